@@ -38,6 +38,8 @@ class Facts:
 
     base: int
     end: int
+    durable: int = 0
+    """Up to here nothing may change any more: where its last sound frame begins, which was written after a sync."""
     first_us: int = 0
     last_us: int = 0
     made_us: int = 0

@@ -13,6 +13,7 @@ from notify.spark.databases import Database
 from notify.spark.findings import BAD, BY_NAME
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.log_input import LogInput
+from notify.spark.log_read import LogRead
 
 LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
 
@@ -138,6 +139,8 @@ class Result:
     """The share of messages that were delivered and took effect in time."""
     slots: dict[str, int] = field(default_factory=dict)
     """How many slots of time were compared by digests: `compared`, `equal` and `read`; empty without a digest."""
+    logs: list[LogRead] = field(default_factory=list)
+    """What was read of each log, for a watch."""
     bad: tuple[str, ...] = tuple(BAD)
     """The classes of findings that fail this audit."""
 

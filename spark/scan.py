@@ -90,6 +90,7 @@ class SegmentScan:
                 around += [(self.facts.last_us, frame.time_us)] * (len(damages) - len(around))
                 self.facts.first_us = self.facts.first_us or frame.time_us
                 self.facts.last_us, self.facts.end = frame.time_us, frame.end
+                self.facts.durable = frame.base
                 self._take(frame.body, frame.base + FRAME_HEADER_SIZE, frame.time_us)
             around += [(self.facts.last_us, 0)] * (len(damages) - len(around))
             for damage, times in zip(damages, around, strict=True):

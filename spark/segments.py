@@ -22,7 +22,7 @@ from notify.storage import crash_point
 from notify.storage.log.format import read_segment_header
 from notify.storage.log.segments import segment_name
 
-_COPY_VERSION = 8
+_COPY_VERSION = 9
 _READ_BYTES = 8 << 20
 _LEFT_SECONDS = 3600.0
 """A temporary file of this age was left behind by an audit that was killed."""
@@ -90,7 +90,7 @@ def make_copy(directory: str, segment: SegmentFile, place: str) -> str:
     """Scan a segment and write its copy, in a task. Returns the problem, or ""."""
     try:
         scan = SegmentScan(Path(directory), segment.name, segment.sealed_end)
-        scan.facts.crc = _checksum(Path(directory) / segment.name, segment.size)
+        scan.facts.crc = checksum_of(Path(directory) / segment.name, segment.size)
     except (OSError, ValueError) as error:
         return f"{segment.name}: {error}"
     to = Path(place) / segment.copy_name
@@ -125,7 +125,7 @@ def _has_rotted(directory: str, segment: SegmentFile, place: str) -> bool:
     Also true for a file that cannot be read any more.
     """
     try:
-        rotted = _checksum(Path(directory) / segment.name, segment.size) != facts_of(segment, Path(place)).crc
+        rotted = checksum_of(Path(directory) / segment.name, segment.size) != facts_of(segment, Path(place)).crc
     except OSError:
         return True
     if not rotted:
@@ -161,7 +161,8 @@ def forget_others(place: Path, wanted: set[str]) -> None:
             forget_copy(place, name)
 
 
-def _checksum(path: Path, size: int) -> int:
+def checksum_of(path: Path, size: int) -> int:
+    """CRC32C of a file's first bytes. Raises OSError."""
     checksum = 0
     with path.open("rb") as file:
         while size > 0 and (data := file.read(min(size, _READ_BYTES))):

@@ -34,6 +34,8 @@ WATCH_POINTS = (
     "watch.before_commit",
     "watch.in_commit",
     "watch.after_commit",
+    "watch.before_look",
+    "watch.in_look",
     "watch.before_line_sync",
     "watch.after_line_sync",
     "watch.after_line_note",

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from notify.spark.watch.ledger import Ledger, Position, Waiting
+from notify.spark.watch import looks
+from notify.spark.watch.ledger import Ledger, Position
 
 
 def take_over(ledger: Ledger, directory: Path, start_us: int) -> Position:
@@ -26,11 +27,11 @@ def take_over(ledger: Ledger, directory: Path, start_us: int) -> Position:
                 size += len(line)
                 _take(ledger, line, window)
     ledger.forget()
-    for each in saved.get("waiting", ()):
-        ledger.wait(Waiting(each["from_us"], each["to_us"], each["turn"], each["due"]))
+    next_us = int(saved.get("next_us", start_us))
+    looks.begin(ledger, min([each["from_us"] for each in saved.get("waiting", ())], default=next_us))
     full = [int(path.stem.rpartition("-")[2]) for path in directory.glob("findings-[0-9]*.jsonl")]
     number = max(full, default=0) + 1
-    return Position(int(saved.get("next_us", start_us)), window, file_number=number, file_offset=size)
+    return Position(next_us, window, file_number=number, file_offset=size)
 
 
 def _take(ledger: Ledger, line: bytes, window: int) -> None:

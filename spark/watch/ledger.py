@@ -18,19 +18,23 @@ from notify.errors import Conflict, InvalidRequest
 
 MOST_KNOWN = 200_000
 """The most findings that the watch knows by their keys. Those that it saw longest ago are forgotten."""
-MOST_WAITING = 50
-"""The most windows that wait to be audited again; beyond that the oldest keep their findings."""
+MOST_FORGOTTEN = 100_000
+"""The most windows of which findings were forgotten."""
 MOST_ALARMS = 10_000
 """The most alarms that wait for their receiver; beyond that the oldest are dropped, which is an alarm."""
 DROPPED = "DROPPED"
 _TABLES = """
-CREATE TABLE IF NOT EXISTS position (next_us INTEGER, window INTEGER, attempts INTEGER, rechecked INTEGER,
-    quiet_since_us INTEGER, file_number INTEGER, file_offset INTEGER);
+CREATE TABLE IF NOT EXISTS position (next_us INTEGER, window INTEGER, attempts INTEGER, quiet_since_us INTEGER,
+    file_number INTEGER, file_offset INTEGER);
 CREATE TABLE IF NOT EXISTS known (key TEXT PRIMARY KEY, window_us INTEGER, seen INTEGER, revised INTEGER) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS known_by_window ON known (window_us);
 CREATE INDEX IF NOT EXISTS known_by_seen ON known (seen);
-CREATE TABLE IF NOT EXISTS waiting (from_us INTEGER PRIMARY KEY, to_us INTEGER, turn INTEGER, due INTEGER);
+CREATE TABLE IF NOT EXISTS forgotten (window_us INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS looks (name TEXT PRIMARY KEY, begin_us INTEGER, next_us INTEGER, window INTEGER,
+    attempts INTEGER) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS conditions (key TEXT PRIMARY KEY, since_us INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS segments (log TEXT, base INTEGER, created_us INTEGER, end_at INTEGER, crc INTEGER,
+    read_us INTEGER, PRIMARY KEY (log, base)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS lines (id INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT);
 CREATE TABLE IF NOT EXISTS alarms (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, body TEXT, tries INTEGER DEFAULT 0,
     due_us INTEGER DEFAULT 0);
@@ -39,26 +43,42 @@ CREATE TABLE IF NOT EXISTS alarms (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEX
 
 @dataclass(slots=True)
 class Position:
-    """`attempts`: how often the audit of the next window began and did not return. `rechecked`: the last recheck."""
+    """`attempts`: how often the audit of the next window began and did not return."""
 
     next_us: int
     window: int = 0
     attempts: int = 0
-    rechecked: int = -1_000_000
     quiet_since_us: int = 0
     """Since when nothing at all was there to audit; 0: something was."""
     file_number: int = 1
     file_offset: int = 0
 
 
-@dataclass(slots=True)
-class Waiting:
-    """A window with findings that will be audited again, after window number `due`."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a look at earlier windows is: up to `next_us`, and its last turn was after window number `window`.
 
-    from_us: int
-    to_us: int
-    turn: int
-    due: int
+    `attempts`: how often its next audit began and did not end.
+    """
+
+    name: str
+    begin_us: int
+    next_us: int
+    window: int = 0
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A segment as it was read: bytes [base, end) of a log, by its name, with their checksum. Instants are in
+    microseconds since 1970."""
+
+    log: str
+    base: int
+    created_us: int
+    end: int
+    crc: int
+    read_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +112,7 @@ class Ledger:
             raise InvalidRequest(
                 f"the watch's state in {path} is damaged ({error}): move it away to begin anew"
             ) from None
-        row = self._db.execute("SELECT * FROM position").fetchone()
+        row = self._db.execute(f"SELECT {', '.join(Position.__slots__)} FROM position").fetchone()
         self.position: Position | None = Position(*row) if row is not None else None
         """As it was committed; None for a new state."""
 
@@ -116,7 +136,8 @@ class Ledger:
     def move(self, position: Position) -> None:
         self._db.execute("DELETE FROM position")
         fields = [getattr(position, name) for name in Position.__slots__]
-        self._db.execute(f"INSERT INTO position VALUES ({','.join('?' * len(fields))})", fields)
+        names = ", ".join(Position.__slots__)
+        self._db.execute(f"INSERT INTO position ({names}) VALUES ({', '.join('?' * len(fields))})", fields)
         self.position = position
 
     # --- findings ---------------------------------------------------------------------------------------------
@@ -137,33 +158,41 @@ class Ledger:
     def revise(self, key: str) -> None:
         self._db.execute("UPDATE known SET revised = 1 WHERE key = ?", [key])
 
-    def said_of(self, window_us: int) -> set[str]:
-        """The keys of a window's findings that stand."""
-        rows = self._db.execute("SELECT key FROM known WHERE window_us = ? AND NOT revised", [window_us])
-        return {row[0] for row in rows}
+    def said_between(self, from_us: int, to_us: int) -> list[tuple[int, str]]:
+        """The findings that stand of windows from `from_us` to `to_us`: each window's start and the key, in order."""
+        return list(
+            self._db.execute(
+                "SELECT window_us, key FROM known WHERE window_us >= ? AND window_us < ? AND NOT revised "
+                "ORDER BY window_us, key",
+                [from_us, to_us],
+            )
+        )
 
     def forget(self) -> None:
-        """Keep the table of findings within its bound."""
+        """Keep the table of findings within its bound, and note of which windows it lacks some."""
         (count,) = self._db.execute("SELECT count(*) FROM known").fetchone()
-        if count > MOST_KNOWN:
-            oldest = "SELECT key FROM known ORDER BY seen LIMIT ?"
-            self._db.execute(f"DELETE FROM known WHERE key IN ({oldest})", [count - MOST_KNOWN])
+        if count <= MOST_KNOWN:
+            return
+        oldest, most = "FROM known ORDER BY seen LIMIT ?", [count - MOST_KNOWN]
+        self._db.execute(f"INSERT OR IGNORE INTO forgotten SELECT window_us {oldest}", most)
+        self._db.execute(f"DELETE FROM known WHERE key IN (SELECT key {oldest})", most)
+        newest = "SELECT window_us FROM forgotten ORDER BY window_us DESC LIMIT ?"
+        self._db.execute(f"DELETE FROM forgotten WHERE window_us NOT IN ({newest})", [MOST_FORGOTTEN])
 
-    # --- windows to audit again -------------------------------------------------------------------------------
+    def has_forgotten(self, window_us: int) -> bool:
+        """Whether a window had findings that are not known any more."""
+        return self._db.execute("SELECT 1 FROM forgotten WHERE window_us = ?", [window_us]).fetchone() is not None
 
-    def wait(self, waiting: Waiting) -> None:
-        fields = [waiting.from_us, waiting.to_us, waiting.turn, waiting.due]
-        self._db.execute("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?)", fields)
-        newest = "SELECT from_us FROM waiting ORDER BY from_us DESC LIMIT ?"
-        self._db.execute(f"DELETE FROM waiting WHERE from_us NOT IN ({newest})", [MOST_WAITING])
+    # --- looks at earlier windows -----------------------------------------------------------------------------
 
-    def done_waiting(self, from_us: int) -> None:
-        self._db.execute("DELETE FROM waiting WHERE from_us = ?", [from_us])
+    def look(self, name: str) -> Progress | None:
+        """How far a look is; None if it never began."""
+        row = self._db.execute("SELECT * FROM looks WHERE name = ?", [name]).fetchone()
+        return Progress(*row) if row is not None else None
 
-    def due(self, window: int) -> list[Waiting]:
-        """The windows that are due, the oldest first."""
-        rows = self._db.execute("SELECT * FROM waiting WHERE due <= ? ORDER BY from_us", [window])
-        return [Waiting(*row) for row in rows]
+    def move_look(self, at: Progress) -> None:
+        fields = [at.name, at.begin_us, at.next_us, at.window, at.attempts]
+        self._db.execute("INSERT OR REPLACE INTO looks VALUES (?, ?, ?, ?, ?)", fields)
 
     # --- conditions -------------------------------------------------------------------------------------------
 
@@ -176,6 +205,19 @@ class Ledger:
 
     def end_condition(self, key: str) -> None:
         self._db.execute("DELETE FROM conditions WHERE key = ?", [key])
+
+    # --- segments of logs -------------------------------------------------------------------------------------
+
+    def segments(self, log: str) -> list[Noted]:
+        """All that is noted of a log."""
+        return [Noted(*row) for row in self._db.execute("SELECT * FROM segments WHERE log = ?", [log])]
+
+    def note_segment(self, noted: Noted) -> None:
+        fields = [noted.log, noted.base, noted.created_us, noted.end, noted.crc, noted.read_us]
+        self._db.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?)", fields)
+
+    def forget_segment(self, noted: Noted) -> None:
+        self._db.execute("DELETE FROM segments WHERE log = ? AND base = ?", [noted.log, noted.base])
 
     # --- on their way -----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from notify.spark.watch.ledger import Ledger
 from notify.storage import crash_point
@@ -17,6 +18,10 @@ FILE_BYTES = 64 << 20
 """A file of so many bytes is renamed to `findings-{number}.jsonl`, and the next one begun."""
 KEPT_FILES = 8
 """Older renamed files are deleted."""
+
+
+Line = dict[str, Any]
+"""A line as a mapping: `kind`, `window_us` (the window's start), and what belongs to the kind."""
 
 
 class Lines:

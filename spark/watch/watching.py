@@ -2,7 +2,8 @@
 
 It is no stream-stream join, because the watermark of such a join is that of its slower input: an input that stalls
 would stop it and so hide lost messages. Instead a window is audited once this machine's clock says that its
-transactions must be over, whatever the inputs say. A message that arrives later revises the finding.
+transactions must be over, whatever the inputs say. Later looks (looks.py) audit it again: they revise findings about
+messages that arrived late, and find what went wrong since.
 
 The state is a directory with `watch.db` (ledger.py), which moves on in one transaction with what a window's audit
 showed, and `findings.jsonl` (lines.py). A watch that was killed audits its last window again, and says each finding
@@ -12,15 +13,14 @@ once.
 from __future__ import annotations
 
 import logging
-import re
 import sqlite3
 import threading
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import Counter, Gauge
 from pyspark.sql import SparkSession
@@ -28,26 +28,25 @@ from pyspark.sql import SparkSession
 from notify.errors import InvalidRequest, NotifyError
 from notify.spark.audit import Audit
 from notify.spark.findings import BY_NAME
+from notify.spark.log_read import LogRead
 from notify.spark.report.files import row_of
 from notify.spark.result import Found, Inputs, Plan, Result
+from notify.spark.times import instant_text
+from notify.spark.watch import looks
 from notify.spark.watch.alarms import Alarms
+from notify.spark.watch.conditions import MOST_REASONS, Conditions, is_quiet
 from notify.spark.watch.earlier import take_over
-from notify.spark.watch.ledger import Ledger, Position, Waiting
-from notify.spark.watch.lines import Lines
+from notify.spark.watch.ledger import Ledger, Position
+from notify.spark.watch.lines import Line, Lines
+from notify.spark.watch.segments import compare
 from notify.storage import crash_point
 
 log = logging.getLogger("notify.audit")
 
-RECHECKS = (2, 4, 8, 16)
-"""A window with findings is audited again after so many further windows; messages that came late revise them."""
-RECHECK_EVERY, RECHECKED_AT_ONCE = 3, 3
-"""However many windows wait: one more audit in so many windows, of so many windows that follow each other."""
 RETRY_SECONDS = 5.0
-QUIET_SECONDS = 3600.0
-"""Without anything to audit for so long a watch raises an alarm: nothing was sent, or all inputs are empty."""
-MOST_REASONS = 20
 DEATHS = 3
-"""A process that died so often within one window raises an alarm."""
+"""A process that died so often within one window raises an alarm; a look that did not end so often leaves its windows
+out."""
 REVISED = ("LOST", "UNSENT", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW")
 NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD")
 """A class of these is said if the plan's `fail_on` has it."""
@@ -55,16 +54,11 @@ NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD")
 WINDOWS = Counter("notify_audit_windows", "Windows that were audited.")
 FINDINGS = Counter("notify_audit_findings", "Findings, by class.", ["finding"])
 REVISIONS = Counter("notify_audit_revisions", "Findings that a later audit revised.", ["finding"])
+LOOKS = Counter("notify_audit_looks", "Audits of windows that were audited before.", ["look"])
 FAILURES = Counter("notify_audit_failures", "Failed attempts to audit a window.")
 CLOSED = Gauge("notify_audit_closed_timestamp_seconds", "The end of the last audited window, in seconds since 1970.")
 SECONDS = Gauge("notify_audit_window_seconds", "How long the audit of the last window took.")
 INCONCLUSIVE = Gauge("notify_audit_inconclusive", "1 if the last window could not be judged.")
-
-_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.\d]*Z?")
-_NAMED = "".join(f"(?<!{noun} )" for noun in ("database", "group", "groups", "log", "source", "storage", "topic"))
-_NUMBER = re.compile(rf"{_NAMED}(?<![\w.-])\d[\d,]*(\.\d+)?(?![\w-]|\.\w)")
-
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,9 @@ class Auditing:
 
     def __call__(self, plan: Plan) -> Result:
         with self.inputs() as inputs:
-            return Audit(self.spark, plan, inputs, self.scratch).run()
+            result = Audit(self.spark, plan, inputs, self.scratch).run()
+            result.logs = [LogRead.of(log) for log in inputs.logs]
+            return result
 
 
 class Watch:
@@ -107,9 +103,12 @@ class Watch:
         self._emit = emit
         self._clock = clock
         self._delay_us = round(max(plan.max_transaction_seconds, plan.deliver_seconds) * 1e6)
+        self._oldest_us = 0
+        """What is older is not retained by all inputs, as the last window's audit saw."""
         self._ledger = Ledger(directory)
         try:
             self._alarms = Alarms(self._ledger, alarm_url, clock)
+            self._conditions = Conditions(self._ledger)
             self._begin(directory)
             self._lines = Lines(self._ledger)
             self._lines.write()
@@ -126,7 +125,9 @@ class Watch:
     def _begin(self, directory: Path) -> None:
         """Note where a new watch begins, before its first audit: one that is killed starts with the same window."""
         crash_point.reached("watch.at_start")
-        if self._ledger.position is not None:
+        if (position := self._ledger.position) is not None:
+            with self._ledger.transaction():
+                looks.begin(self._ledger, position.next_us)
             return
         with self._ledger.transaction():
             start = self._plan.from_us or int(self._clock() * 1e6)
@@ -152,6 +153,8 @@ class Watch:
             try:
                 self._next()
                 done += 1
+                if not stop.is_set():
+                    self._look()
             except Exception as error:
                 # The window stays due: no window is skipped because an input is away.
                 self.failed(error)
@@ -164,7 +167,7 @@ class Watch:
         self._alarms.send()
 
     def _next(self) -> None:
-        """Audit the next window, and one more that waits if it is time to."""
+        """Audit the next window."""
         position = self.position
         start, end = position.next_us, position.next_us + self._window_us
         with self._ledger.transaction():
@@ -176,27 +179,22 @@ class Watch:
         crash_point.reached("watch.before_audit")
         result = self._audited(start, end)
         crash_point.reached("watch.after_audit")
-        again = self._due()
-        rechecked = self._audited(again[0].from_us, again[-1].to_us) if again else None
+        compared = compare(self._ledger, result.logs, int(self._clock() * 1e6))
+        _add(result, compared.found)
         crash_point.reached("watch.before_commit")
         with self._ledger.transaction():
-            quiet_us = (position.quiet_since_us or start) if _is_quiet(result) else 0
+            quiet_us = (position.quiet_since_us or start) if is_quiet(result) else 0
             lines = self._findings(result.found, start, end)
-            lines += self._conditions(result, start, end, quiet_us)
-            if any(line["kind"] == "finding" and line["finding"] in REVISED for line in lines):
-                self._ledger.wait(Waiting(start, end, 0, position.window + RECHECKS[0]))
-            if rechecked is not None:
-                lines += self._revised(rechecked, again)
-            moved = replace(
-                self.position, next_us=end, window=position.window + 1, attempts=0, quiet_since_us=quiet_us,
-                rechecked=position.window if again else position.rechecked,
-            )  # fmt: skip
-            self._ledger.move(moved)
+            compared.write(self._ledger)
+            lines += self._conditions.lines(result, start, end, quiet_us)
+            window = position.window + 1
+            self._ledger.move(replace(self.position, next_us=end, window=window, attempts=0, quiet_since_us=quiet_us))
             self._ledger.forget()
             self._announce(lines)
             crash_point.reached("watch.in_commit")
         crash_point.reached("watch.after_commit")
-        self._say(lines, _window_line(result, start))
+        self._oldest_us = max((entry["from_us"] for entry in result.inputs), default=0)
+        self._say([*lines, _window_line(result, start)])
         WINDOWS.inc()
         CLOSED.set(end / 1e6)
         SECONDS.set(result.seconds)
@@ -205,13 +203,14 @@ class Watch:
     def _audited(self, start: int, end: int) -> Result:
         return self._audit(replace(self._plan, from_us=start, to_us=end))
 
-    def failed(self, error: Exception) -> None:
-        """Say that a window could not be audited; its first failure is an alarm."""
+    def failed(self, error: Exception, start: int = 0, look: str = "") -> None:
+        """Say that the next window, or the one at `start`, could not be audited, by a look if one is named. Its first
+        failure is an alarm."""
         FAILURES.inc()
-        start = self.position.next_us
+        start = start or self.position.next_us
         cause = str(error).splitlines()[0][:300] if str(error) else repr(error)
         line = {"kind": "failure", "window_us": start, "detail": cause}
-        key = f"FAILURE:{start}"
+        key = ":".join(part for part in ("FAILURE", look, str(start)) if part)
         try:
             with self._ledger.transaction():
                 self._ledger.move(replace(self.position, attempts=0))
@@ -226,42 +225,21 @@ class Watch:
 
     # --- lines ------------------------------------------------------------------------------------------------
 
-    def _findings(self, cases: Sequence[Found], start: int, end: int) -> list[Line]:
-        """Lines for the findings that were not said yet, of the windows from `start` to `end`."""
+    def _findings(self, cases: Sequence[Found], start: int, end: int, *, again: bool = False) -> list[Line]:
+        """Lines for the findings that were not said yet, of the windows from `start` to `end`. `again`: these were
+        audited before, and their findings may be forgotten."""
         lines: list[Line] = []
         for case in cases:
             if (case.finding in NEVER_SAID and not self._fails(case.finding)) or case.evidence.get("repaired"):
                 continue
             is_new = not self._ledger.is_known(case.key)
             own_us = case.at_us // self._window_us * self._window_us if start <= case.at_us < end else start
+            if again and is_new and self._ledger.has_forgotten(own_us):
+                continue  # it may have been said
             self._ledger.know(case.key, own_us, self.position.window)
             if is_new:
                 FINDINGS.labels(case.finding).inc()
                 lines.append({"kind": "finding", "window_us": own_us} | row_of(case))
-        return lines
-
-    def _conditions(self, result: Result, start: int, end: int, quiet_us: int) -> list[Line]:
-        """Lines for what is wrong with the audit itself since this window, and for what is over."""
-        now = {
-            f"STALLED:{entry['input']}": f"{entry['input']} ends before this window does"
-            for entry in result.inputs
-            if entry["watermark_us"] < end and result.totals.get("committed")
-        }
-        if not quiet_us:
-            now |= {f"INCONCLUSIVE:{_kind(reason)}": reason for reason in result.reasons[:MOST_REASONS]}
-        elif end - quiet_us >= QUIET_SECONDS * 1e6:
-            now["INCONCLUSIVE:quiet"] = f"no input has had anything to audit for {(end - quiet_us) / 3.6e9:.1f} h"
-        before = self._ledger.conditions()
-        lines = []
-        for key in sorted(now.keys() - before):
-            self._ledger.set_condition(key, start)
-            kind = "stalled" if key.startswith("STALLED:") else "inconclusive"
-            lines.append({"kind": kind, "window_us": start, "key": f"{key}:{start}", "detail": now[key]})
-        for key in sorted(before - now.keys()):
-            if quiet_us and key.startswith("INCONCLUSIVE:"):
-                continue  # nothing shows that it is over
-            self._ledger.end_condition(key)
-            lines.append({"kind": "over", "window_us": start, "key": key, "detail": f"no longer: {key}"})
         return lines
 
     def _is_alarm(self, line: Line) -> bool:
@@ -280,52 +258,68 @@ class Watch:
             if self._is_alarm(line):
                 self._alarms.add(line["key"], line)
 
-    def _say(self, lines: Sequence[Line], last: Line) -> None:
+    def _say(self, lines: Sequence[Line]) -> None:
         self._lines.write()
         for line in lines:
             if self._is_alarm(line):
                 self._alarms.say(line)
             self._emit(line)
-        self._emit(last)
 
-    # --- windows that are audited again -----------------------------------------------------------------------
+    # --- looks at earlier windows -----------------------------------------------------------------------------
 
-    def _due(self) -> list[Waiting]:
-        """Windows that follow each other and are due to be audited again; none if that was done a moment ago."""
+    def _look(self) -> None:
+        """Audit earlier windows again, if a look has its turn. One that ends the process, or fails, again and again
+        leaves its windows out: the watch goes on."""
         position = self.position
-        if position.window - position.rechecked < RECHECK_EVERY:
-            return []
-        chosen: list[Waiting] = []
-        for window in self._ledger.due(position.window):
-            if chosen and window.from_us != chosen[-1].to_us:
-                break
-            chosen.append(window)
-            if len(chosen) == RECHECKED_AT_ONCE:
-                break
-        return chosen
+        turn = looks.due(self._ledger, position, self._window_us, self._oldest_us)
+        if turn is None:
+            return
+        start, end, name = turn.from_us, turn.to_us, turn.at.name
+        done = replace(turn.at, next_us=end, window=position.window, attempts=0)
+        is_left_out = turn.at.attempts >= DEATHS
+        with self._ledger.transaction():
+            self._ledger.move_look(done if is_left_out else replace(turn.at, attempts=turn.at.attempts + 1))
+            if is_left_out:
+                cause = f"windows up to {instant_text(end)} are not audited again now: that failed {DEATHS} times"
+                key = f"LEFT_OUT:{name}:{start}:{position.window}"
+                self._alarms.add(key, {"kind": "failure", "window_us": start, "detail": cause})
+        if is_left_out:
+            return
+        crash_point.reached("watch.before_look")
+        try:
+            result = self._audited(start, end)
+        except Exception as error:
+            if not _is_transient(error):
+                raise
+            self.failed(error, start, name)
+            return
+        with self._ledger.transaction():
+            lines = self._findings(result.found, start, end, again=True)
+            lines += self._revised(result, start, end) + self._conditions.doubts(result, start)
+            self._ledger.move_look(done)
+            self._ledger.forget()
+            self._announce(lines)
+            crash_point.reached("watch.in_look")
+        self._say(lines)
+        LOOKS.labels(name).inc()
 
-    def _revised(self, result: Result, windows: Sequence[Waiting]) -> list[Line]:
-        """Lines for findings that are new, or no longer apply, in windows that were audited again."""
-        lines = self._findings(result.found, windows[0].from_us, windows[-1].to_us)
-        keys = {f.key for f in result.found if not f.evidence.get("repaired")}
-        for window in windows:
-            said = self._ledger.said_of(window.from_us)
-            for key in sorted(said - keys):
-                name = key.partition(":")[0]
-                # An audit that doubts itself may not see what is there nevertheless.
-                if name in REVISED and not result.reasons:
-                    said.discard(key)
-                    self._ledger.revise(key)
-                    REVISIONS.labels(name).inc()
-                    lines.append(
-                        {"kind": "revision", "window_us": window.from_us, "finding": name, "key": key,
-                         "detail": "the finding no longer applies"}
-                    )  # fmt: skip
-            turn = window.turn + 1
-            if turn >= len(RECHECKS) or not said:
-                self._ledger.done_waiting(window.from_us)
-            else:
-                self._ledger.wait(replace(window, turn=turn, due=self.position.window + RECHECKS[turn]))
+    def _revised(self, result: Result, start: int, end: int) -> list[Line]:
+        """Lines for findings of the windows from `start` to `end` that no longer apply."""
+        if result.reasons:
+            return []  # an audit that doubts itself may not see what is there nevertheless
+        shown = Counts(f.finding for f in result.found)
+        stand = {f.key for f in result.found if not f.evidence.get("repaired")}
+        lines: list[Line] = []
+        for window_us, key in self._ledger.said_between(start, end):
+            name = key.partition(":")[0]
+            # Of a class with very many findings the audit shows a part.
+            if name in REVISED and key not in stand and result.counts.get(name, 0) <= shown[name]:
+                self._ledger.revise(key)
+                REVISIONS.labels(name).inc()
+                lines.append(
+                    {"kind": "revision", "window_us": window_us, "finding": name, "key": key,
+                     "detail": "the finding no longer applies"}
+                )  # fmt: skip
         return lines
 
 
@@ -339,11 +333,6 @@ def tell_failure(directory: Path, alarm_url: str, error: Exception) -> None:
         watch.failed(error)
 
 
-def _kind(reason: str) -> str:
-    """A reason without its times and counts: the same with others is no news. Digits of names stay."""
-    return _NUMBER.sub("#", _INSTANT.sub("#", reason))
-
-
 def _window_line(result: Result, start: int) -> Line:
     return {
         "kind": "window", "window_us": start, "verdict": result.verdict,
@@ -353,9 +342,13 @@ def _window_line(result: Result, start: int) -> Line:
     }  # fmt: skip
 
 
-def _is_quiet(result: Result) -> bool:
-    """Whether no input had anything in the window: an audit of it says no more than that."""
-    return bool(result.reasons) and not any(result.totals.values()) and not result.found
+def _add(result: Result, found: Sequence[Found]) -> None:
+    """Add findings to a window's result."""
+    for case in found:
+        result.found.append(case)
+        result.counts[case.finding] = result.counts.get(case.finding, 0) + 1
+    if found:
+        result.verdict = "FINDINGS"
 
 
 def _is_transient(error: Exception) -> bool:

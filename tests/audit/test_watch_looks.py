@@ -1,0 +1,189 @@
+"""A watch looks at its windows again: what goes wrong after a window's first audit is found, at a bounded cost."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notify.errors import Unavailable
+from notify.spark.result import Found, Plan, Result
+from notify.spark.watch import ledger as ledger_module
+from notify.spark.watch.looks import LATER, LOOKS, ROUND, SOON
+from notify.spark.watch.watching import DEATHS, Watch
+from notify.storage import crash_point
+from tests.audit.scripted_watch import BEGIN_US, SECOND, Scripted
+from tests.support.receiver import Receiver
+
+MOST_AUDITS = 1 + 13 / 24
+"""For each window, as docs/audit.md says."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with contextlib.closing(Receiver()) as receiver:
+        yield receiver
+
+
+class Shop:
+    """Its faults show from an audit on."""
+
+    def __init__(self, state: Path, alarm_url: str = "") -> None:
+        self.faults: dict[int, str] = {}
+        """By the second in which they are: the transactions that lack an effect."""
+        self.watch = Watch(
+            self._audit, Plan(BEGIN_US, 0, 1, 1), state, window_seconds=1, alarm_url=alarm_url,
+            emit=lambda line: self.said.append((line["kind"], line.get("key", ""))),
+        )  # fmt: skip
+        self.said: list[tuple[str, str]] = []
+        self.ranges: list[tuple[int, int]] = []
+        """What was audited, in seconds since the beginning."""
+        self.doubts_looks = False
+        """Whether looks find a part of the log missing."""
+        self.from_us = 0
+
+    def _audit(self, plan: Plan) -> Result:
+        start, end = (plan.from_us - BEGIN_US) // SECOND, (plan.to_us - BEGIN_US) // SECOND
+        self.ranges.append((start, end))
+        found = [
+            Found("ACKED_NO_EFFECT", name, groups=["points"], at_us=BEGIN_US + second * SECOND)
+            for second, name in self.faults.items()
+            if start <= second < end
+        ]
+        inputs = [{"input": "database shop", "watermark_us": 1 << 60, "from_us": self.from_us}]
+        is_doubtful = self.doubts_looks and end - start > 1
+        reasons = [f"bytes {start} to {end} of the log queue are missing"] if is_doubtful else []
+        return Result("FINDINGS" if found else "PASS", reasons, totals={"committed": 1}, found=found, inputs=inputs)
+
+    def run(self, windows: int) -> list[tuple[str, str]]:
+        """Watch for some windows: what is said, but for the lines of windows."""
+        self.said.clear()
+        self.ranges.clear()
+        self.watch.run(threading.Event(), windows)
+        return [line for line in self.said if line[0] != "window"]
+
+    @property
+    def looked(self) -> list[tuple[int, int]]:
+        return [each for each in self.ranges if each[1] - each[0] > 1]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path)
+    with contextlib.closing(shop.watch):
+        yield shop
+
+
+def key(name: str) -> str:
+    return f"ACKED_NO_EFFECT:{name}.0:points"
+
+
+@pytest.mark.parametrize(
+    ("deleted_after", "found_by"),
+    [(1, SOON.behind + SOON.at_once), (4, LATER.behind + LATER.at_once), (48, ROUND.behind + ROUND.at_once + 2)],
+)
+def test_an_effect_that_is_deleted_later_is_found_once(shop: Shop, deleted_after: int, found_by: int) -> None:
+    assert shop.run(deleted_after) == []
+    shop.faults[0] = "deleted"
+    assert shop.run(found_by - deleted_after) == [("finding", key("deleted"))]
+    assert shop.run(100) == [], "once"
+    del shop.faults[0]
+    assert shop.run(100) == [("revision", key("deleted"))], "it was put right"
+
+
+def test_every_window_is_looked_at_soon_later_and_in_each_round(shop: Shop) -> None:
+    shop.run(250)
+    short = [each for each in shop.looked if each[1] - each[0] == SOON.at_once]
+    long = [each for each in shop.looked if each[1] - each[0] == LATER.at_once]
+    assert short == [(n, n + 3) for n in range(0, 247, 3)]
+    of_round = [each for each in long if each[0] == 0]
+    assert len(of_round) >= 3, "one look later, and at least two rounds"
+    assert {n for a, b in long for n in range(a, b)} == set(range(max(b for _, b in long)))
+
+
+def test_looks_cost_no_more_than_a_bound(shop: Shop) -> None:
+    shop.faults = {second: f"t{second}" for second in range(240)}
+    shop.run(240)
+    assert len(shop.ranges) <= 240 * MOST_AUDITS
+    windows = [n for n, each in enumerate(shop.ranges) if each[1] - each[0] == 1]
+    assert all(b - a <= 2 for a, b in zip(windows, windows[1:], strict=False)), "one look after a window at most"
+    assert sum(1 / look.every for look in LOOKS) == pytest.approx(MOST_AUDITS - 1)
+
+
+def test_what_is_no_longer_retained_is_not_looked_at(shop: Shop) -> None:
+    shop.run(100)
+    shop.from_us = BEGIN_US + 90 * SECOND + 1
+    shop.run(1)
+    shop.run(100)
+    assert shop.looked and min(start for start, _ in shop.looked) >= 91
+
+
+def test_findings_that_are_forgotten_are_not_said_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "MOST_KNOWN", 20)
+    shop.faults = {second: f"t{second}" for second in range(100)}
+    assert len(shop.run(100)) == 100
+    assert shop.run(200) == []
+    shop.faults[250] = "new"
+    assert shop.run(100) == [("finding", key("new"))], "of a window of which all is known"
+
+
+def test_reasons_of_looks_are_said_once_and_revise_nothing(shop: Shop) -> None:
+    shop.faults[0] = "a"
+    assert shop.run(3) == [("finding", key("a"))]
+    del shop.faults[0]
+    shop.doubts_looks = True
+    (said,) = shop.run(60)
+    assert said[0] == "inconclusive"
+
+
+def test_findings_that_an_audit_does_not_show_are_not_revised(tmp_path: Path) -> None:
+    def made(start: int) -> Result:
+        """Of 1,000 lost messages an audit shows those of its first second."""
+        found = [Found("LOST", f"t{start}", at_us=start)]
+        return Result("FINDINGS", found=found, counts={"LOST": 1000}, totals={"committed": 1})
+
+    assert Scripted(tmp_path, made).run(20).kinds() == ["finding"] * 20
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+def test_a_look_that_ends_the_process_again_and_again_is_left_out(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reached(name: str) -> None:
+        if name == "watch.before_look" and watched.watch.position.window < 20:
+            raise Killed
+
+    monkeypatch.setattr(crash_point, "reached", reached)
+    deaths = 0
+    for _ in range(20):
+        watched = Scripted(tmp_path, lambda start: Result("PASS", totals={"committed": 1}), receiver.url)
+        try:
+            watched.run(1)
+        except Killed:
+            deaths += 1
+    assert deaths == 3 * DEATHS and [body["kind"] for body in receiver.taken] == ["failure"] * 3
+    assert all("failed 3 times" in body["detail"] for body in receiver.taken)
+
+
+def test_a_look_that_fails_does_not_hold_up_the_watch(tmp_path: Path, receiver: Receiver) -> None:
+    plans: list[Plan] = []
+
+    def audit(plan: Plan) -> Result:
+        plans.append(plan)
+        if plan.to_us - plan.from_us > SECOND:
+            raise Unavailable("there is too little memory")
+        return Result("PASS", totals={"committed": 1})
+
+    watch = Watch(audit, Plan(BEGIN_US, 0, 1, 1), tmp_path, window_seconds=1, alarm_url=receiver.url)
+    with contextlib.closing(watch):
+        watch.run(threading.Event(), 12)
+        assert watch.position.window == 12
+    details = [body["detail"] for body in receiver.taken]
+    assert details[0] == "there is too little memory" and len(set(receiver.alarm_keys())) == len(details)
+    assert any("failed 3 times" in detail for detail in details)
