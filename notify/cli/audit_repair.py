@@ -37,9 +37,10 @@ def check_files(plan: Path | None, repair: Path | None) -> None:
 
 def write_plan(result: Result, inputs: Inputs, path: Path, *, force: bool) -> str:
     """Write the plan of a result's repairs; a sentence that says what it holds. Raises InvalidRequest."""
+    from notify.spark.repair.journal import done_beside
     from notify.spark.repair.planning import plan_of
 
-    plan = plan_of(result, inputs, force=force)
+    plan = plan_of(result, inputs, force=force, done=done_beside(path))
     plan.write(path)
     sentence = f"plan: {len(plan.items):,} repairs, {len(plan.held_back):,} findings held back: {path}"
     return "; ".join([sentence, *plan.doubts[:1], *plan.needs_force])

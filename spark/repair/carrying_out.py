@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from notify.client.http import HttpClient
 from notify.errors import NotifyError
 from notify.spark.databases import Database
 from notify.spark.repair.checks import HELD, Now
-from notify.spark.repair.journal import Journal
+from notify.spark.repair.journal import Journal, done_in, lines_of
 from notify.spark.repair.plan import Item, RepairPlan
 from notify.spark.repair.planning import identities_of, names_of
 from notify.spark.repair.standing import AT_ONCE, LocalRow, parts
@@ -43,7 +43,8 @@ class Repair:
     def __init__(self, inputs: Inputs, url: str, reason: str, scratch: Path, *, force: bool = False) -> None:
         """`scratch`: for copies of the logs' segments. `reason` is recorded with each repair.
 
-        `force`: send a group also messages from before its inbox began, which the server refuses otherwise.
+        `force`: send a group also messages from before its inbox began, which the server refuses otherwise, and do
+        again what the journal says was done and of which nothing is left.
         """
         self._inputs = inputs
         self._url = url
@@ -70,18 +71,34 @@ class Repair:
         http = HttpClient(self._url)
         try:
             with nullcontext() if dry_run else Journal(path, plan.made_at, getpass.getuser(), self._reason) as journal:
-                done = {} if journal is None else dict(journal.done)
-                for item in plan.items:
-                    if item.key in done:
-                        rows[item.key] = _row(item, done[item.key]["status"], "done before") | {"was_before": True}
-                        say(rows[item.key])
-                for several in _alike([item for item in plan.items if item.key not in done]):
+                done = done_in(lines_of(path)) if journal is None else dict(journal.done)
+                for row in self._done_before([item for item in plan.items if item.key in done], done):
+                    rows[row["key"]] = row
+                    say(row)
+                for several in _alike([item for item in plan.items if item.key not in rows]):
                     for row in await self._batch(http, several, journal):
                         rows[row["key"]] = row
                         say(row)
         finally:
             http.close()
         return [rows[item.key] | {"dry_run": dry_run} for item in plan.items]
+
+    def _done_before(self, items: Sequence[Item], done: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
+        """Rows for items that the journal says were done, compared with what the logs have of them now. With `force`,
+        those of which nothing is left have no row: they are carried out again."""
+        for several in parts(items):
+            now = Now.of(self._inputs, several, self._scratch, self._known_unread)
+            for item in several:
+                line = done[item.key]
+                done_us = line.get("at_us", 0)
+                if not now.is_undone(item, done_us):
+                    yield _row(item, line["status"], "done before") | {"was_before": True}
+                elif not self._force:
+                    yield _row(
+                        item, HELD,
+                        f"the journal says that it was done ({instant(done_us)}), and nothing is left of it: a log "
+                        "may be an older copy; --force does it again",
+                    )  # fmt: skip
 
     async def _batch(self, http: HttpClient, items: Sequence[Item], journal: Journal | None) -> list[Row]:
         """Check items of one kind, and carry out those that may be."""

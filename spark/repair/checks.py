@@ -51,6 +51,14 @@ class Now:
             self._why_not_republish(item) if item.action == "republish" else self._why_not_redeliver(item)
         )
 
+    def is_undone(self, item: Item, done_us: int) -> bool:
+        """Whether nothing is left of a repair that was done: a log may have been replaced by an older copy. `done_us`:
+        when, in microseconds since 1970; that retention dropped it since is no sign."""
+        if item.action == "decide":
+            return item.message_id in self.places.undecided
+        is_there = item.again in self.places.queued or item.again in self.places.waiting
+        return not is_there and not self._groups(item) and done_us >= self.places.from_us
+
     @staticmethod
     def _held(why: str) -> Settled | None:
         return Settled(HELD, why) if why else None

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,9 +28,34 @@ def lines_of(plan: Path) -> Iterator[dict[str, Any]]:
     """The lines of a plan's items, without a last line that is not whole; nothing if there is no journal."""
     path = journal_of(plan)
     if path.exists():
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            if (known := json.loads(line))["state"] != OF_PLAN:
-                yield known
+        yield from _lines_in(path)
+
+
+def _lines_in(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        if (known := json.loads(line))["state"] != OF_PLAN:
+            yield known
+
+
+def done_in(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What a journal says was done, by item: the line of its result, with who did it and why."""
+    begun: dict[str, dict[str, Any]] = {}
+    done: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        if line["state"] == "begun":
+            begun[line["key"]] = line
+        elif line["status"] in DONE:
+            done[line["key"]] = begun.get(line["key"], {}) | line
+    return done
+
+
+def done_beside(plan: Path) -> dict[str, dict[str, Any]]:
+    """What all journals in a plan's directory say was done, as `done_in`. Files that are no journals are left out."""
+    done: dict[str, dict[str, Any]] = {}
+    for path in sorted(plan.parent.glob("*.journal")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            done |= done_in(_lines_in(path))
+    return done
 
 
 OF_PLAN = "plan"
@@ -39,7 +65,7 @@ DONE = (200, 201)
 
 
 class Journal:
-    """Open it with `with`: one process at a time has it. `done`: the results by item, of what needs no repetition."""
+    """Open it with `with`: one process at a time has it. `done`: what it said was done when it was opened, by item."""
 
     def __init__(self, plan: Path, made_at: str = "", who: str = "", reason: str = "") -> None:
         """`made_at`: when the plan was made. `who` carries it out, and `reason` why: that is noted with each item."""
@@ -47,8 +73,6 @@ class Journal:
         self._made_at = made_at
         self._why = {"who": who, "reason": reason}
         self.done: dict[str, dict[str, Any]] = {}
-        self.begun: set[str] = set()
-        """Items that were begun, and of which no result is known."""
 
     def __enter__(self) -> Journal:
         self._file = self._path.open("a+b")
@@ -79,21 +103,10 @@ class Journal:
                 "this plan otherwise",
                 "other_plan",
             )
-        for line in lines:
-            self._take(line)
+        self.done = done_in(line for line in lines if line["state"] != OF_PLAN)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
-
-    def _take(self, line: dict[str, Any]) -> None:
-        if line["state"] == OF_PLAN:
-            return
-        if line["state"] == "begun":
-            self.begun.add(line["key"])
-        else:
-            self.begun.discard(line["key"])
-            if line["status"] in DONE:
-                self.done[line["key"]] = line
 
     def begin(self, keys: Iterable[str]) -> None:
         at_us = time.time_ns() // 1000
@@ -101,7 +114,8 @@ class Journal:
 
     def note(self, lines: Iterable[dict[str, Any]]) -> None:
         """Note results: key, status, detail."""
-        self._write([{**line, "state": "ended"} for line in lines])
+        at_us = time.time_ns() // 1000
+        self._write([{**line, "state": "ended", "at_us": at_us} for line in lines])
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         if not lines:
@@ -109,5 +123,3 @@ class Journal:
         self._file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
         self._file.flush()
         os.fsync(self._file.fileno())
-        for line in lines:
-            self._take(line)

@@ -29,7 +29,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     segment: tuple[int, int] = (0, 0)
     """A log's newest segment: its first byte, and when it was made (microseconds since 1970)."""
     end: int = 0
-    """Where a log's files end, in bytes."""
+    """Where a log that was read ends, in bytes, as far as it is durable; otherwise where its files end."""
     segments: tuple[tuple[int, int], ...] = ()
     """All segments, as `segment`."""
 

@@ -13,7 +13,8 @@ that should not have been delivered cannot be called back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,10 +31,13 @@ MOST_HELD = 1000
 """The most findings that are listed as held back, of each class."""
 
 
-def plan_of(result: Result, inputs: Inputs, *, force: bool = False) -> RepairPlan:
+def plan_of(
+    result: Result, inputs: Inputs, *, force: bool = False, done: Mapping[str, Mapping[str, Any]] | None = None
+) -> RepairPlan:
     """The plan for an audit's result. Changes nothing; asks the databases for effects and rows of what it plans.
 
-    `force`: plan although the audit doubts itself, as after a restore, where a person knows what the log lacks.
+    `force`: plan although the audit doubts itself, as after a restore, where a person knows what the log lacks. `done`:
+    what earlier repairs did, by item, see `done_beside`: nothing is left of those that are planned again.
     """
     cases = [f for f in result.found if BY_NAME[f.finding].is_bad and not f.evidence.get("repaired")]
     planned: list[Item | Held] = []
@@ -43,7 +47,7 @@ def plan_of(result: Result, inputs: Inputs, *, force: bool = False) -> RepairPla
     else:
         for part in parts(cases):
             planned += _Part(inputs, part).planned()
-    items = [each for each in planned if isinstance(each, Item)]
+    items = [_with_earlier(each, done or {}) for each in planned if isinstance(each, Item)]
     return RepairPlan(
         VERSION,
         instant(time.time_ns() // 1000),
@@ -53,7 +57,7 @@ def plan_of(result: Result, inputs: Inputs, *, force: bool = False) -> RepairPla
         result.verdict,
         {name: count for name, count in result.counts.items() if count},
         list(result.reasons),
-        _alarming(result, inputs, items),
+        [*_undone(items), *_alarming(result, inputs, items)],
         items,
         _fewer(each for each in planned if isinstance(each, Held)),
         {name: msgspec.structs.replace(known, segments=()) for name, known in identities_of(inputs).items()},
@@ -72,9 +76,31 @@ def identities_of(inputs: Inputs) -> dict[str, Identity]:
     known = {f"database {database.name}": Identity(database.source_id()) for database in inputs.databases}
     for log in inputs.logs:
         segments = tuple(segment.identity for segment in log.segments)
-        end = log.segments[-1].base + log.segments[-1].size
+        # The file of a running server ends with reserved room, which is cut when the server stops.
+        end = log.facts[-1].durable if log.facts else log.segments[-1].base + log.segments[-1].size
         known[f"log {log.name}"] = Identity(segment=segments[-1], end=end, segments=segments)
     return known
+
+
+EARLIER = "done_before"
+"""The name of the evidence that an earlier repair did the same."""
+
+
+def _with_earlier(item: Item, done: Mapping[str, Mapping[str, Any]]) -> Item:
+    """The item, with what an earlier repair did as evidence."""
+    line = done.get(item.key)
+    if line is None:
+        return item
+    told = f"{instant(line.get('at_us', 0))} by {line.get('who') or 'somebody'}: {line.get('reason') or 'no reason'}"
+    return msgspec.structs.replace(item, evidence=item.evidence | {EARLIER: told})
+
+
+def _undone(items: Sequence[Item]) -> list[str]:
+    """A sign that a log was replaced by an older copy."""
+    count = sum(EARLIER in item.evidence for item in items)
+    if not count:
+        return []
+    return [f"{count:,} repairs that were done before, as journals here say, are gone: a log may be an older copy"]
 
 
 def _alarming(result: Result, inputs: Inputs, items: Sequence[Item]) -> list[str]:

@@ -133,6 +133,8 @@ class Places:
     queued: frozenset[str]
     waiting: frozenset[str]
     undecided: frozenset[str]
+    from_us: int = 0
+    """Retention dropped what is older than this, in microseconds since 1970; 0: nothing."""
 
 
 def unread_of(logs: Iterable[LogInput]) -> list[str]:
@@ -149,6 +151,7 @@ def places_of(
     queued: set[str] = set()
     waiting: set[str] = set()
     halves: set[str] = set()
+    from_us = 0
     decided: set[bytes] = set()
     """Transactions: the outcome may be in another segment than the halves, as one row for all messages."""
     for known in logs if wanted else ():
@@ -158,6 +161,7 @@ def places_of(
             raise Unavailable(f"nothing is repaired while log {log.name} is not whole: {log.problems[0]}")
         if gone := sorted(set(unread_of([log])) - set(known_unread)):
             raise Unavailable(f"nothing is repaired while more of a log is missing than when it was planned: {gone[0]}")
+        from_us = max(from_us, log.first_us)
         for row in log.messages_of(wanted):
             name = ids.message_id(row["id"], row["no"])
             if row["offset"] is not None:
@@ -169,4 +173,4 @@ def places_of(
             else:
                 halves.add(name)
     undecided = {name for name in halves - queued if ids.from_text(name.partition(".")[0]) not in decided}
-    return Places(frozenset(queued), frozenset(waiting - queued), frozenset(undecided))
+    return Places(frozenset(queued), frozenset(waiting - queued), frozenset(undecided), from_us)

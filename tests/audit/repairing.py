@@ -48,10 +48,10 @@ def result_of(*cases: Found, reasons: tuple[str, ...] = ()) -> Result:
 
 
 def carried_out(
-    shop: Shop, server: ServerProcess, plan: RepairPlan, path: Path, *, dry_run: bool = False
+    shop: Shop, server: ServerProcess, plan: RepairPlan, path: Path, *, dry_run: bool = False, force: bool = False
 ) -> list[dict[str, Any]]:
     with opened(shop, server) as inputs:
-        repair = Repair(inputs, server.url, "a test", path.parent / "scratch")
+        repair = Repair(inputs, server.url, "a test", path.parent / "scratch", force=force)
         return asyncio.run(repair.run(plan, path, dry_run=dry_run))
 
 

@@ -16,6 +16,7 @@ from notify.errors import Conflict, InvalidRequest
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
 from notify.spark.repair.carrying_out import Repair
+from notify.spark.repair.journal import done_beside
 from notify.spark.repair.plan import read_plan
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Inputs
@@ -55,6 +56,32 @@ def test_a_journal_is_of_one_plan(server: ServerProcess, shop: Shop, tmp_path: P
         later.write(path)
     with pytest.raises(Conflict, match="another plan"):
         carried_out(shop, server, later, path)
+
+
+def test_a_repair_that_a_restored_log_lacks_is_noticed(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    shop.order()
+    path, case = tmp_path / "plan.json", lost(outbox_row(shop))
+    with opened(shop, server) as inputs:
+        inputs.logs[0].prepare(None, tmp_path / "scratch")
+        plan = plan_of(result_of(case), inputs)
+    server.stop()
+    shutil.copytree(server.data_dir, tmp_path / "backup")
+    server.start()
+    assert {row["status"] for row in carried_out(shop, server, plan, path)} <= {200, 201} and in_queue(server) == 2
+    assert [row["detail"] for row in carried_out(shop, server, plan, path)] == ["done before"]
+
+    server.stop()
+    shutil.rmtree(server.data_dir)
+    shutil.copytree(tmp_path / "backup", server.data_dir)
+    server.start()
+    for dry_run in (True, False):
+        (held,) = carried_out(shop, server, plan, path, dry_run=dry_run)
+        assert held["status"] == 0 and "nothing is left of it" in held["detail"] and in_queue(server) == 1
+    with opened(shop, server) as inputs:
+        later = plan_of(result_of(case), inputs, done=done_beside(tmp_path / "later.json"))
+    assert "a test" in later.items[0].evidence["done_before"] and "are gone" in later.needs_force[0]
+    (done,) = carried_out(shop, server, plan, path, force=True)
+    assert done["status"] in (200, 201) and in_queue(server) == 2
 
 
 def test_a_repair_refuses_another_input_of_the_same_name(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
