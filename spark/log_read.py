@@ -1,4 +1,4 @@
-"""What an audit has read of a log's segments: as much of each as can never change, by which a later audit knows it."""
+"""A log's segments as an audit has read them: as much of each as can never change, by which a later audit knows it."""
 
 from __future__ import annotations
 

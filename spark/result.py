@@ -140,7 +140,7 @@ class Result:
     slots: dict[str, int] = field(default_factory=dict)
     """How many slots of time were compared by digests: `compared`, `equal` and `read`; empty without a digest."""
     logs: list[LogRead] = field(default_factory=list)
-    """What was read of each log, for a watch."""
+    """Each log as it was read, for a watch."""
     bad: tuple[str, ...] = tuple(BAD)
     """The classes of findings that fail this audit."""
 

@@ -38,7 +38,7 @@ def _lines_in(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def done_in(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What a journal says was done, by item: the line of its result, with who did it and why."""
+    """The items that a journal says were done: the line of the result of each, with who did it and why."""
     begun: dict[str, dict[str, Any]] = {}
     done: dict[str, dict[str, Any]] = {}
     for line in lines:
@@ -50,7 +50,7 @@ def done_in(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def done_beside(plan: Path) -> dict[str, dict[str, Any]]:
-    """What all journals in a plan's directory say was done, as `done_in`. Files that are no journals are left out."""
+    """The items that all journals in a plan's directory say were done, as `done_in`. Other files are left out."""
     done: dict[str, dict[str, Any]] = {}
     for path in sorted(plan.parent.glob("*.journal")):
         with suppress(OSError, ValueError, KeyError, TypeError):

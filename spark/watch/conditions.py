@@ -1,4 +1,4 @@
-"""What is wrong with an audit itself: an input that stalls, reasons why nothing can be judged, and silence.
+"""Conditions of an audit itself: an input that stalls, reasons why nothing can be judged, and silence.
 
 Each condition is said when it begins and when it is over, whatever times and counts it names meanwhile.
 """

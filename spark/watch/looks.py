@@ -25,7 +25,7 @@ class Look:
     """Whether it begins again at its end. Windows that are too few for a turn there have theirs in the next round."""
 
     def turn(self, at: Progress, position: Position, window_us: int, oldest_us: int) -> Turn | None:
-        """What it is to audit now; None: nothing. `oldest_us`: older data is not retained."""
+        """The range that it is to audit now; None: nothing. `oldest_us`: older data is not retained."""
         if position.window - at.window < self.every:
             return None
         end_us = position.next_us - self.behind * window_us

@@ -1,4 +1,4 @@
-"""What a watch remembers of the segments of logs: one that is gone, exchanged, cut or changed since it was read.
+"""A watch's memory of the segments of logs: one that is gone, exchanged, cut or changed since it was read.
 
 A window's audit says nothing of segments that have only older messages: what they lack concerns other windows. So the
 watch notes when each segment was made, up to where it was read, and the checksum of these bytes, and compares them with
@@ -87,7 +87,7 @@ def _difference(log: LogRead, known: Noted, read: SegmentRead | None) -> str:
 
 
 def _seen(log: LogRead, known: Noted | None, read: SegmentRead | None, now_us: int) -> Noted | None:
-    """What to note of a segment that was read; None if `known` says as much. Raises OSError."""
+    """The note of a segment that was read; None if `known` says as much. Raises OSError."""
     if read is None or (known is not None and read.end <= known.end):
         return None
     crc = log.checksum(read.base, read.end) if read.crc is None else read.crc

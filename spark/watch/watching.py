@@ -104,7 +104,7 @@ class Watch:
         self._clock = clock
         self._delay_us = round(max(plan.max_transaction_seconds, plan.deliver_seconds) * 1e6)
         self._oldest_us = 0
-        """What is older is not retained by all inputs, as the last window's audit saw."""
+        """Data before this is not retained by all inputs, as the last window's audit saw."""
         self._ledger = Ledger(directory)
         try:
             self._alarms = Alarms(self._ledger, alarm_url, clock)
@@ -312,7 +312,7 @@ class Watch:
         lines: list[Line] = []
         for window_us, key in self._ledger.said_between(start, end):
             name = key.partition(":")[0]
-            # Of a class with very many findings the audit shows a part.
+            # An audit shows only a part of a class with very many findings.
             if name in REVISED and key not in stand and result.counts.get(name, 0) <= shown[name]:
                 self._ledger.revise(key)
                 REVISIONS.labels(name).inc()

@@ -40,7 +40,7 @@ class Shop:
         )  # fmt: skip
         self.said: list[tuple[str, str]] = []
         self.ranges: list[tuple[int, int]] = []
-        """What was audited, in seconds since the beginning."""
+        """The ranges that were audited, in seconds since the beginning."""
         self.doubts_looks = False
         """Whether looks find a part of the log missing."""
         self.from_us = 0
@@ -141,7 +141,7 @@ def test_reasons_of_looks_are_said_once_and_revise_nothing(shop: Shop) -> None:
 
 def test_findings_that_an_audit_does_not_show_are_not_revised(tmp_path: Path) -> None:
     def made(start: int) -> Result:
-        """Of 1,000 lost messages an audit shows those of its first second."""
+        """An audit shows one of 1,000 lost messages."""
         found = [Found("LOST", f"t{start}", at_us=start)]
         return Result("FINDINGS", found=found, counts={"LOST": 1000}, totals={"committed": 1})
 
