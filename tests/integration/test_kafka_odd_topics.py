@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from notify.client import Consumer, DeadLetter
 from notify.errors import InvalidRequest
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.kafka import committed
 
@@ -19,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from notify.client.kafka import settling
+from notify.client.kafka.ownership import Ownership
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic, retry_topic
 from tests.support.kafka_consumers import (
@@ -198,3 +200,56 @@ def test_a_commit_whose_answer_is_late_writes_nothing_twice(
     assert late and late[0].retriable()
     letters = committed(kafka_url, dead_letter_topic(unique), 3)
     assert sorted(letter.value() for letter in letters) == [b"a", b"b", b"c"]
+
+
+def test_a_commit_that_fails_after_the_group_was_claimed_anew_leaves_the_new_claim(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker stood still: the owner lost the group and has it again, and only then its old transaction is refused."""
+    caplog.set_level("INFO", "notify.consumer")
+    made: list[Any] = []
+    is_slow, is_lost, goes_on = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow:
+        """A producer; the first one's commit waits."""
+
+        def __init__(self, producer: Any) -> None:
+            self._producer = producer
+            made.append(self)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._producer, name)
+
+        def commit_transaction(self, seconds: float) -> None:
+            if self is made[0] and is_slow.is_set():
+                is_lost.set()
+                assert goes_on.wait(PATIENCE_SECONDS)
+            self._producer.commit_transaction(seconds)
+
+    producer, poll = Cluster.producer, Ownership._poll
+    monkeypatch.setattr(
+        Cluster, "producer",
+        lambda self, own: Slow(producer(self, own)) if "transactional.id" in own else producer(self, own),
+    )  # fmt: skip
+    monkeypatch.setattr(Ownership, "_poll", lambda self: poll(self) and not is_lost.is_set())
+    make_topic(kafka_url, unique)
+    consumer = Consumer(kafka_url, group=unique)
+    seen: list[str] = []
+
+    @consumer.subscribe(unique, mode="failover", start="earliest")
+    def handle(message: Any) -> None:
+        seen.append(message.text)
+
+    with running(consumer):
+        eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's beginning")
+        is_slow.set()
+        produce(kafka_url, unique, ["a"])
+        assert is_lost.wait(PATIENCE_SECONDS)
+        eventually(lambda: "does not own" in caplog.text, "the owner to give up")
+        is_lost.clear()
+        eventually(lambda: caplog.text.count("this instance owns") == 2, "the group to be claimed anew")
+        goes_on.set()
+        produce(kafka_url, unique, ["b"])
+        eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 2, "everything to be done")
+    assert len(made) == 2
+    assert seen == ["a", "a", "b"]

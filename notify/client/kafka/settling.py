@@ -196,8 +196,7 @@ class Settling:
         error = error_of(raised)
         if error.code() in FENCED:
             # An owner's membership says what is next; else another process has this instance's name, or had it before.
-            self._producer = None
-            self.is_fenced = self._for_owner
+            self.is_fenced = self._for_owner and self._producer is None
         elif is_final(error):
             raise refusal(error, self._cluster, self._plan.kafka_group) from raised
         level = logging.DEBUG if error.code() in OTHERS_NOW else logging.WARNING
@@ -234,8 +233,8 @@ class Settling:
             producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS)
             self._end(producer)
         except KafkaException as raised:
-            if error_of(raised).fatal():
-                self._producer = None
+            if error_of(raised).fatal() or error_of(raised).code() in FENCED:
+                self._drop(producer)
                 raise
             self._abort(producer)
             if too_large and too_large[0].has_body:
@@ -281,6 +280,11 @@ class Settling:
         except KafkaException as raised:
             # A new producer of the same id aborts what this one has left open.
             log.debug("Kafka does not abort a transaction: %s", error_of(raised).str())
+            self._drop(producer)
+
+    def _drop(self, producer: Producer) -> None:
+        """Use a producer no more. A commit may fail after the group was claimed anew, which fenced its producer."""
+        if self._producer is producer:
             self._producer = None
 
 
