@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import json
 import logging
+import sqlite3
 import time
 import urllib.error
 import urllib.request
@@ -52,7 +53,7 @@ def post(url: str, alarm: Alarm) -> None:
     try:
         with _opener.open(request, timeout=CALL_SECONDS):
             pass
-    except http.client.HTTPException as error:
+    except (http.client.HTTPException, ValueError) as error:  # ValueError: a host's name that is none
         raise OSError(f"no answer of HTTP: {error!r}") from error
 
 
@@ -85,9 +86,14 @@ class Alarms:
 
     def send(self) -> None:
         """Send what is due, for ROUND_SECONDS at most. A receiver that is away is tried again later."""
-        if self._url and self._clock() >= self._again:
+        if not self._url or self._clock() < self._again:
+            return
+        try:
             self._send_due(time.monotonic() + ROUND_SECONDS)
             WAITING.set(self._ledger.alarms_waiting())
+        except sqlite3.Error as error:  # a full disk: what was taken is sent once more
+            self._again = self._clock() + self._backoff.next()
+            log.error("the state of the watch cannot be written: %s", error)
 
     def _send_due(self, until: float) -> None:
         while due := self._ledger.alarms(int(self._clock() * 1e6), AT_ONCE):

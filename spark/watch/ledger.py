@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify.errors import Conflict, InvalidRequest
+from notify.errors import Conflict, InvalidRequest, Unavailable
 
 MOST_KNOWN = 200_000
 """The most findings that the watch knows by their keys. Those that it saw longest ago are forgotten."""
@@ -90,13 +90,17 @@ class Alarm:
 
 
 class Ledger:
-    """One process at a time has it. Raises Conflict where another has, InvalidRequest for a file that is damaged."""
+    """One process at a time has it. Raises Conflict where another has, InvalidRequest for a file that is damaged, and
+    Unavailable for one that cannot be opened or written, such as on a full disk."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         path = directory / "watch.db"
-        self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
+        except sqlite3.Error as error:
+            raise Unavailable(f"the watch's state in {path} cannot be opened: {error}") from None
         try:
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA synchronous = FULL")
@@ -106,7 +110,9 @@ class Ledger:
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
             self._db.close()
-            raise Conflict(f"another watch has the state in {directory}: {error}", "watch_runs") from None
+            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise Conflict(f"another watch has the state in {directory}: {error}", "watch_runs") from None
+            raise Unavailable(f"the watch's state in {path} cannot be opened: {error}") from None
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise InvalidRequest(

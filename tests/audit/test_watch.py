@@ -366,6 +366,12 @@ def test_one_watch_at_a_time_has_a_state(tmp_path: Path) -> None:
         Scripted(tmp_path, lambda start: Result("PASS"))
 
 
+def test_a_state_that_cannot_be_opened_is_not_another_watch(tmp_path: Path) -> None:
+    (tmp_path / "watch.db").mkdir()
+    with pytest.raises(Unavailable, match="cannot be opened"):
+        Scripted(tmp_path, lambda start: Result("PASS"))
+
+
 def test_the_state_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
     waiting = [{"from_us": BEGIN_US, "to_us": BEGIN_US + SECOND, "turn": 0, "due": 3}]
     (tmp_path / "state.json").write_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,30 @@ def test_a_redirect_takes_no_alarm(tmp_path: Path, receiver: Receiver) -> None:
     receiver.status = 204
     watched(tmp_path, receiver.url, [result("a segment is missing")], 1)
     assert len(receiver.taken) == 1
+
+
+def test_a_full_disk_while_alarms_are_sent_does_not_end_the_watch(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [True]
+    done = Ledger.alarm_done
+
+    def refuse(self: Ledger, number: int) -> None:
+        if full:
+            full.pop()
+            raise sqlite3.OperationalError("database or disk is full")
+        done(self, number)
+
+    monkeypatch.setattr(Ledger, "alarm_done", refuse)
+    for _ in range(2):
+        watched(tmp_path, receiver.url, [result("a segment is missing")], 1)
+    assert len(receiver.taken) == 2 and len(set(receiver.alarm_keys())) == 1, "at least once"
+
+
+def test_a_host_that_cannot_be_a_name_is_a_receiver_that_is_away(tmp_path: Path) -> None:
+    watched(tmp_path, f"http://{'a' * 70}.example/", [result("a segment is missing")], 1)
+    with contextlib.closing(Ledger(tmp_path)) as ledger:
+        assert ledger.alarms_waiting() == 1
 
 
 def test_a_new_ledger_takes_a_number_that_no_file_has(tmp_path: Path) -> None:
