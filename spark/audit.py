@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from notify.errors import InvalidRequest
 from notify.spark import dead, findings, kafka_searches, measures, searches
+from notify.spark.afterwards import look_again
 from notify.spark.cases import Cases
 from notify.spark.catalog import Bridged
 from notify.spark.completeness import completeness_of
@@ -168,10 +169,17 @@ class Audit:
         rows = message_rows.read().persist(StorageLevel.MEMORY_AND_DISK)
         self._spark.conf.set(_BYPASS, "false")
         try:
-            grain = self._grain(rows, topics, coverage)
-            self._count(measures.count(rows, grain, self._groups, self._in_time(coverage)), coverage, looked)
+            grain, in_time = self._grain(rows, topics, coverage), self._in_time(coverage)
+            judged, counted = rows, measures.count(rows, grain, self._groups, in_time)
+            has_lost = any(bucket["LOST"] for bucket in counted)
+            afterwards = look_again(self._spark, self._plan, self._inputs, coverage, result, has_lost=has_lost)
+            if afterwards.is_new:
+                in_time = replace(in_time, inbox_from_us=max(in_time.inbox_from_us, afterwards.inbox_from_us))
+                judged = afterwards.judged(rows)
+                counted = measures.count(judged, grain, self._groups, in_time)
+            self._count(counted, coverage, looked)
             self._step("join")
-            self._collect(rows, message_rows, topics)
+            self._collect(judged, message_rows, topics)
             for kind, several in measures.latencies(rows, grain).items():
                 result.latencies[kind] = measures.added(result.latencies[kind], several)
             self._step("latencies")

@@ -1,8 +1,7 @@
 """Databases as tables, read by JDBC in parts: local rows, inbox effects, and the halves of SQL storage.
 
 The database converts ids to 16 bytes and times to microseconds since 1970, because Spark's reading of a driver's
-timestamps depends on time zones. MariaDB is read as `jdbc:mysql:` (with its own driver): Spark has no dialect for
-`jdbc:mariadb:`, and would quote identifiers so that MariaDB takes them for constants.
+timestamps depends on time zones.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,6 +19,7 @@ from sqlalchemy.engine.url import URL
 from notify.client.table import half_message, has_digest, notify_inbox, notify_source
 from notify.databases import database_now, is_gone
 from notify.errors import InvalidRequest, Unavailable
+from notify.spark import jdbc
 from notify.spark.columns import source_of
 from notify.spark.digest.drill import Drill
 from notify.spark.expressions import Expressions
@@ -30,14 +29,6 @@ from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of
 from notify.storage.sql.schema import check_version
 from notify.storage.sql.tables import server_half_message
-
-FETCH_ROWS = 20_000
-_DRIVERS = {
-    "postgresql": "org.postgresql.Driver",
-    "mysql": "org.mariadb.jdbc.Driver",
-    "mariadb": "org.mariadb.jdbc.Driver",
-    "sqlite": "org.sqlite.JDBC",
-}
 
 
 class Database:
@@ -56,7 +47,7 @@ class Database:
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self.url: URL = self._engine.url
         self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
-        if self.kind not in _DRIVERS:
+        if self.kind not in jdbc.DRIVERS:
             raise InvalidRequest(
                 f"--database: the audit cannot read {self.kind}; it reads PostgreSQL, MySQL, MariaDB and SQLite"
             )
@@ -190,6 +181,13 @@ class Database:
         schema += "at_us bigint" + ", digest bigint" * self.has_digests
         rows = _with_ids(self._read(spark, half_message.name, columns, conditions, schema))
         return rows if self.has_digests else rows.withColumn("digest", F.lit(None).cast("bigint"))
+
+    def transactions(self, spark: SparkSession, span: Span | None, condition: str) -> DataFrame:
+        """(id): the transactions of rows of half_message with ids made in `span` for which a condition holds."""
+        edges = self._id_edges(half_message.c.transaction_id, span)
+        conditions = [f"({within}) AND {condition}" for within in conditions_of("transaction_id", edges)]
+        columns = f"{self._sql.id_bytes('transaction_id', guarded=self._sql.is_strict)} AS id"
+        return _with_ids(self._read(spark, half_message.name, columns, conditions, "id binary"))
 
     def effects(self, spark: SparkSession, span: Span | None, drill: Drill | None = None) -> DataFrame | None:
         """Rows of notify_inbox made from the start of `span` on, or those to drill into; None without the table.
@@ -361,33 +359,10 @@ class Database:
         return max(0, int(connection.exec_driver_sql(query).scalar() or 0))
 
     def _read(self, spark: SparkSession, table: str, columns: str, conditions: list[str], schema: str) -> DataFrame:
-        """One JDBC read for each condition: a subquery, because the outer statement lacks its columns."""
-        parts = [
-            self._jdbc(spark, f"(SELECT {columns} FROM {table} WHERE {condition}) part", schema)
-            for condition in conditions
-        ]
-        return reduce(DataFrame.unionAll, parts)
+        return jdbc.read_parts(spark, self.url, self.kind, (columns, table), conditions, schema)
 
     def _jdbc(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
-        url, properties = self._jdbc_url()
-        # SQLite has no types for computed columns, and other databases have wider ones.
-        return spark.read.jdbc(url, table, properties=properties | {"customSchema": schema})
-
-    def _jdbc_url(self) -> tuple[str, dict[str, str]]:
-        u = self.url
-        properties = {"driver": _DRIVERS[self.kind], "fetchsize": str(FETCH_ROWS)}
-        if self.kind == "sqlite":
-            return f"jdbc:sqlite:{u.database}", properties
-        if u.username:
-            properties["user"] = u.username
-        if u.password:
-            properties["password"] = str(u.password)
-        place = f"{u.host or '127.0.0.1'}:{u.port or (5432 if self.kind == 'postgresql' else 3306)}/{u.database}"
-        if self.kind == "postgresql":
-            # Binary transfer from the first row on; otherwise ids would come as hexadecimal text.
-            return f"jdbc:postgresql://{place}?prepareThreshold=-1", properties
-        # MariaDB's driver refuses the scheme jdbc:mysql: without permitMysqlScheme.
-        return f"jdbc:mysql://{place}?permitMysqlScheme&allowPublicKeyRetrieval=true", properties
+        return jdbc.read(spark, self.url, self.kind, table, schema)
 
 
 def _with_ids(rows: DataFrame) -> DataFrame:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from notify import ids
+from notify.spark.absent_logs import absent_shards, judged_span, reason_of
 from notify.spark.columns import source_hash
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.records import Record, records_of
 from notify.spark.explain.repairs import Sent, decisions_of, origin_of, repairs_of
 from notify.spark.findings import SKEW_US
+from notify.spark.ranges import Span
 from notify.spark.result import Inputs
 from notify.spark.unmoved import bridged_us, bridges_of
 from notify.wire import instant
@@ -135,13 +137,14 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
     purged = [database.purged() for database in inputs.databases]
     slack_us = SKEW_US + longest_us
     first_us = min((trace.at_us for trace in history.traces.values() if trace.at_us), default=0)
+    log_from_us = max([log.first_us for log in inputs.logs] + [kafka.first_us for kafka in inputs.kafka], default=0)
     doubts = [problem for log in inputs.logs for problem in (*log.problems, *log.unread(max(0, first_us - slack_us)))]
     return Terms(
         closed_before_us=watermark_us - longest_us,
         settled_before_us=watermark_us - deliver_us,
         rows_from_us=max((rows for rows, _ in purged), default=0),
         inbox_from_us=max((inbox for _, inbox in purged), default=0),
-        log_from_us=max([log.first_us for log in inputs.logs] + [kafka.first_us for kafka in inputs.kafka], default=0),
+        log_from_us=log_from_us,
         sources=frozenset(source_hash(s) for database in inputs.databases if (s := database.source_id())),
         producer_groups=_with_rows(inputs, history),
         inbox_groups=frozenset(name for database in inputs.databases for name in database.inbox_groups()),
@@ -152,7 +155,17 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
             if (source := database.source_id())
         },
         doubts=tuple(doubts),
+        absent=_absent(inputs, history, judged_span(log_from_us, watermark_us - longest_us, slack_us)),
     )
+
+
+def _absent(inputs: Inputs, history: History, judged: Span) -> dict[tuple[str, str], str]:
+    """The shards whose log was not given: asked for, which reads whole tables, only where a message seems lost."""
+    if not any(not t.stands and any(row.shards for row in t.rows) for t in history.traces.values()):
+        return {}
+    absent = absent_shards(inputs, None, judged)
+    names = [(inputs.databases[number].name, value) for number, values in absent.items() for value in values]
+    return {(database, value): reason_of(database, value) for database, value in names}
 
 
 def _with_rows(inputs: Inputs, history: History) -> frozenset[str]:

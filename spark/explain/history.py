@@ -223,7 +223,7 @@ def _of_local_rows(database: Database, history: History) -> Iterator[Row]:
         at_us, number = microseconds_of(row["created_at"]), row["message_no"]
         local = Row(
             database.name, database.source_id(), row["state"], row["topic"], row.get("digest"), at_us,
-            row["producer_group"], unmoved_of(row),
+            row["producer_group"], unmoved_of(row), row["shards"],
         )  # fmt: skip
         if row["state"] == "ROLLED_BACK":
             history.trace(number)

@@ -37,6 +37,8 @@ class Terms:
     """When the bridge of a source last moved on."""
     doubts: tuple[str, ...] = ()
     """Why the logs prove nothing by what they lack."""
+    absent: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Why nothing is known of a shard whose log was not given, by its database and name."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,11 @@ class _Judged:
         outcome = self._outcome()
         if outcome is not None:
             name, why = outcome
+            absent = [a for row in self._trace.rows if (a := self._terms.absent.get((row.database, row.shards)))]
             if self._terms.doubts and name in ("LOST", "IN_DOUBT", "ORPHAN_ROW"):
                 yield "INCONCLUSIVE", f"{why}; but the log is not whole: {self._terms.doubts[0]}"
+            elif absent and name == "LOST":
+                yield "INCONCLUSIVE", f"{why}; but {absent[0]}"
             elif not self._is_closed:
                 yield "PENDING", f"{why}, and its transaction may not be over yet"
             else:

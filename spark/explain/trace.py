@@ -20,6 +20,8 @@ class Row:
     producer_group: str
     unmoved: int = MOVED
     """See spark.unmoved."""
+    shards: str = ""
+    """The shards that have the half, as the row names them."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""Messages judged again by what became known only after their rows were read: purges beside the audit, and logs that
+were not given. What such a message lacks is no finding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from notify.spark import absent_logs
+from notify.spark.coverage import Coverage
+from notify.spark.findings import SKEW_US, bit_of, has, made_us
+from notify.spark.result import Inputs, Plan, Result
+from notify.spark.times import instant_text
+
+
+@dataclass(frozen=True)
+class Afterwards:
+    """Instants are in microseconds since 1970; 0: nothing new is known."""
+
+    rows_from_us: int = 0
+    """Local rows before this were purged while they were read."""
+    inbox_from_us: int = 0
+    away: DataFrame | None = None
+    """(id): committed transactions of shards whose log was not given."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether anything became known."""
+        return bool(self.rows_from_us or self.inbox_from_us or self.away is not None)
+
+    def judged(self, rows: DataFrame) -> DataFrame:
+        """Rows of spark.rows.MessageRows without classes that conclude from what may be missing."""
+        if self.away is not None:
+            lost = rows.where(has("LOST"))
+            away = lost.join(self.away, "id", "left_semi")
+            parts = [rows.where(~has("LOST")), lost.join(self.away, "id", "left_anti"), _pending(away, "LOST")]
+            rows = _pending(reduce(DataFrame.unionAll, parts), "ORPHAN_ROW", F.col("place").isNull())
+        if self.rows_from_us:
+            is_young = made_us() < self.rows_from_us + SKEW_US
+            rows = _without(rows, "GHOST", F.col("t_state").isNull() & is_young)
+        if self.inbox_from_us:
+            acked_us = F.coalesce("acked_us", "queued_us")
+            rows = _without(rows, "ACKED_NO_EFFECT", acked_us < self.inbox_from_us)
+        return rows
+
+
+def look_again(
+    spark: SparkSession, plan: Plan, inputs: Inputs, coverage: Coverage, result: Result, *, has_lost: bool
+) -> Afterwards:
+    """Ask the inputs after their rows were read, and note in the result what is new. `has_lost`: whether a message
+    seems to be lost; otherwise no log is missed."""
+    rows_us, inbox_us = _purged(plan, inputs, coverage, result)
+    away = None
+    terms = coverage.terms
+    judged = absent_logs.judged_span(terms.log_from_us, terms.closed_before_us, terms.slack_us)
+    if has_lost and (absent := absent_logs.absent_shards(inputs, coverage.span, judged)):
+        absent_logs.note(result, inputs, absent)
+        away = absent_logs.transactions_of(spark, inputs, coverage.span, absent)
+    return Afterwards(rows_us, inbox_us, away)
+
+
+def _purged(plan: Plan, inputs: Inputs, coverage: Coverage, result: Result) -> tuple[int, int]:
+    """Up to when local rows, and inbox rows, were purged since the audit began; 0: none was."""
+    marks = [database.purged() for database in inputs.databases]
+    known = (coverage.terms.rows_from_us, coverage.terms.inbox_from_us)
+    moved = [0, 0]
+    for number, what in enumerate(("local rows", "inbox rows")):
+        newest_us = max(mark[number] for mark in marks)
+        if newest_us <= known[number]:
+            continue
+        moved[number] = newest_us
+        text = f"{what} from before {instant_text(newest_us)} were purged while the audit read them"
+        if plan.from_us and plan.from_us < newest_us:
+            result.reasons.append(f"{text}: what is missing of them cannot be judged")
+        else:
+            result.notes.append(f"{text}: what is missing of them is no finding")
+    return moved[0], moved[1]
+
+
+def _without(rows: DataFrame, name: str, when: Column) -> DataFrame:
+    """The rows, where a condition holds, without a class."""
+    kept = F.col("classes").bitwiseAND(~bit_of(name))
+    return rows.withColumn("classes", F.when(F.coalesce(when, F.lit(False)), kept).otherwise(F.col("classes")))
+
+
+def _pending(rows: DataFrame, name: str, when: Column | None = None) -> DataFrame:
+    """The rows, where a condition holds, with PENDING instead of a class."""
+    changed = has(name) if when is None else has(name) & when
+    pending = F.col("classes").bitwiseAND(~bit_of(name)).bitwiseOR(bit_of("PENDING"))
+    return rows.withColumn("classes", F.when(changed, pending).otherwise(F.col("classes")))
