@@ -20,6 +20,7 @@ from notify.client.table import half_message, has_digest, notify_inbox, notify_s
 from notify.databases import database_now, is_gone
 from notify.errors import InvalidRequest, Unavailable
 from notify.spark import jdbc
+from notify.spark.bounds import READ_SECONDS, bounded
 from notify.spark.columns import source_of
 from notify.spark.digest.drill import Drill
 from notify.spark.expressions import Expressions
@@ -40,7 +41,8 @@ class Database:
 
     def __init__(self, url: str, name: str = "") -> None:
         try:
-            self._engine = open_engine(url, pooled=False)  # it runs few statements, far apart
+            # It runs few statements, far apart.
+            self._engine = open_engine(url, pooled=False, statement_seconds=READ_SECONDS)
         except InvalidRequest as error:
             raise InvalidRequest(f"--database {name or url}: {error}") from None
         # Without a transaction: on SQLite one would begin with a writer's lock.
@@ -89,8 +91,9 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A connection of its own for a while, without a transaction."""
-        with self._reading.connect() as connection:
+        """A connection of its own for a while, without a transaction. Raises Unavailable where a query takes longer
+        than it may."""
+        with bounded(self.name), self._reading.connect() as connection:
             yield connection
 
     def about(self, table: sa.Table) -> int:
@@ -107,7 +110,7 @@ class Database:
         """The id of this database that its halves carry; "" if it has none."""
         if notify_source.name not in self.tables:
             return ""
-        with self._reading.connect() as connection:
+        with self.reading() as connection:
             return str(connection.execute(sa.select(notify_source.c.id)).scalar() or "")
 
     def purged(self) -> tuple[int, int]:
@@ -115,20 +118,20 @@ class Database:
         if notify_source.name not in self.tables:
             return 0, 0
         t = notify_source.c
-        with self._reading.connect() as connection:
+        with self.reading() as connection:
             row = connection.execute(sa.select(t.purged_before, t.rows_from, t.inbox_from)).first()
         return (0, 0) if row is None else (max(row[0], row[1]) * 1000, row[2] * 1000)
 
     def rows(self, query: str) -> Sequence[sa.Row[Any]]:
         """The rows of a query."""
-        with self._reading.connect() as connection:
+        with self.reading() as connection:
             return connection.exec_driver_sql(query).all()
 
     def has_rows(self, table: sa.Table) -> bool:
         """Whether a table has any row."""
         if table.name not in self.tables:
             return False
-        with self._reading.connect() as connection:
+        with self.reading() as connection:
             return connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first() is not None
 
     def producer_groups(self) -> set[str]:
@@ -152,7 +155,7 @@ class Database:
             )
         else:
             query = f"SELECT DISTINCT {name} FROM {table}"
-        with self._reading.connect() as connection:
+        with self.reading() as connection:
             return {str(row[0]) for row in connection.exec_driver_sql(query)}
 
     # --- tables -----------------------------------------------------------------------------------------------
@@ -225,7 +228,7 @@ class Database:
         `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups.
         """
         try:
-            with self._reading.connect() as connection:
+            with self.reading() as connection:
                 given = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
         except sa.exc.SQLAlchemyError as error:
             kind = Unavailable if is_gone(getattr(error, "orig", None)) else InvalidRequest
@@ -270,7 +273,7 @@ class Database:
         within = (t.transaction_id >= id_at(span.start_us), t.transaction_id < id_at(span.end_us))
         newest = sa.select(t.source, t.producer_group, sa.func.max(t.created_at)).group_by(t.source, t.producer_group)
         last: dict[str, dict[str, int]] = {}
-        with self._reading.connect() as connection:
+        with self.reading() as connection:
             for name, group, at in connection.execute(newest.where(t.state == "COMMITTED", *within)):
                 if source := source_of(name):
                     last.setdefault(source, {})[group] = microseconds_of(at)
@@ -293,14 +296,14 @@ class Database:
         if notify_inbox.name not in self.tables:
             return 0
         own = sa.select(sa.literal(1)).select_from(notify_inbox).where(notify_inbox.c.consumer_group == group)
-        with self._reading.connect() as connection:
+        with self.reading() as connection:
             query = sa.select(sa.func.count()).select_from(own.limit(most + 1).subquery())
             return int(connection.execute(query).scalar_one())
 
     def _rows(self, table: sa.Table, condition: sa.ColumnElement[bool]) -> list[dict[str, Any]]:
         if table.name not in self.tables:
             return []
-        with self._reading.connect() as connection:
+        with self.reading() as connection:
             known = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
             columns = [column for column in table.c if column.name in known]  # a table of an older version has fewer
             return [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]
@@ -333,15 +336,17 @@ class Database:
         """Whether a row between the first and the last edge has no sound id, in a database that would refuse it."""
         if not self._sql.is_strict:
             return False
-        (whole,) = conditions_of(column, [edges[0], edges[-1]])
-        has_odd = bool(self.rows(f"SELECT 1 FROM {table} WHERE {whole} AND NOT ({is_sound}) LIMIT 1"))
+        has_odd = any(
+            self.rows(f"SELECT 1 FROM {table} WHERE {part} AND NOT ({is_sound}) LIMIT 1")
+            for part in conditions_of(column, edges)
+        )
         if not has_odd and not edges[0] and not edges[-1]:
             self.sound.add(table)
         return has_odd
 
     def _extent(self, column: sa.Column[Any], within: sa.ColumnElement[bool]) -> tuple[Any, Any, int]:
         """A column's lowest and highest value (None if empty), and the approximate number of rows of its table."""
-        with self._reading.connect() as connection:
+        with self.reading() as connection:
             first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).where(within)).one()
             return first, last, self._about(connection, column.table)
 

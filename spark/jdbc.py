@@ -12,6 +12,8 @@ from functools import reduce
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.engine.url import URL
 
+from notify.spark.bounds import READ_SECONDS
+
 FETCH_ROWS = 20_000
 DRIVERS = {
     "postgresql": "org.postgresql.Driver",
@@ -53,6 +55,8 @@ def _address(url: URL, kind: str) -> tuple[str, dict[str, str]]:
         properties["password"] = str(url.password)
     place = f"{url.host or '127.0.0.1'}:{url.port or (5432 if kind == 'postgresql' else 3306)}/{url.database}"
     if kind == "postgresql":
+        # A bound that is set for the role or the database would end the read of a large table.
+        properties["sessionInitStatement"] = f"SET statement_timeout = '{READ_SECONDS}s'"
         # Binary transfer from the first row on; otherwise ids would come as hexadecimal text.
         return f"jdbc:postgresql://{place}?prepareThreshold=-1", properties
     # MariaDB's driver refuses the scheme jdbc:mysql: without permitMysqlScheme.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
+from notify.errors import Unavailable
 from notify.spark.coverage import Coverage
 from notify.spark.digest.comparison import Compared, Comparison, Equal
 from notify.spark.digest.drill import Drill
@@ -68,7 +69,7 @@ class FirstLook:
             return Looked(problem="it compares the logs of servers, and there are other inputs")
         try:
             tables, logs = self._digests()
-        except (sa.exc.SQLAlchemyError, TooManyParts) as error:
+        except (sa.exc.SQLAlchemyError, TooManyParts, Unavailable) as error:
             return Looked(problem=str(getattr(error, "orig", None) or error).strip().splitlines()[0])
         with_rows = None
         if self._coverage.span is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,10 +31,10 @@ RECYCLE_SECONDS = 30
 """Connections to MySQL and MariaDB are used for so long, so that none is used that the database has ended."""
 
 
-def open_engine(url: str, *, pooled: bool = True) -> Engine:
+def open_engine(url: str, *, pooled: bool = True, statement_seconds: int = IO_SECONDS) -> Engine:
     """An engine for a database of the server; not `pooled`: a connection is closed with its use.
 
-    Raises InvalidRequest with what is wrong with the URL.
+    `statement_seconds`: how long a statement may take. Raises InvalidRequest with what is wrong with the URL.
     """
     try:
         parsed = with_driver(sa.make_url(url))
@@ -41,7 +42,7 @@ def open_engine(url: str, *, pooled: bool = True) -> Engine:
         if pooled:
             is_mysql = parsed.get_backend_name() in ("mysql", "mariadb")
             pool = {"pool_size": 8, "max_overflow": 8, "pool_recycle": RECYCLE_SECONDS if is_mysql else -1}
-        engine = sa.create_engine(parsed, connect_args=_arguments(parsed), **pool)
+        engine = sa.create_engine(parsed, connect_args=_arguments(parsed, statement_seconds), **pool)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"--storage {_shown(url)}: {error}") from None
     if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
@@ -51,7 +52,7 @@ def open_engine(url: str, *, pooled: bool = True) -> Engine:
         return engine
     drop_lost_sessions(engine)
     if engine.dialect.name == "postgresql":
-        event.listen(engine, "connect", _set_up_postgresql)
+        event.listen(engine, "connect", functools.partial(_set_up_postgresql, statement_seconds))
     # A waiting UPDATE then sees what the one before it wrote, and locks no gaps, whatever the database's default is.
     return engine.execution_options(isolation_level="READ COMMITTED")
 
@@ -103,7 +104,7 @@ _KNOWN_DRIVERS = ("pymysql", "mysqldb", "psycopg", "psycopg2")
 """Drivers that take the arguments of `_reachability`."""
 
 
-def _arguments(url: URL) -> dict[str, Any]:
+def _arguments(url: URL, read_seconds: int) -> dict[str, Any]:
     name = url.get_backend_name()
     if name in ("mysql", "mariadb"):
         # The first comment is read by MySQL alone, the second by MariaDB alone.
@@ -111,10 +112,10 @@ def _arguments(url: URL) -> dict[str, Any]:
             f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} /*!50700 , wait_timeout = {IDLE_SECONDS} */ "
             f"/*M! , idle_transaction_timeout = {IDLE_IN_TRANSACTION_SECONDS} */"
         )
-        return _reachability(url, IO_SECONDS) | {"init_command": bounds}
+        return _reachability(url, read_seconds) | {"init_command": bounds}
     if name == "sqlite":
         return {"timeout": 2, "check_same_thread": False}
-    return _reachability(url, IO_SECONDS)
+    return _reachability(url, read_seconds)
 
 
 def _reachability(url: URL, read_seconds: int) -> dict[str, Any]:
@@ -134,10 +135,10 @@ def _reachability(url: URL, read_seconds: int) -> dict[str, Any]:
     return {}
 
 
-def _set_up_postgresql(connection: Any, _: Any) -> None:
+def _set_up_postgresql(statement_seconds: int, connection: Any, _: Any) -> None:
     """Bounds of a session, set in it: a pooler refuses what comes with the connection (`options`)."""
     bounds = {
-        "statement_timeout": IO_SECONDS * 1000,
+        "statement_timeout": statement_seconds * 1000,
         "lock_timeout": LOCK_SECONDS * 1000,
         "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_SECONDS * 1000,
         "default_transaction_isolation": "read committed",

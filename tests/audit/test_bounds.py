@@ -1,0 +1,51 @@
+"""The queries of an audit read whole tables: their bound is one that a large table does not reach."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify.errors import Unavailable
+from notify.spark.databases import Database
+from tests.support.databases import empty_database
+
+OWN = "SELECT current_setting('statement_timeout') AS message_id"
+
+
+def test_a_servers_bound_and_the_databases_own_do_not_end_a_read(
+    spark: Any, database_urls: dict[str, str], tmp_path: Path
+) -> None:
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"ALTER DATABASE {engine.url.database} SET statement_timeout = '200ms'")
+        engine.dispose()
+        with contextlib.closing(Database(url, "shop")) as database:
+            assert database.rows(OWN) == [("1h",)]
+            by_spark = database.doubled(spark, f"{OWN} FROM generate_series(1, 2)").collect()
+            assert [row["message_id"] for row in by_spark] == ["1h"]
+
+
+SLOW = {
+    "postgresql": ("SET statement_timeout = '50ms'", "SELECT pg_sleep(600)"),
+    "mariadb": ("SET max_statement_time = 0.05", "SELECT BENCHMARK(100000000000, MD5('x'))"),
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_a_query_that_reaches_the_bound_is_told_with_what_to_do(
+    kind: str, database_urls: dict[str, str], tmp_path: Path
+) -> None:
+    setting, query = SLOW[kind]
+    with (
+        empty_database(kind, database_urls, tmp_path) as url,
+        contextlib.closing(Database(url, "shop")) as database,
+        pytest.raises(Unavailable, match=r"database shop: .*longer than it may.*--from"),
+        database.reading() as connection,
+    ):
+        connection.exec_driver_sql(setting)
+        connection.exec_driver_sql(query)
