@@ -36,7 +36,6 @@ from notify.spark.life import Groups
 from notify.spark.log_input import EVERYTHING
 from notify.spark.malformed import malformed
 from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
-from notify.spark.ranges import Span
 from notify.spark.result import LATENCIES, Covered, Found, Inputs, Plan, Result
 from notify.spark.rows import MessageRows, hashes
 from notify.spark.verdict import judge
@@ -295,6 +294,12 @@ class Audit:
                 [searches.corrupt(log, broken) for broken in log.broken() if coverage.holds(broken["time_us"])],
             )
             self._add_gaps(coverage, log.name, log.catalog.bridges)
+            if coverage.span is not None and coverage.between is not None:
+                slack_us = coverage.terms.slack_us
+                self._add(
+                    "MISDATED",
+                    *searches.misdated(self._spark, log, coverage.span, coverage.between, slack_us),
+                )
             self._progress("checking the order")
             self._add("DISORDER", *searches.disorder(self._spark, log, coverage.span))
             self._add_dead(dead.of_log(self._spark, log, coverage.from_us, coverage.to_us))
@@ -317,7 +322,7 @@ class Audit:
 
     def _search_malformed(self, coverage: Coverage, looked: Looked) -> None:
         """Digests compare the texts of all ids, but not of those that lie outside of every range."""
-        span = coverage.span and Span(coverage.from_us, coverage.to_us)
+        span = coverage.between
         if span is None and looked.is_whole:
             return
         for database in self._inputs.databases:

@@ -41,9 +41,9 @@ class Coverage:
     """The part of the range that is read row by row; None: all of it."""
 
     @property
-    def between(self) -> tuple[int, int] | None:
-        """The range as [from, to); None: all ids."""
-        return None if self.span is None else (self.from_us, self.to_us)
+    def between(self) -> Span | None:
+        """The range; None: all ids."""
+        return None if self.span is None else Span(self.from_us, self.to_us, self.span.ahead_us)
 
     def within(self, rows: DataFrame) -> DataFrame:
         """The rows whose ids are read."""
@@ -104,10 +104,12 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         bridged_us=_bridged_us(inputs),
         holes=_holes(inputs, now_us),
         strangers=strangers,
+        ahead_us=now_us + slack_us,
+        whole_from_us=0 if plan.from_us or plan.to_us else from_us,
     )
     result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, closed_before_us)
     _range(result, plan)
-    span = _span(plan, from_us, to_us)
+    span = _span(plan, from_us, to_us, terms.ahead_us)
     return Coverage(from_us, to_us, result.closed_us, terms, span, bool(plan.from_us), origins)
 
 
@@ -159,8 +161,8 @@ def _note(result: Result, name: str, kind: str, watermark_us: int, from_us: int,
     )
 
 
-def _span(plan: Plan, from_us: int, to_us: int) -> Span | None:
+def _span(plan: Plan, from_us: int, to_us: int, ahead_us: int) -> Span | None:
     if not plan.from_us and not plan.to_us:
         return None
     slack_us = SKEW_US + round(plan.max_transaction_seconds * 1e6)
-    return Span(max(0, from_us - slack_us), to_us + slack_us if plan.to_us else 1 << 52)
+    return Span(max(0, from_us - slack_us), to_us + slack_us if plan.to_us else 1 << 52, ahead_us)

@@ -169,9 +169,10 @@ class Database:
         if half_message.name not in self.tables:
             return None
         if drill is None:
-            edges = self._id_edges(half_message.c.transaction_id, span)
-            guarded = self._has_odd(half_message.name, "transaction_id", edges, self._sql.is_id("transaction_id"))
-            conditions = conditions_of("transaction_id", edges)
+            edges, odd = self._id_edges(half_message.c.transaction_id, span), self.odd_ids(half_message, span)
+            is_sound = self._sql.is_id("transaction_id")
+            guarded = bool(odd) or self._has_odd(half_message.name, "transaction_id", edges, is_sound)
+            conditions = conditions_of("transaction_id", edges) + odd
         else:
             conditions, guarded = drill.conditions("transaction_id"), self._sql.is_strict
         columns = (
@@ -188,7 +189,8 @@ class Database:
     def transactions(self, spark: SparkSession, span: Span | None, condition: str) -> DataFrame:
         """(id): the transactions of rows of half_message with ids made in `span` for which a condition holds."""
         edges = self._id_edges(half_message.c.transaction_id, span)
-        conditions = [f"({within}) AND {condition}" for within in conditions_of("transaction_id", edges)]
+        within = conditions_of("transaction_id", edges) + self.odd_ids(half_message, span)
+        conditions = [f"({part}) AND {condition}" for part in within]
         columns = f"{self._sql.id_bytes('transaction_id', guarded=self._sql.is_strict)} AS id"
         return _with_ids(self._read(spark, half_message.name, columns, conditions, "id binary"))
 
@@ -221,10 +223,10 @@ class Database:
             among += f"created_at >= '{text_of(span.start_us)}' AND "
         return [f"{among}({condition})" for condition in drill.conditions("message_id")]
 
-    def doubled(self, spark: SparkSession, query: str, between: tuple[int, int] | None = None) -> DataFrame:
+    def doubled(self, spark: SparkSession, query: str, between: Span | None = None) -> DataFrame:
         """(message_id, consumer_group, times) of effects that `query` returns more than once.
 
-        `between`: only ids made in [from, to), in microseconds, and what is no id.
+        `between`: only ids of that time, and what is no id.
         `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups.
         """
         try:
@@ -241,8 +243,8 @@ class Database:
         by = "message_id, consumer_group" if "consumer_group" in given else "message_id"
         where = ""
         if between is not None:
-            low, high = (id_at(at_us) for at_us in between)
-            where = f"WHERE (message_id >= '{low}' AND message_id < '{high}') OR message_id < '0' OR message_id >= '1' "
+            (within,) = conditions_of("message_id", [id_at(between.start_us), id_at(between.end_us)])
+            where = f"WHERE {' OR '.join([f'({within})', *between.odd('message_id')])} "
         return self._jdbc(
             spark,
             f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q {where}GROUP BY {by} "
@@ -262,6 +264,7 @@ class Database:
             f"topic, source, {self._sql.microseconds('created_at')} AS half_us"
         )
         conditions = conditions_of("transaction_id", self._id_edges(server_half_message.c.transaction_id, span))
+        conditions += self.odd_ids(server_half_message, span)
         schema = "id binary, no int, producer_group string, state string, topic string, source string, half_us bigint"
         return self._read(spark, server_half_message.name, columns, conditions, schema)
 
@@ -321,6 +324,11 @@ class Database:
         edges = [] if low is None or high is None else [id_at(edge) for edge in edges_of(low, high + 1000, count)]
         ends = ("", "") if span is None else (id_at(span.start_us), id_at(span.end_us))
         return [ends[0], *edges[1:-1], ends[1]]
+
+    def odd_ids(self, table: sa.Table, span: Span | None) -> list[str]:
+        """Conditions for the rows of a table whose ids are of no time, as far as there are any."""
+        conditions = span.odd("transaction_id") if span is not None else []
+        return [c for c in conditions if self.rows(f"SELECT 1 FROM {table.name} WHERE {c} LIMIT 1")]
 
     def _time_edges(self, column: sa.Column[Any], span: Span | None) -> list[str]:
         """Edges that split a table into ranges of a column of instants; only the start of `span` counts."""

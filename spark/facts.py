@@ -44,6 +44,8 @@ class Facts:
     last_us: int = 0
     made_us: int = 0
     """When the newest id in it was made, by its producer's clock."""
+    apart_us: int = 0
+    """The most that the time of a half and that in its id lie apart."""
     messages: int = 0
     acks: int = 0
     letters: int = 0

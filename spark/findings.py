@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from notify.spark.by_group import counts_of_groups
 from notify.spark.columns import COMMITTED, ROLLED_BACK
 from notify.spark.life import ABROAD, DATABASE, UNKNOWN, UNMOVED, Groups
+from notify.spark.message_times import event_us
 from notify.spark.misdated import is_misdated
 from notify.spark.unmoved import DROPPED, REFUSED, WAITS
 
@@ -51,6 +52,10 @@ class Terms:
     """Times of which a part of a log could not be read."""
     strangers: frozenset[int] = frozenset()
     """Numbers of databases of which no log has a message: their rows cannot be judged."""
+    ahead_us: int = 1 << 60
+    """No right clock has made an id of this time or later."""
+    whole_from_us: int = 0
+    """All ids are read, and earlier ones are of no transaction that is audited; 0: ids of a time are read."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     committed_there = outcomes.bitwiseAND(COMMITTED) != 0
     rolled_back_there = outcomes.bitwiseAND(ROLLED_BACK) != 0
     sent = queued | committed_there
-    event = event_us(terms.slack_us)
+    event = event_us(terms.slack_us, terms.ahead_us, terms.whole_from_us)
     # A delayed message that is not due yet is not in a queue.
     waits = committed_there & ~queued & (_c("due_us") >= terms.closed_before_us)
     in_doubt = half & ~decided & ~queued
@@ -356,26 +361,6 @@ def _made_since(us: int) -> Column:
     The other times are no evidence: the effect or the place in a queue may be much later than the transaction.
     """
     return _c("made_us") >= us + SKEW_US if us else F.lit(True)
-
-
-def made_us() -> Column:
-    """When a transaction's id was made, by its producer's clock: the column `made_us` of other conditions.
-
-    The number of a partition stands for no value, because there is always one. It keeps Spark from repeating the whole
-    expression, as long as all the others together, in each condition that uses the column.
-    """
-    made = F.conv(F.hex(F.substring("id", 1, 6)), 16, 10).cast("bigint") * 1000
-    return F.coalesce(made, F.spark_partition_id())
-
-
-def event_us(slack_us: int) -> Column:
-    """A message's time: that of its local row, or else its half, its place in a queue, or its effect.
-
-    If that differs by more than `slack_us` from the time in its id, it is the time in the id: tables are read by ids,
-    and so each message is in one window of time.
-    """
-    at_us, made = F.coalesce("t_us", "half_us", "queued_us", "effect_us"), _c("made_us")
-    return F.when(F.abs(at_us - made) <= slack_us, at_us).when(at_us.isNotNull(), made)
 
 
 def classes() -> Column:

@@ -30,6 +30,7 @@ from notify.spark.segments import (
     forget_others,
     has_copy,
     holes_of,
+    is_locked,
     keep_copy,
     longest_unread,
     make_copy,
@@ -69,7 +70,7 @@ class LogInput:
             raise InvalidRequest(
                 f"--log {directory}: the directory has no log (no *.log files); name a server's --data-dir"
             )
-        self.is_served = _is_locked(self.directory / "lock")
+        self.is_served = is_locked(self.directory / "lock")
         self.read_us = 0
         """When `prepare` began, by this machine's clock, which is also the server's."""
         self.dropped_to = 0
@@ -187,6 +188,10 @@ class LogInput:
     def count_from(self, span: Any) -> int:
         """The number of messages in the segments that a span of time may concern; None: all segments."""
         return sum(facts.messages for _, facts in self._written(span.start_us if span else 0))
+
+    def apart_us(self, from_us: int) -> int:
+        """The most that the time of a half, and that in its id, lie apart in segments written after an instant."""
+        return max((facts.apart_us for _, facts in self._written(from_us)), default=0)
 
     def broken(self) -> Iterator[dict[str, Any]]:
         for facts in self.facts:
@@ -386,14 +391,3 @@ def _renumbered(mask: str, names: Sequence[str], groups: Groups, block: int) -> 
         return F.col(mask) if kept == (1 << len(names)) - 1 else F.col(mask).bitwiseAND(F.lit(kept).cast("bigint"))
     parts = [F.when(F.col(mask).bitwiseAND(F.lit(1 << n)) != 0, F.lit(bit)).otherwise(0) for n, bit in known if bit]
     return reduce(lambda a, b: a + b, parts, F.lit(0)).cast("bigint")
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a server has this log open."""
-    # Reads /proc/locks: taking the lock, even for a moment, could keep a server from starting.
-    try:
-        inode = path.stat().st_ino
-        locks = Path("/proc/locks").read_text()
-    except OSError:
-        return False
-    return any(f":{inode} " in line and " FLOCK " in line for line in locks.splitlines())

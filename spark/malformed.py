@@ -41,7 +41,7 @@ def malformed(database: Database, span: Span | None, drill: Drill | None = None)
 
 def _within(table: str, span: Span | None) -> str:
     """The condition for rows of a time. No index of half_message is by time, and its key is: an id is read from where
-    rows of that time stand, or from where no id of these centuries stands."""
+    rows of that time stand, or from where ids of no time stand."""
     if span is None:
         return ""
     times = f" AND created_at >= '{text_of(span.start_us)}' AND created_at < '{text_of(span.end_us)}'"
@@ -51,7 +51,7 @@ def _within(table: str, span: Span | None) -> str:
     places = [
         f"(transaction_id >= '{a}' AND transaction_id < '{b}')" for a, b in ((low, high), (low.upper(), high.upper()))
     ]
-    return f" AND ({' OR '.join(places)} OR transaction_id < '0' OR transaction_id >= '1'){times}"
+    return f" AND ({' OR '.join([*places, *span.odd('transaction_id')])}){times}"
 
 
 def _rows(database: Database, table: str, column: str, where: str) -> tuple[int, Sequence[Any]]:

@@ -12,12 +12,29 @@ ROWS_A_PART = 250_000
 MOST_PARTS = 64
 
 
+EPOCH_US = 1_577_836_800_000_000
+"""The beginning of 2020: an id of an earlier time was made by a clock that was not set."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Microseconds since 1970, [start, end)."""
 
     start_us: int
     end_us: int
+    ahead_us: int = 0
+    """Ids from this instant on, and from before EPOCH_US, are of no time, and belong to each such span; 0: none is."""
+
+    def odd(self, name: str) -> list[str]:
+        """Conditions of SQL for the ids of no time, in a column; what is no id at all is mostly among them."""
+        if not self.ahead_us:
+            return []
+        return [f"{name} < '{id_at(min(EPOCH_US, self.start_us))}'", f"{name} >= '{id_at(self.after_us)}'"]
+
+    @property
+    def after_us(self) -> int:
+        """The first instant after the span whose ids are of no time."""
+        return max(self.ahead_us, self.end_us)
 
 
 def conditions_of(name: str, edges: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from notify.spark.kafka_input import KafkaInput
 from notify.spark.late_inboxes import with_late_inboxes
 from notify.spark.life import Groups
 from notify.spark.log_input import LogInput
+from notify.spark.message_times import event_us, made_us
 from notify.spark.result import Inputs
 from notify.spark.small_table import small_table
 
@@ -55,9 +56,9 @@ class MessageRows:
     def read(self) -> DataFrame:
         """The rows, with the classes of findings that each one is in."""
         groups, coverage = self._groups, self._coverage
-        together = life.together(self._parts(), groups).withColumn("made_us", findings.made_us())
+        together = life.together(self._parts(), groups).withColumn("made_us", made_us())
         # A row with nothing but acks belongs to a message outside of the audited range.
-        event = findings.event_us(coverage.terms.slack_us)
+        event = event_us(coverage.terms.slack_us, coverage.terms.ahead_us, coverage.terms.whole_from_us)
         together = together.where(event.isNotNull() & (event >= coverage.from_us) & (event < coverage.to_us))
         joined = with_late_inboxes(
             self._spark, self._with_expected(together), self._inputs.logs, groups, self.terms.inbox_groups,

@@ -104,6 +104,10 @@ class SegmentScan:
         self._gather(table, sources, np.array(self._digests, np.int64))
         if len(table):
             self.facts.made_us = int(table["id_high"].max() >> 16) * 1000  # an id begins with 48 bits of milliseconds
+        halves = table[table["kind"] == EntryKind.HALF]
+        if len(halves):
+            made_us = (halves["id_high"] >> 16).astype(np.int64) * 1000
+            self.facts.apart_us = int(np.abs(halves["time_us"].astype(np.int64) - made_us).max())
         rows = [dict(zip(CHECKS.names, check, strict=True)) for check in self._checks]
         self.checks = pa.Table.from_pylist(rows, CHECKS)
         self.letters = pa.Table.from_pylist(self._letters, LETTERS)

@@ -6,15 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from notify import ids
 from notify.spark.catalog import Bridged
 from notify.spark.databases import Database
+from notify.spark.life import Groups
 from notify.spark.log_input import LogInput
-from notify.spark.ranges import Span
+from notify.spark.message_times import made_us
+from notify.spark.ranges import EPOCH_US, Span
 from notify.spark.result import Found
 from notify.spark.small_table import small_table
 from notify.storage.groups import SettleKind
@@ -100,11 +102,36 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> tuple[lis
     return cases, count
 
 
-def doubled(
-    spark: SparkSession, database: Database, query: str, between: tuple[int, int] | None
-) -> tuple[list[Found], int]:
+def misdated(spark: SparkSession, log: LogInput, span: Span, judged: Span, slack_us: int) -> tuple[list[Found], int]:
+    """Halves that were stored in the time `judged`, with ids of another time that is not in `span`, and how many there
+    are. Their local rows are not read. `slack_us`: how far the two times may lie apart."""
+    stored = log.stored(spark, Groups([]), span.start_us) if log.apart_us(span.start_us) > slack_us else None
+    if stored is None:
+        return [], 0
+    of_time = F.col("half_us").between(judged.start_us, judged.end_us - 1)
+    is_apart = F.abs(F.col("half_us") - made_us()) > slack_us
+    halves = stored.where(of_time & is_apart & ~_is_within(span)).select("id", "no", "topic", "half_us").distinct()
+    cases = []
+    shown, count = most_of(halves)
+    for row in shown:
+        transaction = bytes(row["id"])
+        hours = (row["half_us"] / 1000 - ids.milliseconds(transaction)) / 3.6e6
+        text = (
+            f"the half is dated {abs(hours):,.2f} hours {'after' if hours > 0 else 'before'} its id was made; its local "
+            "row is not among what was read"
+        )
+        cases.append(
+            Found(
+                "MISDATED", ids.to_text(transaction), row["no"], text, log.catalog.topics.get(row["topic"], ""),
+                at_us=row["half_us"], log=log.name, evidence={"half_us": row["half_us"]},
+            )
+        )  # fmt: skip
+    return cases, count
+
+
+def doubled(spark: SparkSession, database: Database, query: str, between: Span | None) -> tuple[list[Found], int]:
     """Effects that the user's query names more than once, and how many there are. One of them may be no message
-    id. `between`: [from, to) in microseconds, by the ids."""
+    id. `between`: only those with ids of that time."""
     cases = []
     shown, count = most_of(database.doubled(spark, query, between))
     for row in shown:
@@ -130,9 +157,18 @@ def doubled(
 
 
 def within(rows: DataFrame, span: Span | None) -> DataFrame:
-    """The rows whose ids were made in the span."""
-    if span is None:
-        return rows
-    first = F.lit(bytes(max(0, span.start_us // 1000).to_bytes(6)))
-    last = F.lit(bytes(min(span.end_us // 1000, (1 << 48) - 1).to_bytes(6)))
-    return rows.where((F.col("id") >= first) & (F.col("id") < last))
+    """The rows whose ids were made in the span, or are of no time."""
+    return rows if span is None else rows.where(_is_within(span))
+
+
+def _is_within(span: Span) -> Column:
+    chosen = (F.col("id") >= _beginning(span.start_us)) & (F.col("id") < _beginning(span.end_us))
+    if span.ahead_us:
+        chosen |= F.col("id") < _beginning(min(EPOCH_US, span.start_us))
+        chosen |= F.col("id") >= _beginning(span.after_us)
+    return chosen
+
+
+def _beginning(us: int) -> Column:
+    """The first bytes of ids made at an instant."""
+    return F.lit(min(max(0, us // 1000), (1 << 48) - 1).to_bytes(6))

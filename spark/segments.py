@@ -75,6 +75,17 @@ def segments_of(directory: Path) -> tuple[list[SegmentFile], list[str]]:
     return files, problems
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a server has a log open. `path`: of the file that it locks."""
+    # Reads /proc/locks: taking the lock, even for a moment, could keep a server from starting.
+    try:
+        inode = path.stat().st_ino
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    return any(f":{inode} " in line and " FLOCK " in line for line in locks.splitlines())
+
+
 # --- copies -------------------------------------------------------------------------------------------------------
 
 

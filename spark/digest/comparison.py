@@ -18,6 +18,7 @@ from notify.spark.digest.slots import SLOT_US
 from notify.spark.digest.tables import LocalSlot, TableSlots, topic_text
 from notify.spark.in_time import COUNTED
 from notify.spark.life import ABROAD
+from notify.spark.ranges import EPOCH_US
 
 _NO_LOG = LogSlot()
 
@@ -75,7 +76,9 @@ class Comparison:
             low_us, high_us = self._times(slot, log)
             start_us, end_us = slot * SLOT_US, (slot + 1) * SLOT_US
             coverage = self._coverage
-            if max(high_us, end_us) <= coverage.from_us or min(low_us, start_us) >= coverage.to_us:
+            is_odd = start_us >= coverage.terms.ahead_us or end_us <= EPOCH_US
+            is_outside = max(high_us, end_us) <= coverage.from_us or min(low_us, start_us) >= coverage.to_us
+            if is_outside and not (is_odd and any(slot in rows for rows in self._effects)):
                 continue
             slack_us = coverage.terms.slack_us
             is_inside = coverage.from_us <= low_us and high_us < coverage.to_us

@@ -95,7 +95,8 @@ class TableDigest:
         begun = []
         tables = self._database.tables
         if half_message.name in tables:
-            for condition in conditions_of("transaction_id", self._id_edges()):
+            odd = self._database.odd_ids(half_message, self._span)
+            for condition in conditions_of("transaction_id", self._id_edges()) + odd:
                 begun.append(pool.submit(self._ask, self._local_query(condition), self._take_local))
         if notify_inbox.name in tables:
             for condition in conditions_of("created_at", self._time_edges()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,15 +12,32 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from notify import ids
+from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.malformed import malformed
 from notify.spark.result import Plan, Result
+from notify.storage.groups import SettleKind
+from notify.storage.log.store import LogStore
+from notify.storage.records import State
 from notify.storage.sql.rows import moment_of
 from tests.audit.audited import PLAN
-from tests.audit.trade import COUNT, STEP_US, Trade, effect_of, make_trade, row_of
+from tests.audit.trade import (
+    AGO_US,
+    COUNT,
+    STEP_US,
+    TOPICS,
+    WITH_INBOX,
+    WITHOUT_INBOX,
+    Trade,
+    effect_of,
+    half_of,
+    make_trade,
+    row_of,
+)
 from tests.support.databases import empty_database
 
 HOURS_US = 3 * 3_600_000_000
@@ -125,6 +143,55 @@ def test_a_conflict_that_is_dated_back_is_in_one_window(spark: Any, trade: Trade
         ]
     ]
     assert conflicts == [[None, {trade.message(100)}, None]]
+
+
+DAYS_US = 3 * 86_400_000_000
+
+
+def made_at(us: int, number: int) -> bytes:
+    """A transaction id of this time."""
+    return transaction_id(10 * COUNT + number, us)
+
+
+async def stored(trade: Trade, names: Sequence[bytes]) -> None:
+    """Let the shop send messages with these ids, which are delivered and settled."""
+    now_us = trade.at(COUNT)
+    store = LogStore(trade.log, clock=lambda: now_us)
+    await store.open(now_us)
+    made = [replace(half_of(trade, 0), id=name) for name in names]
+    await store.put(made, now_us)
+    await store.decide([(t.id, t.producer_group, State.COMMITTED) for t in made], now_us + 1000)
+    for group in (WITH_INBOX, WITHOUT_INBOX):
+        await store.settle(group, TOPICS["shop"], 0, [(COUNT // 2, len(names))], SettleKind.ACK, now_us + 2000)
+    now_us += AGO_US // 2
+    await store.checkpoint()
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["full", "digest", "window", "watch"])
+def test_ids_of_a_clock_that_is_days_off_are_found(spark: Any, trade: Trade, what: str) -> None:
+    """Whether the message is lost or delivered, in an audit of everything and in one of a window."""
+    ahead_us, unset_us, behind_us = trade.at(COUNT) + DAYS_US, DAYS_US, trade.at(COUNT) - DAYS_US
+    lost = [made_at(ahead_us, 0), made_at(unset_us, 1)]
+    delivered = [made_at(ahead_us, 2), made_at(unset_us, 3), made_at(behind_us, 4)]
+    asyncio.run(stored(trade, delivered))
+    at = moment_of(trade.at(COUNT))
+    names = [ids.to_text(name) for name in (*lost, *delivered)]
+    insert(trade, "shop", half_message, [row_of(trade, 0, transaction_id=name, created_at=at) for name in names])
+    effects = [effect_of(trade, 0, message_id=f"{ids.to_text(name)}.0", created_at=at) for name in delivered]
+    insert(trade, "points", notify_inbox, effects)
+    window = {"from_us": trade.first_us, "to_us": trade.at(COUNT) + STEP_US}
+    plan = replace(PLAN, method=what) if what in ("full", "digest") else replace(PLAN, **window)
+    result = audited(spark, trade, replace(plan, closes_by_clock=what == "watch"))
+    assert found(result) == {"LOST": {f"{name}.0" for name in names[:2]}, "MISDATED": {f"{name}.0" for name in names}}
+    assert result.reasons == [] and result.counts["MISDATED"] == len(names)
+
+
+def test_an_inbox_row_of_an_id_of_no_time_is_found(spark: Any, trade: Trade) -> None:
+    name = f"{ids.to_text(made_at(trade.at(COUNT) + DAYS_US, 0))}.0"
+    insert(trade, "points", notify_inbox, [effect_of(trade, 0, message_id=name)])
+    for plan in (replace(PLAN, method="digest"), replace(PLAN, from_us=trade.first_us)):
+        assert found(audited(spark, trade, plan)).get("ORPHAN_ROW") == {name}
 
 
 IDS = {
