@@ -226,8 +226,9 @@ class Audit:
         terms, deliver_us = coverage.terms, round(self._plan.deliver_seconds * 1e6)
         joined = joined_us(self._inputs.logs)
         return InTime(
-            terms.settled_before_us, deliver_us, joined, terms.inbox_from_us, self._inbox_groups, filtered(self._inputs)
-        )
+            terms.settled_before_us, deliver_us, joined, terms.inbox_from_us, self._inbox_groups,
+            filtered(self._inputs), terms.inbox_until_us,
+        )  # fmt: skip
 
     def _grain(self, rows: DataFrame, topics: Mapping[int, str], coverage: Coverage) -> Grain:
         bucket_us = round(self._plan.bucket_seconds * 1e6)
@@ -294,12 +295,8 @@ class Audit:
                 [searches.corrupt(log, broken) for broken in log.broken() if coverage.holds(broken["time_us"])],
             )
             self._add_gaps(coverage, log.name, log.catalog.bridges)
-            if coverage.span is not None and coverage.between is not None:
-                slack_us = coverage.terms.slack_us
-                self._add(
-                    "MISDATED",
-                    *searches.misdated(self._spark, log, coverage.span, coverage.between, slack_us),
-                )
+            apart = searches.misdated(self._spark, log, coverage.span, coverage.between, coverage.terms.slack_us)
+            self._add("MISDATED", *apart)
             self._progress("checking the order")
             self._add("DISORDER", *searches.disorder(self._spark, log, coverage.span))
             self._add_dead(dead.of_log(self._spark, log, coverage.from_us, coverage.to_us))

@@ -11,9 +11,12 @@ from pyspark.sql import functions as F
 from notify.spark.life import Groups
 
 
-def counts_of_groups(groups: Groups, inbox_groups: Collection[str], inbox_from_us: int) -> dict[str, Column]:
-    """The columns of these counts. `inbox_groups`: groups whose inbox was read; `inbox_from_us`: older rows of inboxes
-    may have been purged (microseconds since 1970)."""
+def counts_of_groups(
+    groups: Groups, inbox_groups: Collection[str], inbox_from_us: int, inbox_until_us: int
+) -> dict[str, Column]:
+    """The columns of these counts. `inbox_groups`: groups whose inbox was read. Rows of inboxes from before
+    `inbox_from_us` (microseconds since 1970) may have been purged; those from `inbox_until_us` on may not have come to
+    a copy of their database yet (0: all have)."""
 
     def mask(name: str, block: int) -> Column:
         return F.coalesce(F.col(f"{name}{block}"), F.lit(0).cast("bigint"))
@@ -40,9 +43,11 @@ def counts_of_groups(groups: Groups, inbox_groups: Collection[str], inbox_from_u
     # The inbox has no rows from before its first purge, so older acknowledgements prove nothing. Kafka does not say
     # when a message was acknowledged: not before it was in its queue.
     acked_in_time = F.coalesce("acked_us", "queued_us") >= inbox_from_us
+    unseen = F.coalesce("last_acked_us", F.lit(inbox_until_us)) >= inbox_until_us if inbox_until_us else F.lit(False)
     return {
         "missing_groups": count(without("expected", "settled")),
-        "effectless_groups": F.when(acked_in_time, effectless).otherwise(0),
+        "effectless_groups": F.when(acked_in_time & ~unseen, effectless).otherwise(0),
+        "unseen_groups": F.when(acked_in_time & unseen, effectless).otherwise(0),
         "attempted_groups": count(lambda block: mask("attempted", block)),
         "effect_groups": count(lambda block: mask("effects", block)),
         "strange_groups": F.when(F.col("place").isNotNull(), count(strange)).otherwise(0),

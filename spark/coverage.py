@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 
 from notify.spark import searches
+from notify.spark.databases import Database
 from notify.spark.digest.drill import Drill
 from notify.spark.findings import SKEW_US, Terms
 from notify.spark.proof import Proof
 from notify.spark.ranges import Span
+from notify.spark.replicas import unseen_from
 from notify.spark.result import Covered, Inputs, Plan, Result
 from notify.spark.times import instant_text
 from notify.spark.unmoved import bridged_us, bridges_of
@@ -71,8 +73,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     for database in inputs.databases:
         rows, inbox = database.purged()
         rows_from, inbox_from = max(rows_from, rows), max(inbox_from, inbox)
-        clock = f"clock {database.clock_offset_us / 1e6:+.3f} s"
-        _note(result, f"database {database.name}", database.kind, database.now_us, rows, clock)
+    copies_us = [us for database in inputs.databases if (us := _note_database(database, result)) is not None]
     log_from = _note_queues(inputs, result)
     for storage in inputs.storages:
         _note(result, f"storage {storage.name}", storage.kind, storage.now_us, 0, "halves and outcomes")
@@ -89,9 +90,12 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     proof.of_logs()
     origins = proof.of_sources()
     strangers = proof.strangers()
-    watermark_us = now_us if plan.closes_by_clock else min(entry["watermark_us"] for entry in result.inputs)
+    originals = [entry["watermark_us"] for entry in result.inputs if not entry.get("is_copy")]
+    watermark_us = now_us if plan.closes_by_clock else min(originals)
+    read_us = max(queues.watermark_us for queues in (*inputs.logs, *inputs.kafka))
     skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
-    closed_before_us = watermark_us - longest_us - skew_us
+    # Also by the clock: what a copy lacks proves nothing.
+    closed_before_us = min([watermark_us, *copies_us]) - longest_us - skew_us
     terms = Terms(
         closed_before_us=closed_before_us,
         settled_before_us=watermark_us - round(plan.deliver_seconds * 1e6),
@@ -99,6 +103,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         inbox_groups=inbox_groups,
         rows_from_us=rows_from,
         inbox_from_us=inbox_from,
+        inbox_until_us=unseen_from(copies_us, read_us, skew_us),
         log_from_us=log_from,
         slack_us=slack_us,
         bridged_us=_bridged_us(inputs),
@@ -138,6 +143,27 @@ def _holes(inputs: Inputs, now_us: int) -> tuple[tuple[int, int], ...]:
     if len(holes) > MOST_HOLES:
         holes = [(holes[0][0], max(end for _, end in holes))]
     return tuple(holes)
+
+
+def _note_database(database: Database, result: Result) -> int | None:
+    """Note a database; and if it follows another one, up to when it has all that was committed there."""
+    name, now_us = f"database {database.name}", database.now_us
+    rows_from_us, _ = database.purged()
+    clock = f"clock {database.clock_offset_us / 1e6:+.3f} s"
+    replica = database.replica()
+    if replica is None:
+        _note(result, name, database.kind, now_us, rows_from_us, clock)
+        return None
+    until = f"until {instant_text(replica.until_us)}" if replica.until_us else f"is not known: {replica.why}"
+    if not replica.until_us:
+        result.reasons.append(
+            f"{name} follows another one, and how current it is, {until}. Name the primary with --database"
+        )
+    expected = "all that its primary committed"
+    result.coverage.append(Covered(name, "copy", expected, until, is_whole=bool(replica.until_us)))
+    _note(result, name, database.kind, min(now_us, replica.until_us), rows_from_us, f"{clock}; a copy of its primary")
+    result.inputs[-1]["is_copy"] = True
+    return replica.until_us
 
 
 def _note_queues(inputs: Inputs, result: Result) -> int:

@@ -25,6 +25,7 @@ from notify.spark.columns import source_of
 from notify.spark.digest.drill import Drill
 from notify.spark.expressions import Expressions
 from notify.spark.ranges import FIRST_ID, LAST_ID, Span, conditions_of, edges_of, id_at, made_us
+from notify.spark.replicas import Replica, replica_of
 from notify.spark.unmoved import UNMOVED_SQL
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of
@@ -112,6 +113,11 @@ class Database:
             return ""
         with self.reading() as connection:
             return str(connection.execute(sa.select(notify_source.c.id)).scalar() or "")
+
+    def replica(self) -> Replica | None:
+        """How current this database is; None for one that follows no other."""
+        with self.reading() as connection:
+            return replica_of(connection, self.kind, self.now_us)
 
     def purged(self) -> tuple[int, int]:
         """Instants in microseconds before which local rows, and inbox rows, may be purged; 0: none was."""

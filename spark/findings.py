@@ -42,6 +42,8 @@ class Terms:
     rows_from_us: int = 0
     """Local rows before this may have been purged."""
     inbox_from_us: int = 0
+    inbox_until_us: int = 0
+    """Later rows of inboxes may not have come to a copy of their database yet; 0: all have."""
     log_from_us: int = 0
     """Older parts of the log may have been deleted."""
     slack_us: int = SKEW_US
@@ -272,8 +274,9 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
         | (orphan & after_hole)
         | (ghost & without_half & after_hole)
         | (undelivered & before_hole)
+        | (queued & (_c("unseen_groups") > 0))
     )
-    return life.withColumns(counts_of_groups(groups, terms.inbox_groups, terms.inbox_from_us)).withColumns(
+    return life.withColumns(_counts(terms, groups)).withColumns(
         {
             "event_us": event,
             "is_queued": queued,
@@ -290,6 +293,10 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
             **_oddities(state, terms, groups),
         }
     )
+
+
+def _counts(terms: Terms, groups: Groups) -> dict[str, Column]:
+    return counts_of_groups(groups, terms.inbox_groups, terms.inbox_from_us, terms.inbox_until_us)
 
 
 def _oddities(state: Column, terms: Terms, groups: Groups) -> dict[str, Column]:

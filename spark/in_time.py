@@ -36,6 +36,8 @@ class InTime:
     """Consumer groups whose inbox was read."""
     with_filter: frozenset[str]
     """Those whose subscriptions leave messages out: what they skipped has no effect rightly."""
+    inbox_until_us: int = 0
+    """Inbox rows from this instant on may not have come to a copy of their database yet; 0: all have."""
 
     def counts(self, groups: Groups) -> dict[str, Column]:
         """The aggregates COUNTED over rows of spark.rows.MessageRows."""
@@ -45,6 +47,8 @@ class InTime:
         settled = reduce(Column.__and__, [_none(_without("expected", "settled", b)) for b in range(groups.blocks)])
         delivered = due & queued & settled & self.is_prompt()
         is_known = F.coalesce("acked_us", "queued_us") >= self.inbox_from_us
+        if self.inbox_until_us:
+            is_known &= F.coalesce("last_acked_us", F.lit(self.inbox_until_us)) < self.inbox_until_us
         effects = reduce(Column.__and__, [_none(self._effectless(groups, b)) for b in range(groups.blocks)])
         return {
             "due": F.count_if(due),

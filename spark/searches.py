@@ -102,10 +102,14 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> tuple[lis
     return cases, count
 
 
-def misdated(spark: SparkSession, log: LogInput, span: Span, judged: Span, slack_us: int) -> tuple[list[Found], int]:
-    """Halves that were stored in the time `judged`, with ids of another time that is not in `span`, and how many there
-    are. Their local rows are not read. `slack_us`: how far the two times may lie apart."""
-    stored = log.stored(spark, Groups([]), span.start_us) if log.apart_us(span.start_us) > slack_us else None
+def misdated(
+    spark: SparkSession, log: LogInput, span: Span | None, judged: Span | None, slack_us: int
+) -> tuple[list[Found], int]:
+    """Halves that were stored in the time `judged`, with ids of another time that is not in `span` (None: all ids are),
+    and how many there are. Their local rows are not read. `slack_us`: how far the two times may lie apart."""
+    if span is None or judged is None or log.apart_us(span.start_us) <= slack_us:
+        return [], 0
+    stored = log.stored(spark, Groups([]), span.start_us)
     if stored is None:
         return [], 0
     of_time = F.col("half_us").between(judged.start_us, judged.end_us - 1)
@@ -117,8 +121,8 @@ def misdated(spark: SparkSession, log: LogInput, span: Span, judged: Span, slack
         transaction = bytes(row["id"])
         hours = (row["half_us"] / 1000 - ids.milliseconds(transaction)) / 3.6e6
         text = (
-            f"the half is dated {abs(hours):,.2f} hours {'after' if hours > 0 else 'before'} its id was made; its local "
-            "row is not among what was read"
+            f"the half is dated {abs(hours):,.2f} hours {'after' if hours > 0 else 'before'} its id was made; "
+            "its local row was not read"
         )
         cases.append(
             Found(

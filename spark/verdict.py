@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from notify.spark.result import Plan, Result
 from notify.spark.times import instant_text
@@ -29,15 +30,8 @@ def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
             f"none of {totals['committed']} committed messages is in a queue, and none of {totals['in_queues']} "
             "messages in queues was committed in a given database: these inputs may not belong together"
         )
-    if not plan.closes_by_clock:
-        for entry in result.inputs:
-            behind_us = min(newest_row_us, now_us) - entry["watermark_us"]
-            if behind_us > longest_us and result.counts.get("PENDING"):
-                result.reasons.append(
-                    f"{entry['input']} ends at {instant_text(entry['watermark_us'])}, and the databases have "
-                    f"transactions until {instant_text(newest_row_us)}: it is stale, and the time in between "
-                    "cannot be judged"
-                )
+    if result.counts.get("PENDING"):
+        result.reasons += _stale(plan, result, newest_row_us, now_us)
     if plan.to_us and result.closed_us < min(plan.to_us, now_us - longest_us - 60_000_000):
         result.reasons.append(
             f"transactions after {instant_text(result.closed_us)} are not closed yet, and --to is later"
@@ -49,3 +43,22 @@ def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
             f"{instant_text(slowest['watermark_us'])}"
         )
     result.verdict = "FINDINGS" if result.has_findings else "INCONCLUSIVE" if result.reasons else "PASS"
+
+
+def _stale(plan: Plan, result: Result, newest_row_us: int, now_us: int) -> Iterator[str]:
+    """Reasons why some transactions are PENDING: the inputs that end before the others."""
+    longest_us = round(plan.max_transaction_seconds * 1e6)
+    for entry in result.inputs:
+        until_us = entry["watermark_us"]
+        if entry.get("is_copy"):
+            # How current it is may not be known, which is a reason of its own.
+            if until_us and (plan.closes_by_clock or now_us - until_us > longest_us):
+                yield (
+                    f"{entry['input']} is a copy, which has what its primary committed until {instant_text(until_us)}: "
+                    "what came later cannot be judged"
+                )
+        elif not plan.closes_by_clock and min(newest_row_us, now_us) - until_us > longest_us:
+            yield (
+                f"{entry['input']} ends at {instant_text(until_us)}, and the databases have transactions until "
+                f"{instant_text(newest_row_us)}: it is stale, and the time in between cannot be judged"
+            )

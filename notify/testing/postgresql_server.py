@@ -51,6 +51,19 @@ class PostgreSqlServer:
         self.start()
         return self
 
+    def follow(self, primary: PostgreSqlServer) -> PostgreSqlServer:
+        """Become a standby of another server, with a copy of its data, and start."""
+        subprocess.run(
+            [
+                self._programs / "pg_basebackup", "-D", self.directory / "data", "-h", "127.0.0.1",
+                "-p", str(primary.port), "-U", "postgres", "-c", "fast", "-R",
+                *(["--no-sync"] if self._unsynced else []),
+            ],
+            check=True, cwd=self.directory, stdout=subprocess.DEVNULL, user=self._user, group=self._user,
+        )  # fmt: skip
+        self.start()
+        return self
+
     def start(self) -> None:
         """Start on the same data and port, and wait until it takes connections."""
         self.process = subprocess.Popen(

@@ -17,6 +17,7 @@ from notify.spark.explain.records import Record, records_of
 from notify.spark.explain.repairs import Sent, decisions_of, origin_of, repairs_of
 from notify.spark.findings import SKEW_US
 from notify.spark.ranges import Span
+from notify.spark.replicas import unseen_from
 from notify.spark.result import Inputs
 from notify.spark.unmoved import bridged_us, bridges_of
 from notify.wire import instant
@@ -133,6 +134,8 @@ def _events(repairs: Sequence[Sent], decisions: Sequence[Record]) -> list[Event]
 def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -> Terms:
     now_us = time.time_ns() // 1000
     logs = [log.watermark_us for log in inputs.logs] + [kafka.watermark_us for kafka in inputs.kafka]
+    copies = [replica.until_us for database in inputs.databases if (replica := database.replica()) is not None]
+    skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
     watermark_us = min([now_us, *logs])
     purged = [database.purged() for database in inputs.databases]
     slack_us = SKEW_US + longest_us
@@ -140,10 +143,11 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
     log_from_us = max([log.first_us for log in inputs.logs] + [kafka.first_us for kafka in inputs.kafka], default=0)
     doubts = [problem for log in inputs.logs for problem in (*log.problems, *log.unread(max(0, first_us - slack_us)))]
     return Terms(
-        closed_before_us=watermark_us - longest_us,
+        closed_before_us=min([watermark_us, *copies]) - longest_us,
         settled_before_us=watermark_us - deliver_us,
         rows_from_us=max((rows for rows, _ in purged), default=0),
         inbox_from_us=max((inbox for _, inbox in purged), default=0),
+        inbox_until_us=unseen_from(copies, max(logs, default=now_us), skew_us),
         log_from_us=log_from_us,
         sources=frozenset(source_hash(s) for database in inputs.databases if (s := database.source_id())),
         producer_groups=_with_rows(inputs, history),

@@ -24,6 +24,8 @@ class Terms:
     rows_from_us: int
     """Local rows from before this may have been purged."""
     inbox_from_us: int
+    inbox_until_us: int
+    """Inbox rows from this instant on may not have come to a copy of their database yet; 0: all have."""
     log_from_us: int
     """Older parts of the logs may have been deleted."""
     sources: frozenset[int]
@@ -155,6 +157,7 @@ class _Judged:
             group
             for group in acked
             if (t.settled[group].at_us or t.queued_us) >= max(terms.inbox_from_us, t.inboxes_from.get(group, 0))
+            and not 0 < terms.inbox_until_us <= (t.settled[group].at_us or terms.inbox_until_us)
         }
         if lacking := sorted((judged & terms.inbox_groups) - t.effects.keys() - t.letters.keys()):
             yield "ACKED_NO_EFFECT", f"{', '.join(lacking)} acknowledged it, and the inbox has no row of it"

@@ -1,0 +1,82 @@
+"""A given database that follows another one (a standby, a replica): up to when it has what that one committed.
+
+What it lacks since then is no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+_SECOND_US = 1_000_000
+_LAGS = ("Seconds_Behind_Source", "Seconds_Behind_Master")
+_ACCESS_DENIED = (1227, 1044, 1045)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """`until_us`: it has all that was committed before, in microseconds since 1970; 0 if that is not known, and
+    `why`."""
+
+    until_us: int
+    why: str = ""
+
+
+def replica_of(connection: sa.Connection, kind: str, now_us: int) -> Replica | None:
+    """How current a database is; None for one that follows no other. `now_us`: now by its own clock."""
+    if kind == "postgresql":
+        return _of_postgresql(connection)
+    return _of_mysql(connection, now_us) if kind == "mysql" else None
+
+
+# The receiver notes with each message how far the primary was when that was sent. A standby that has replayed so far
+# has all from before, also where the primary has been idle since its last commit. Only some roles may see it.
+_STANDBY = """
+SELECT CAST(date_part('epoch', pg_last_xact_replay_timestamp()) * 1000000 AS bigint) AS replayed_us,
+    (SELECT CAST(date_part('epoch', last_msg_send_time) * 1000000 AS bigint) FROM pg_stat_wal_receiver
+     WHERE status = 'streaming' AND pg_last_wal_replay_lsn() >= latest_end_lsn) AS received_us
+"""
+
+
+def unseen_from(copies_us: Sequence[int], read_us: int, skew_us: int) -> int:
+    """From when on rows may not have come to a copy yet, though queues that were read at `read_us` know of them; 0: all
+    have. `copies_us`: how current the copies are; `skew_us`: how far their clocks are off."""
+    until_us = min(copies_us, default=read_us + skew_us) - skew_us
+    return 0 if until_us >= read_us else max(1, until_us)
+
+
+def _of_postgresql(connection: sa.Connection) -> Replica | None:
+    if not connection.exec_driver_sql("SELECT pg_is_in_recovery()").scalar():
+        return None
+    row = connection.exec_driver_sql(_STANDBY).one()
+    until_us = max(row.replayed_us or 0, row.received_us or 0)
+    return Replica(until_us, "" if until_us else "it has replayed no transaction since it started")
+
+
+def _of_mysql(connection: sa.Connection, now_us: int) -> Replica | None:
+    is_mariadb = getattr(connection.dialect, "is_mariadb", False)
+    try:
+        query = "SHOW ALL SLAVES STATUS" if is_mariadb else "SHOW REPLICA STATUS"
+        channels = [dict(row) for row in connection.exec_driver_sql(query).mappings()]
+    except sa.exc.DBAPIError as error:
+        if getattr(error.orig, "args", (0,))[0] not in _ACCESS_DENIED:
+            raise
+        if not _is_read_only(connection):
+            return None
+        right = "REPLICA MONITOR" if is_mariadb else "REPLICATION CLIENT"
+        return Replica(0, f"it is read-only, and its replication may not be seen (grant {right})")
+    lags = [next((row[name] for name in _LAGS if name in row), None) for row in channels]
+    if not lags:
+        return None
+    if any(lag is None for lag in lags):
+        return Replica(0, "its replication does not run")
+    # A lag is in whole seconds.
+    return Replica(now_us - (max(int(lag) for lag in lags if lag is not None) + 1) * _SECOND_US)
+
+
+def _is_read_only(connection: sa.Connection) -> bool:
+    value: Any = connection.exec_driver_sql("SELECT @@global.read_only").scalar()
+    return str(value).upper() not in ("0", "OFF")

@@ -1,0 +1,172 @@
+"""Databases that follow others: what a copy lacks because it lags is no finding."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify import ids
+from notify.client import create_tables
+from notify.client.table import half_message, notify_inbox, notify_source
+from notify.spark.audit import Audit
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
+from notify.spark.replicas import unseen_from
+from notify.spark.result import Inputs, Result
+from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.postgresql_server import PostgreSqlServer
+from notify.testing.reachable import NotAvailable
+from tests.audit.audited import AT_ONCE
+from tests.audit.trade import WITH_INBOX, Trade, effect_of, make_trade, row_of
+from tests.support.clock import eventually
+
+SECOND_US = 1_000_000
+COPIED = ("shop", WITH_INBOX)
+"""The services whose databases are read from the standby."""
+
+
+def run(url: str, *statements: Any) -> None:
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in statements:
+            connection.execute(sa.text(statement) if isinstance(statement, str) else statement)
+    engine.dispose()
+
+
+def of(url: str, name: str) -> str:
+    """The URL of another database of a server."""
+    return sa.make_url(url).set(database=name).render_as_string(hide_password=False)
+
+
+@pytest.fixture(scope="module")
+def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """URLs of a primary, and of its standby."""
+    servers: list[PostgreSqlServer] = []
+    try:
+        try:
+            for name in ("primary", "standby"):
+                servers.append(PostgreSqlServer(tmp_path_factory.mktemp(name), durable=False))
+        except NotAvailable as reason:
+            pytest.skip(str(reason))
+        servers[0].create()
+        servers[1].follow(servers[0])
+        yield servers[0].url, servers[1].url
+    finally:
+        for server in reversed(servers):
+            server.stop()
+
+
+def begin(primary: str, trade: Trade) -> None:
+    """Make the tables, with a row each that is replaced later on."""
+    at = sa.text("clock_timestamp() AT TIME ZONE 'utc'")
+    for service in COPIED:
+        run(primary, f"CREATE DATABASE {service}")
+        engine = sa.create_engine(of(primary, service))
+        create_tables(engine)
+        engine.dispose()
+        run(of(primary, service), notify_source.update().values(id=trade.source(service)))
+    name = ids.to_text(ids.new_id())
+    run(of(primary, "shop"), half_message.insert().values(row_of(trade, 0, transaction_id=name, created_at=at)))
+    effect = effect_of(trade, 0, message_id=f"{name}.0", created_at=at)
+    run(of(primary, WITH_INBOX), notify_inbox.insert().values(effect))
+
+
+def fill(primary: str, trade: Trade) -> None:
+    """Write the rows of a trade instead."""
+    for service, table in zip(COPIED, (half_message, notify_inbox), strict=True):
+        engine = sa.create_engine(trade.url(service))
+        with engine.connect() as connection:
+            rows = [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+        engine.dispose()
+        run(of(primary, service), table.delete(), table.insert().values(rows))
+
+
+def audited(spark: Any, trade: Trade, copy: str, scratch: Path) -> Result:
+    with contextlib.ExitStack() as stack:
+        databases = [Database(of(copy, service), service) for service in COPIED]
+        databases.append(Database(trade.url("bank"), "bank"))
+        for database in databases:
+            stack.callback(database.close)
+        return Audit(spark, AT_ONCE, Inputs(databases, [LogInput(trade.log)]), scratch).run()
+
+
+def test_what_a_standby_lacks_yet_is_pending(spark: Any, standby: tuple[str, str], tmp_path: Path) -> None:
+    primary, copy = standby
+    begin(primary, Trade(tmp_path / "none", 0))
+    database = Database(of(primary, WITH_INBOX), "primary")
+    assert database.replica() is None
+    database.close()
+
+    def has(service: str, table: sa.Table, count: int) -> bool:
+        with contextlib.suppress(Exception), contextlib.closing(Database(of(copy, service), service)) as there:
+            return there.rows(f"SELECT count(*) FROM {table.name}")[0][0] == count
+        return False
+
+    eventually(lambda: has("shop", half_message, 1) and has(WITH_INBOX, notify_inbox, 1), "the copy to have the tables")
+    run(copy, "SELECT pg_wal_replay_pause()")
+    begun = int(time.time())
+    eventually(lambda: time.time() > begun + 2, "the trade to begin after the copy has paused")
+    trade = make_trade(tmp_path / "trade", step_us=1000, count=20, ago_us=0)
+    fill(primary, trade)
+    eventually(lambda: time.time() * 1e6 > trade.at(trade.count) + 2 * SECOND_US, "the trade to be over")
+    result = audited(spark, trade, copy, tmp_path / "scratch")
+    found = {name: count for name, count in result.counts.items() if count and name != "PENDING"}
+    assert (result.verdict, found) == ("INCONCLUSIVE", {})
+    assert any("database shop is a copy" in reason for reason in result.reasons), result.reasons
+
+    run(copy, "SELECT pg_wal_replay_resume()")
+
+    def is_current() -> bool:
+        run(primary, "SELECT pg_current_xact_id()")  # a commit, which the copy is to replay
+        with contextlib.closing(Database(of(copy, "shop"), "shop")) as shop:
+            replica = shop.replica()
+            assert replica is not None
+            return replica.until_us > trade.at(trade.count) + 2 * SECOND_US
+
+    eventually(is_current, "the copy to be current")
+    result = audited(spark, trade, copy, tmp_path / "scratch")
+    assert (result.verdict, result.reasons) == ("PASS", [])
+    assert [line.name for line in result.coverage if line.kind == "copy"] == ["database shop", f"database {WITH_INBOX}"]
+
+
+def test_a_replica_says_how_current_it_is(tmp_path: Path) -> None:
+    servers: list[MariaDbServer] = []
+    try:
+        try:
+            for number in (1, 2):
+                (tmp_path / str(number)).mkdir()
+                servers.append(MariaDbServer(tmp_path / str(number), number, durable=False))
+        except NotAvailable as reason:
+            pytest.skip(str(reason))
+        primary, copy = (server.create() for server in servers)
+        with contextlib.closing(Database(primary.url, "shop")) as database:
+            assert database.replica() is None
+        copy.execute("CREATE USER reader@'127.0.0.1'", "GRANT SELECT ON shop.* TO reader@'127.0.0.1'")
+        copy.follow(primary)
+        with contextlib.closing(Database(copy.url, "shop")) as database:
+            eventually(lambda: (r := database.replica()) is not None and r.until_us > 0, "the replica to be current")
+            replica = database.replica()
+            assert replica is not None and abs(database.now_us - replica.until_us) < 3600 * SECOND_US
+            copy.execute("STOP SLAVE")
+            replica = database.replica()
+            assert replica is not None and (replica.until_us, replica.why) == (0, "its replication does not run")
+        url = sa.make_url(copy.url).set(username="reader", password=None).render_as_string(hide_password=False)
+        with contextlib.closing(Database(url, "shop")) as database:
+            replica = database.replica()
+            assert replica is not None and replica.until_us == 0 and "REPLICA MONITOR" in replica.why
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_rows_are_unseen_only_where_a_copy_is_behind_the_queues() -> None:
+    assert unseen_from([], 100, 7) == 0
+    assert unseen_from([107], 100, 7) == 0
+    assert unseen_from([200, 106], 100, 7) == 99
+    assert unseen_from([0], 100, 7) == 1
