@@ -1,5 +1,5 @@
-"""Messages judged again by what became known only after their rows were read: purges beside the audit, and logs that
-were not given. What such a message lacks is no finding."""
+"""Messages judged again by what became known only after their rows were read: purges and retention beside the audit,
+and logs that were not given. What such a message lacks is no finding."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from notify.spark.message_times import made_us
 from notify.spark.result import Inputs, Plan, Result
 from notify.spark.times import instant_text
 
+MOST_TOLD = 5
+"""The most partitions that are named one by one."""
+
 
 @dataclass(frozen=True)
 class Afterwards:
@@ -24,13 +27,17 @@ class Afterwards:
     rows_from_us: int = 0
     """Local rows before this were purged while they were read."""
     inbox_from_us: int = 0
+    queues_from_us: int = 0
+    """Records of topics before this were deleted while they were read."""
+    slack_us: int = SKEW_US
+    """The most that the times of a message may lie apart."""
     away: DataFrame | None = None
     """(id): committed transactions of shards whose log was not given."""
 
     @property
     def is_new(self) -> bool:
         """Whether anything became known."""
-        return bool(self.rows_from_us or self.inbox_from_us or self.away is not None)
+        return bool(self.rows_from_us or self.inbox_from_us or self.queues_from_us or self.away is not None)
 
     def judged(self, rows: DataFrame) -> DataFrame:
         """Rows of spark.rows.MessageRows without classes that conclude from what may be missing."""
@@ -39,6 +46,10 @@ class Afterwards:
             away = lost.join(self.away, "id", "left_semi")
             parts = [rows.where(~has("LOST")), lost.join(self.away, "id", "left_anti"), _pending(away, "LOST")]
             rows = _pending(reduce(DataFrame.unionAll, parts), "ORPHAN_ROW", F.col("place").isNull())
+        if self.queues_from_us:
+            until_us = self.queues_from_us + self.slack_us
+            rows = _pending(rows, "LOST", F.col("event_us") < until_us)
+            rows = _pending(rows, "ORPHAN_ROW", F.col("place").isNull() & (made_us() < until_us))
         if self.rows_from_us:
             is_young = made_us() < self.rows_from_us + SKEW_US
             rows = _without(rows, "GHOST", F.col("t_state").isNull() & is_young)
@@ -60,7 +71,7 @@ def look_again(
     if has_lost and (absent := absent_logs.absent_shards(inputs, coverage.span, judged)):
         absent_logs.note(result, inputs, absent)
         away = absent_logs.transactions_of(spark, inputs, coverage.span, absent)
-    return Afterwards(rows_us, inbox_us, away)
+    return Afterwards(rows_us, inbox_us, _deleted(inputs, result), terms.slack_us, away)
 
 
 def _purged(plan: Plan, inputs: Inputs, coverage: Coverage, result: Result) -> tuple[int, int]:
@@ -79,6 +90,21 @@ def _purged(plan: Plan, inputs: Inputs, coverage: Coverage, result: Result) -> t
         else:
             result.notes.append(f"{text}: what is missing of them is no finding")
     return moved[0], moved[1]
+
+
+def _deleted(inputs: Inputs, result: Result) -> int:
+    """From when on the topics of Kafka are whole, where records were deleted since the audit began; 0: none was."""
+    from_us = 0
+    for kafka in inputs.kafka:
+        texts, whole_us = kafka.look_again()
+        from_us = max(from_us, whole_us)
+        if texts:
+            more = f" and of {len(texts) - MOST_TOLD} more partitions" if len(texts) > MOST_TOLD else ""
+            result.reasons.append(
+                f"{kafka.name}: records were deleted while they were read, as by retention "
+                f"({', '.join(texts[:MOST_TOLD])}{more}): what was in them cannot be judged"
+            )
+    return from_us
 
 
 def _without(rows: DataFrame, name: str, when: Column) -> DataFrame:

@@ -22,7 +22,7 @@ from notify.kafka.records import DELAYED, POSITIONS
 from notify.spark import life
 from notify.spark.catalog import Bridged
 from notify.spark.kafka_groups import KafkaGroups
-from notify.spark.kafka_parts import CALL_SECONDS, Extent, Part, Partition, cut, extents, whole_from
+from notify.spark.kafka_parts import CALL_SECONDS, Extent, Part, Partition, cut, deleted, extents, whole_from
 from notify.spark.kafka_positions import positions_of
 from notify.spark.kafka_source import NotifyKafkaSource, read_part
 from notify.spark.life import Groups
@@ -85,6 +85,22 @@ class KafkaInput:
         moved = extents(self._cluster, [t for t in present if t.startswith(POSITIONS)])
         self.bridges = positions_of(self._cluster, cut(self._cluster, moved, from_us, 0))
 
+    def look_again(self) -> tuple[list[str], int]:
+        """What was deleted while the records were read, in words, and from when on the topics of messages are whole (0:
+        nothing was). Raises Unavailable."""
+        left = deleted(self._cluster, self._parts)
+        queued, _ = self._split(left)
+        if any(place.topic.startswith(DELAYED) for place in left):
+            # A delayed message that was released meanwhile stands behind the part that is read.
+            ends = extents(self._cluster, self.topics)
+            self._whole |= {place: extent for place, extent in ends.items() if place in self._parts}
+            self.is_cut = True
+        texts = [
+            f"offsets {self._parts[place].low} to {part.low - 1} of {place.topic}/{place.partition}"
+            for place, part in sorted(queued.items())
+        ]
+        return texts, whole_from(self._cluster, queued, self.watermark_us) if queued else 0
+
     def _notes(self) -> list[tuple[str, int, int, str]]:
         """The notes in `notify-redriven` about dead letters that are read."""
         notes = []
@@ -98,6 +114,14 @@ class KafkaInput:
         """Those of the topics of messages, and the others."""
         queued = {place: extent for place, extent in places.items() if place.topic in self.topics}
         return queued, {place: extent for place, extent in places.items() if place not in queued}
+
+    def inboxes(self) -> dict[str, int]:
+        """The groups whose consumers have noted that they keep an inbox, and when they did so first (microseconds)."""
+        told: dict[str, int] = {}
+        for (group, place), s in self.progress.subscribed.items():
+            if s.inbox_from_us >= 0 and place.topic in self.topics:
+                told[group] = min(told.get(group, s.inbox_from_us), s.inbox_from_us)
+        return told
 
     def groups(self) -> Sequence[str]:
         return self.progress.readers(self.topics)

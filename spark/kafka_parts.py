@@ -45,8 +45,12 @@ class Extent(NamedTuple):
 
 
 def reader_of(cluster: Cluster, **settings: Any) -> Consumer:
-    """A consumer that verifies checksums and stops at the end of a partition; it is in no group."""
-    own = {"group.id": "notify-audit", "enable.partition.eof": True, "check.crcs": True}
+    """A consumer that verifies checksums and stops at the end of a partition; it is in no group.
+
+    Where the records at its offset were deleted meanwhile, it goes on at the oldest that is left.
+    """
+    own: dict[str, Any] = {"group.id": "notify-audit", "enable.partition.eof": True, "check.crcs": True}
+    own["auto.offset.reset"] = "earliest"
     own["fetch.wait.max.ms"] = 50  # brokers hold back so long that a partition has ended
     return cluster.consumer(own | settings)
 
@@ -81,6 +85,20 @@ def cut(cluster: Cluster, whole: Mapping[Partition, Extent], from_us: int, until
         place: Extent(start := starts.get(place, extent.low), max(start, ends.get(place, extent.high)))
         for place, extent in whole.items()
     }
+
+
+def deleted(cluster: Cluster, parts: Mapping[Partition, Extent]) -> dict[Partition, Extent]:
+    """What is left of those of these parts whose first records were deleted meanwhile, as by retention. Raises
+    Unavailable."""
+    read = {place: part for place, part in parts.items() if part.high > part.low}
+    present = known_topics(cluster, CALL_SECONDS)
+    now = extents(cluster, sorted({place.topic for place in read} & present.keys()))
+    left: dict[Partition, Extent] = {}
+    for place, part in read.items():
+        low = now[place].low if place in now else part.high  # its topic was deleted, too
+        if low > part.low:
+            left[place] = Extent(min(low, part.high), part.high)
+    return left
 
 
 def whole_from(cluster: Cluster, places: Mapping[Partition, Extent], now_us: int) -> int:

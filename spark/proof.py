@@ -154,8 +154,8 @@ class Proof:
     def of_inboxes(self, acknowledged: Iterable[str]) -> None:
         """Whether the groups that acknowledged closed messages in the range have an inbox, as their consumers said."""
         told: dict[str, int] = {}
-        for log in self._inputs.logs:
-            told |= log.inboxes()
+        for queues in (*self._inputs.logs, *self._inputs.kafka):
+            told |= queues.inboxes()
         silent: list[str] = []
         holders = _holders(self._inputs.databases)
         bare = sorted({f"{s.group} ({s.topic})" for s in self._without_inbox() if s.group in holders})

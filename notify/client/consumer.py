@@ -189,10 +189,10 @@ class _Consumer:
                 from notify.client.kafka.insisting import consume
                 from notify.client.kafka.plan import Plan
 
-                bounds = (self._concurrency, self._batch, self._lease, self._drain, bool(self._token or self._tls))
+                given = (bool(self._token or self._tls), self._inbox is not None)
+                bounds = (self._concurrency, self._batch, self._lease, self._drain, *given)
                 named = (self.url, self.group, self.instance, self._handlers, self._call_counted)
-                plan = Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds)
-                await consume(plan, self._stopping)
+                await consume(Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds), self._stopping)
             else:
                 await self._keep_sessions(self._stopping)
         finally:

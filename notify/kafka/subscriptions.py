@@ -31,6 +31,7 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
     """A group's subscription of a partition. `start`: the first offset that it takes in this way.
 
     `at`: where the group was later on, at most some hours ago; 0: nobody has noted it since the start.
+    `inbox_from_us`: when its consumers first told of an inbox, in microseconds since 1970; -1: they have none.
     """
 
     mode: str
@@ -38,10 +39,18 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
     tags: tuple[str, ...] = ()
     filter: str = ""
     at: int = 0
+    inbox_from_us: int = -1
 
     def takes_as(self, other: Subscribed) -> bool:
         """Whether both take the same messages in the same way, wherever they began."""
         return (self.mode, self.tags, self.filter) == (other.mode, other.tags, other.filter)
+
+    def with_inbox_of(self, other: Subscribed) -> Subscribed:
+        """The same, with the inbox that another note tells of; where both have one, since the first note."""
+        from_us = other.inbox_from_us
+        if min(from_us, self.inbox_from_us) >= 0:
+            from_us = min(from_us, self.inbox_from_us)
+        return msgspec.structs.replace(self, inbox_from_us=from_us)
 
 
 class Subscriptions:
@@ -65,10 +74,17 @@ class Subscriptions:
         changed: dict[Place, Subscribed] = {}
         for place, subscribed in wanted.items():
             noted = self._noted.get(place)
-            if begins or noted is None or not noted.takes_as(subscribed):
+            if noted is None:
                 changed[place] = subscribed
-            elif renews and max(noted.start, noted.at) < subscribed.start:
-                changed[place] = msgspec.structs.replace(noted, at=subscribed.start)
+            elif begins or not noted.takes_as(subscribed):
+                since = noted.with_inbox_of(subscribed).inbox_from_us
+                changed[place] = msgspec.structs.replace(subscribed, inbox_from_us=since)
+            else:
+                kept = noted.with_inbox_of(subscribed)
+                if renews and max(noted.start, noted.at) < subscribed.start:
+                    kept = msgspec.structs.replace(kept, at=subscribed.start)
+                if kept != noted:
+                    changed[place] = kept
         if not changed:
             return
         values = {f"{self._group}/{p.topic}/{p.partition}": msgspec.json.encode(s) for p, s in changed.items()}

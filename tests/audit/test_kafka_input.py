@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,16 @@ def world(kafka: KafkaCluster, tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def audited(spark: Any, kafka: KafkaInput, directory: Path, plan: Plan = PLAN) -> Result:
+def audited(
+    spark: Any,
+    kafka: KafkaInput,
+    directory: Path,
+    plan: Plan = PLAN,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Result:
     """Audit the database of `world` and these topics."""
     with contextlib.closing(Database(f"sqlite:///{directory}/shop.db", "shop")) as database:
-        return Audit(spark, plan, Inputs([database], kafka=[kafka]), directory / "segments").run()
+        return Audit(spark, plan, Inputs([database], kafka=[kafka]), directory / "segments", progress).run()
 
 
 def said(result: Result) -> list[tuple[str, str]]:
@@ -163,6 +169,41 @@ def test_a_group_is_judged_by_what_it_noted(
     assert result.found[0].groups == [groups["tagged"]] and plain.offset == 2
     assert [note for note in result.notes if groups["silent"] in note and "have not noted" in note]
     assert [note for note in result.notes if groups["filtered"] in note and "filters" in note]
+
+
+def test_what_retention_deletes_while_it_is_read_is_not_lost(
+    spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
+) -> None:
+    at = time.time_ns() // 1000 - HOUR
+    sent = [world.send(unique, 0, at + n * SECOND) for n in range(8)]
+
+    def delete(doing: str) -> None:
+        if "databases" in doing:
+            world.delete_before({sent[5].place: 5})
+
+    result = audited(spark, KafkaInput(kafka.url, [unique]), tmp_path, progress=delete)
+    assert (result.verdict, said(result)) == ("INCONCLUSIVE", [])
+    assert f"offsets 0 to 4 of {unique}/0" in result.reasons[0]
+    assert (result.counts["PENDING"], result.totals["in_queues"]) == (5, 3)
+
+
+def test_an_inbox_that_was_wiped_is_missed(
+    spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
+) -> None:
+    """Its consumers noted that they keep one. A group that noted none is not judged."""
+    at = time.time_ns() // 1000 - HOUR
+    for n in range(4):
+        world.send(unique, 0, at + n * SECOND)
+    place = Place(unique, 0)
+    for group, inbox_from_us in ((f"{unique}-with", at), (f"{unique}-without", -1)):
+        world.progress(group, {place: Progress(4)})
+        noted = Subscribed("shared", 0, inbox_from_us=inbox_from_us)
+        Subscriptions(Cluster.of(kafka.url), group).note({place: noted}, begins=True)
+    result = audited(spark, KafkaInput(kafka.url, [unique]), tmp_path)
+    assert (result.verdict, said(result)) == ("INCONCLUSIVE", [])
+    (reason,) = result.reasons
+    assert f"{unique}-with have an inbox" in reason.replace("group ", "")
+    assert [note for note in result.notes if f"{unique}-without" in note]
 
 
 def test_dead_letters_that_nobody_sent_again_are_counted(

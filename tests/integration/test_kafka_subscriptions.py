@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from notify.client import Consumer
+from notify.client import Consumer, Inbox, create_tables
 from tests.support.clock import eventually
 from tests.support.groups import running
+from tests.support.shop import make_engine
 
 pytest.importorskip("confluent_kafka")
 
@@ -31,6 +34,28 @@ def test_only_what_changes_is_written(kafka: Cluster, unique: str) -> None:
     assert noted == {first: shared, second: tagged}
     again.note({second: Subscribed("shared", 2, ("vip",))}, begins=True)
     assert read(kafka)[unique, second].start == 2
+
+
+def test_an_inbox_is_noted_since_its_first_note(kafka: Cluster, unique: str) -> None:
+    place = Place(unique, 0)
+    notes = Subscriptions(kafka, unique)
+    notes.note({place: Subscribed("shared", 5)}, begins=True)
+    for told, noted in ((70, 70), (80, 70), (-1, -1), (90, 90)):
+        notes.note({place: Subscribed("shared", 9, inbox_from_us=told)}, begins=False)
+        assert read(kafka)[unique, place] == Subscribed("shared", 5, inbox_from_us=noted)
+    notes.note({place: Subscribed("shared", 1, inbox_from_us=95)}, begins=True)
+    assert read(kafka)[unique, place] == Subscribed("shared", 1, inbox_from_us=90)
+
+
+def test_a_consumer_notes_its_inbox(kafka: Cluster, kafka_url: str, unique: str, tmp_path: Path) -> None:
+    engine = make_engine(f"sqlite:///{tmp_path}/points.db")
+    create_tables(engine)
+    consumer = Consumer(kafka_url, group=unique, inbox=Inbox(engine))
+    consumer.subscribe(unique, start="earliest")(lambda message, session: None)
+    with running(consumer):
+        eventually(lambda: (unique, Place(unique, 0)) in read(kafka), "the first partition to be noted")
+    engine.dispose()
+    assert read(kafka)[unique, Place(unique, 0)].inbox_from_us > 0
 
 
 def test_a_consumer_notes_what_it_takes(kafka: Cluster, kafka_url: str, unique: str) -> None:

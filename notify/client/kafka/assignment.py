@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -115,10 +116,13 @@ class Assignment:
     async def _note(self, offsets: Mapping[Place, int], *, begins: bool = False, renews: bool = False) -> None:
         """Note what this group takes from partitions, for audits: they judge nothing without it."""
         subscribed = {}
+        inbox_from_us = time.time_ns() // 1000 if self._plan.has_inbox else -1
         for place, offset in offsets.items():
             handler = self._plan.handler_of(place[0])
             if handler is not None and not place[0].startswith(OWN_TOPICS):
-                subscribed[NotedPlace(*place)] = Subscribed(handler.mode, offset, handler.tags, handler.filter)
+                subscribed[NotedPlace(*place)] = Subscribed(
+                    handler.mode, offset, handler.tags, handler.filter, inbox_from_us=inbox_from_us
+                )
         if self._noted is None or not subscribed:
             return
         try:

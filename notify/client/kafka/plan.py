@@ -38,6 +38,7 @@ class Plan:
     drain: float
     has_login: bool = False
     """Whether a token or TLS of a Notify server was given."""
+    has_inbox: bool = False
 
     def __post_init__(self) -> None:
         if self.has_login:
