@@ -92,7 +92,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     strangers = proof.strangers()
     originals = [entry["watermark_us"] for entry in result.inputs if not entry.get("is_copy")]
     watermark_us = now_us if plan.closes_by_clock else min(originals)
-    read_us = max(queues.watermark_us for queues in (*inputs.logs, *inputs.kafka))
+    read_us = max([log.watermark_us for log in inputs.logs] + [kafka.watermark_us for kafka in inputs.kafka])
     skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
     # Also by the clock: what a copy lacks proves nothing.
     closed_before_us = min([watermark_us, *copies_us]) - longest_us - skew_us

@@ -86,8 +86,8 @@ class KafkaInput:
         self.bridges = positions_of(self._cluster, cut(self._cluster, moved, from_us, 0))
 
     def look_again(self) -> tuple[list[str], int]:
-        """What was deleted while the records were read, in words, and from when on the topics of messages are whole (0:
-        nothing was). Raises Unavailable."""
+        """The records that were deleted while they were read, in words, and from when on the topics of messages are
+        whole (0: none was deleted). Raises Unavailable."""
         left = deleted(self._cluster, self._parts)
         queued, _ = self._split(left)
         if any(place.topic.startswith(DELAYED) for place in left):

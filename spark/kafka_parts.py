@@ -88,8 +88,8 @@ def cut(cluster: Cluster, whole: Mapping[Partition, Extent], from_us: int, until
 
 
 def deleted(cluster: Cluster, parts: Mapping[Partition, Extent]) -> dict[Partition, Extent]:
-    """What is left of those of these parts whose first records were deleted meanwhile, as by retention. Raises
-    Unavailable."""
+    """Those of these parts whose first records were deleted meanwhile, as by retention, with what is left of them.
+    Raises Unavailable."""
     read = {place: part for place, part in parts.items() if part.high > part.low}
     present = known_topics(cluster, CALL_SECONDS)
     now = extents(cluster, sorted({place.topic for place in read} & present.keys()))

@@ -154,8 +154,10 @@ class Proof:
     def of_inboxes(self, acknowledged: Iterable[str]) -> None:
         """Whether the groups that acknowledged closed messages in the range have an inbox, as their consumers said."""
         told: dict[str, int] = {}
-        for queues in (*self._inputs.logs, *self._inputs.kafka):
-            told |= queues.inboxes()
+        for log in self._inputs.logs:
+            told |= log.inboxes()
+        for kafka in self._inputs.kafka:
+            told |= kafka.inboxes()
         silent: list[str] = []
         holders = _holders(self._inputs.databases)
         bare = sorted({f"{s.group} ({s.topic})" for s in self._without_inbox() if s.group in holders})

@@ -99,7 +99,7 @@ class Covered:
     name: str
     """The input or group that it is about."""
     kind: str
-    """segments, partitions, source, inbox or range."""
+    """segments, partitions, source, shard, copy, inbox, digests or range."""
     expected: str
     read: str
     is_whole: bool

@@ -190,7 +190,7 @@ class _Consumer:
                 from notify.client.kafka.plan import Plan
 
                 given = (bool(self._token or self._tls), self._inbox is not None)
-                bounds = (self._concurrency, self._batch, self._lease, self._drain, *given)
+                bounds: Any = (self._concurrency, self._batch, self._lease, self._drain, *given)
                 named = (self.url, self.group, self.instance, self._handlers, self._call_counted)
                 await consume(Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds), self._stopping)
             else:

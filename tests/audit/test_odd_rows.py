@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -158,7 +159,7 @@ async def stored(trade: Trade, names: Sequence[bytes]) -> None:
     now_us = trade.at(COUNT)
     store = LogStore(trade.log, clock=lambda: now_us)
     await store.open(now_us)
-    made = [replace(half_of(trade, 0), id=name) for name in names]
+    made = [msgspec.structs.replace(half_of(trade, 0), id=name) for name in names]
     await store.put(made, now_us)
     await store.decide([(t.id, t.producer_group, State.COMMITTED) for t in made], now_us + 1000)
     for group in (WITH_INBOX, WITHOUT_INBOX):
