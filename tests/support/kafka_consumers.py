@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import subprocess
-import sys
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -14,10 +14,13 @@ from typing import Any
 
 from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
+from notify.testing import forked
+from notify.testing.forked import Forked
 from tests.support.clock import PATIENCE_SECONDS, eventually
 
 CALL_SECONDS = 30.0
 SESSION_SECONDS = 3
+UNIQUE = re.compile("n[0-9a-f]{12}")
 
 
 @lru_cache(1)
@@ -71,12 +74,24 @@ def lag(url: str, group: str) -> int:
 
 
 def progress(url: str, group: str) -> dict[tuple[str, int], Progress]:
-    """Where a group is, by topic and partition, with what it has done behind that."""
+    """Where a group is, by topic and partition, with what it has done behind that.
+
+    A group whose name has a test's own part (the fixture `unique`) is asked for topics with the same part only: a node
+    of many tests has thousands of partitions.
+    """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
     consumer = onlooker(url, group)
+    own = UNIQUE.search(group)
     topics = consumer.list_topics(timeout=CALL_SECONDS).topics
-    asked = [TopicPartition(name, n) for name, topic in topics.items() for n in topic.partitions]
+    asked = [
+        TopicPartition(name, n)
+        for name, topic in topics.items()
+        if own is None or own[0] in name
+        for n in topic.partitions
+    ]
+    if not asked:
+        return {}
     try:
         known = consumer.committed(asked, timeout=CALL_SECONDS)
     except KafkaException as raised:
@@ -101,7 +116,7 @@ def is_assigned(url: str, group: str, instances: int = 1) -> bool:
 class Worker:
     """A consumer in a process of its own: it notes each call of its handler as a line of a file."""
 
-    def __init__(self, process: subprocess.Popen[bytes], notes: Path) -> None:
+    def __init__(self, process: Forked, notes: Path) -> None:
         self.process = process
         self._notes = notes
 
@@ -117,31 +132,31 @@ class Worker:
 
 @contextmanager
 def worker(url: str, group: str, topic: str, notes: Path, options: Mapping[str, Any]) -> Iterator[Worker]:
-    """Run this module as a consumer: a text that begins with `slow` never ends, `bad` fails, `kill` ends it all."""
-    arguments = json.dumps({"url": url, "group": group, "topic": topic, "notes": str(notes), "options": dict(options)})
-    process = subprocess.Popen([sys.executable, "-m", "tests.support.kafka_consumers", arguments])
+    """Run a consumer: a text that begins with `slow` never ends, `bad` fails, `kill` ends it all."""
+    process = forked.context().Process(target=_consume, args=(url, group, topic, notes, dict(options)), daemon=True)
+    process.start()
+    child = Forked(process, io.StringIO(), ())
     try:
-        yield Worker(process, notes)
+        yield Worker(child, notes)
     finally:
-        process.kill()
-        process.wait(PATIENCE_SECONDS)
+        child.kill()
+        child.wait(PATIENCE_SECONDS)
 
 
-def main() -> None:
+def _consume(url: str, group: str, topic: str, notes: Path, options: dict[str, Any]) -> None:
     """The worker's process."""
     import threading
 
     from notify.client import Consumer
     from notify.client.kafka import feed, ownership
 
-    given = json.loads(sys.argv[1])
     feed.SESSION_SECONDS = ownership.SESSION_SECONDS = SESSION_SECONDS  # killed, it holds its partitions for so long
-    consumer = Consumer(given["url"], group=given["group"], instance=given["options"].pop("instance", None))
+    consumer = Consumer(url, group=group, instance=options.pop("instance", None))
 
-    @consumer.subscribe(given["topic"], **given["options"])
+    @consumer.subscribe(topic, **options)
     def handle(message: Any) -> None:
-        with Path(given["notes"]).open("a") as notes:
-            notes.write(json.dumps([message.text, message.attempt]) + "\n")
+        with notes.open("a") as noted:
+            noted.write(json.dumps([message.text, message.attempt]) + "\n")
         if message.text.startswith("slow"):
             threading.Event().wait()
         if message.text.startswith("kill"):
@@ -150,7 +165,3 @@ def main() -> None:
             raise RuntimeError("bad")
 
     consumer.run()
-
-
-if __name__ == "__main__":
-    main()
