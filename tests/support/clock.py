@@ -18,14 +18,21 @@ PATIENCE_SECONDS = 60.0
 """The longest wait for an event. Reaching it is a failure; passing tests wait far less."""
 
 _LOOK_SECONDS = 0.02
+_SHARE = 2
+"""The pause after a look is so many times as long as the look: tests beside it need the processor, too."""
+_MOST_SECONDS = 0.5
 
 
 def eventually(check: Callable[[], T], waiting_for: str = "", seconds: float = PATIENCE_SECONDS) -> T:
     """The first true answer of `check`. Fails with `waiting_for` and the last answer after so many seconds."""
     deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (answer := check()):
-        assert time.monotonic() < deadline, _complaint(waiting_for, answer, seconds)
-        time.sleep(_LOOK_SECONDS)  # the pause between two polls of an event, not a guess of when it comes
+        ended = time.monotonic()
+        assert ended < deadline, _complaint(waiting_for, answer, seconds)
+        # The pause between two polls of an event, not a guess of when it comes.
+        time.sleep(min(max(_LOOK_SECONDS, _SHARE * (ended - began)), _MOST_SECONDS))
+        began = time.monotonic()
     return answer
 
 

@@ -158,4 +158,4 @@ class SecuredKafka:
             answer.result(CALL_SECONDS)  # type: ignore[attr-defined]
 
     def stop(self) -> None:
-        self.cluster.stop()
+        self.cluster.kill_node(0)  # quicker than an orderly end
