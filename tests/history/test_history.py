@@ -13,7 +13,7 @@ from tests.history.run import play
 from tests.history.scene import Scene
 from tests.support.databases import empty_database
 
-SECONDS = 20.0
+SECONDS = 8.0
 
 
 def sound() -> History:
@@ -77,7 +77,7 @@ def test_a_short_history_over_databases(tmp_path: Path, database_urls: Mapping[s
         empty_database("postgresql", database_urls, tmp_path) as pg,
         empty_database("mariadb", database_urls, tmp_path) as my,
     ):
-        outcome = play(tmp_path, SECONDS / 2, 2, Scene({"pg": pg, "my": my}, is_over_databases=True))
+        outcome = play(tmp_path, SECONDS, 2, Scene({"pg": pg, "my": my}, is_over_databases=True))
     assert outcome.violations == []
     assert outcome.faults["server killed"] >= 1
     assert len(outcome.history.committed) > 100

@@ -51,7 +51,7 @@ class Writers:
             body = f"{number}-{n}"
             n += 1
             try:
-                self._producer.publish(Message(f"t{number % 3}", body + "." * 500, key=str(number)))
+                self._producer.publish(Message(f"t{number % 3}", body + "." * 3000, key=str(number)))
             except NotifyError:
                 continue  # a slow machine: the message may be stored, and is not acknowledged
             self.sent[number].append(body)
@@ -74,7 +74,7 @@ def contents(url: str) -> dict[str, list[str]]:
         reader.close()
 
 
-@pytest.mark.parametrize(("segment_bytes", "count"), [(1 << 20, 700), (256 << 20, 100)])
+@pytest.mark.parametrize(("segment_bytes", "count"), [(1 << 20, 250), (256 << 20, 50)])
 def test_a_backup_under_load_is_restored_whole(tmp_path: Path, segment_bytes: int, count: int) -> None:
     """With small segments the log seals, checkpoints and drops files while they are copied."""
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_SEGMENT_BYTES": str(segment_bytes)}).start()

@@ -53,7 +53,7 @@ SUBSCRIBE = needs("consume:{group}@{topic}", "admin:{group} admin:{topic}")
 
 SINGLE = ("publish:{topic}", "check:{producer}", "consume:{group}", "consume:{group}@{topic}", "read:{topic}",
           "bridge:{source}", "admin:{topic}", "admin:{group}", "admin:{producer}")  # fmt: skip
-"""Rights to one thing each; there are callers with them for own things, and for the other's."""
+"""Rights to one thing each; there are callers with them, who ask for own things and for the other's."""
 SEVERAL = (
     "publish:{topic} check:{producer}",
     "publish:{topic} check:{other_producer}",
@@ -95,8 +95,8 @@ def callers(room: Room) -> list[Caller]:
         Caller("an expired token", expired, None),
         Caller("no right", room.server.make(), ()),
     ]
+    # Rights to the other's things alone are what these are where the other's things are asked for.
     wanted = [own.fill(right, foreign) for right in (*SINGLE, *SEVERAL)]
-    wanted += [foreign.fill(right, own) for right in SINGLE]
     for rights in (*wanted, *WILD):
         parts = tuple(rights.split())
         listed.append(Caller(rights, room.server.make(*parts), parts))

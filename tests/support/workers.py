@@ -16,7 +16,9 @@ from tests.support.databases import ForWorkers
 
 _KAFKA = "tests/integration/test_kafka_"
 TOGETHER = {
+    "the audit, first half": tuple(f"tests/audit/test_{letter}" for letter in "abcdefghij"),
     "the audit": ("tests/audit/",),
+    "bridges": ("tests/integration/test_bridge_",),
     "Kafka's consumers": tuple(_KAFKA + part for part in ("consumer", "forgotten", "hostile", "stopping", "subscr")),
     "Kafka's groups": (
         f"{_KAFKA}groups",
@@ -27,20 +29,23 @@ TOGETHER = {
     "Kafka's delays": (f"{_KAFKA}delays", "tests/integration/test_kafka.py", "tests/integration/test_layouts.py"),
     "Kafka's sinks": (f"{_KAFKA}sink", f"{_KAFKA}bridge", "tests/contract/test_sinks_by_position.py"),
 }
-"""Tests whose path begins with one of these share a worker: one Spark session for all tests of the audit, and a Kafka
-node for several files. No more than that, since a worker's tests run one after the other."""
+"""Tests whose path begins with one of these share a worker: a Spark session for half of the tests of the audit, and
+a Kafka node for several files. No more than that, since a worker's tests run one after the other."""
 
 ONE_BY_ONE = ("tests/simulation/",)
 """Tests of these files go to whichever worker is free."""
 
 LONGEST_FIRST = (
+    *TOGETHER["the audit, first half"],
     "tests/audit/",
     "tests/simulation/",
     "tests/crash/",
     "tests/browser/",
     *(beginning for together, beginnings in TOGETHER.items() if "Kafka" in together for beginning in beginnings),
     f"{_KAFKA}secured",
-    "tests/integration/test_bridge.py",
+    "tests/history/",
+    "tests/integration/test_bridge",
+    "tests/integration/test_rights.py",
 )
 """The order in which work is given out: long tests begin first, so that the workers end together."""
 
