@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -92,9 +92,9 @@ def engine_url(database: str, database_urls: Mapping[str, str], tmp_path: Path) 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what reads a binlog on each kind of server that can be had."""
     if "binlog_server" in metafunc.fixturenames and "/test_bridge" in str(metafunc.definition.path):
-        kinds = ["mariadb", MYSQL_8]
+        kinds: list[Any] = ["mariadb", MYSQL_8]
         if metafunc.definition.path.name == "test_bridge_events.py":
-            kinds.append(MARIADB_11)
+            kinds.append(pytest.param(MARIADB_11, marks=pytest.mark.long))
         metafunc.parametrize("binlog_server", kinds, indirect=True)
 
 

@@ -67,12 +67,12 @@ def test_a_sound_trade_passes(spark: Any, trade: Trade) -> None:
 SHORT = (
     ("swapped", "two segments of a log", "all"),
     ("swapped", "the first segments of two servers", "all"),
-    ("swapped", "segments of two servers", "all"),
+    pytest.param("swapped", "segments of two servers", "all", marks=pytest.mark.long),
     ("doubled", "local rows, in a later database", "digest"),
     ("foreign", "a sender's database instead", "all"),
-    ("skewed", "times of an inbox, back", "range"),
+    pytest.param("skewed", "times of an inbox, back", "range", marks=pytest.mark.long),
     ("skewed", "times of an inbox, ahead", "digest"),
-    ("skewed", "a log's times, back", "range"),
+    pytest.param("skewed", "a log's times, back", "range", marks=pytest.mark.long),
     ("skewed", "a log's times, ahead", "digest"),
 )
 """Disasters that no other test here has; `make audit-faults` goes through all of them, three times."""
@@ -118,7 +118,7 @@ def test_local_rows_that_were_truncated(spark: Any, trade: Trade) -> None:
     assert any("bank" in reason and "half_message" in reason for reason in result.reasons), result.reasons
 
 
-@pytest.mark.parametrize("missing", [WITH_INBOX, "bank"])
+@pytest.mark.parametrize("missing", [WITH_INBOX, pytest.param("bank", marks=pytest.mark.long)])
 def test_a_database_that_was_not_given(spark: Any, trade: Trade, missing: str) -> None:
     result = audited(spark, trade, services=[s for s in SERVICES if s != missing])
     assert (result.verdict, found(result)) == ("INCONCLUSIVE", {})
@@ -183,7 +183,7 @@ def of_yesterday(segments: list[Path]) -> None:
     segments[2].write_bytes(data[:at] + bytes(len(data) - at))
 
 
-@pytest.mark.parametrize("harm", [removed, garbled, of_yesterday])
+@pytest.mark.parametrize("harm", [removed, garbled, pytest.param(of_yesterday, marks=pytest.mark.long)])
 def test_a_segment_in_the_middle(spark: Any, trade: Trade, harm: Callable[[list[Path]], None]) -> None:
     """Messages that were in it cannot be judged: none of them is called LOST."""
     segments = trade.segments()

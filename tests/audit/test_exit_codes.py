@@ -135,7 +135,10 @@ def full_disk() -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
 
-@pytest.mark.parametrize(("output", "number", "more"), [(closed_pipe, 1, []), (full_disk, 5000, ["--json"])])
+@pytest.mark.parametrize(
+    ("output", "number", "more"),
+    [(closed_pipe, 1, []), pytest.param(full_disk, 5000, ["--json"], marks=pytest.mark.long)],
+)
 def test_nobody_reads_the_answer(
     trade: Trade, tmp_path: Path, output: Callable[[], int], number: int, more: list[str]
 ) -> None:

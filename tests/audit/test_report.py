@@ -89,6 +89,7 @@ def test_completeness_is_never_shown_as_more_than_it_is() -> None:
     assert none.is_met is None and "no committed message was due" in none.sentence and none.plain()["is_met"] is None
 
 
+@pytest.mark.long  # tests/browser/test_report.py shows it, too
 def test_in_a_browser_nothing_leaves_the_page(tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:

@@ -23,7 +23,10 @@ DEMO_SECONDS = 900
 
 
 @pytest.mark.timeout(DEMO_SECONDS + 60)
-@pytest.mark.parametrize("database", ["mariadb", pytest.param("postgresql", marks=pytest.mark.long), "sqlite"])
+@pytest.mark.parametrize(
+    "database",
+    [pytest.param("mariadb", marks=pytest.mark.long), pytest.param("postgresql", marks=pytest.mark.long), "sqlite"],
+)
 def test_the_demo_proves_itself_on_each_database(database: str, engine_url: str) -> None:
     given = [] if database == "sqlite" else ["--dsn", engine_url]
     words = [sys.executable, "-m", "notify.cli.main", "demo", "--seconds", "5", "--json", *given]

@@ -68,7 +68,7 @@ def child(server: ServerProcess) -> int:
     return pid
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGABRT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_a_server_goes_on_when_the_process_that_asks_kafka_dies(server: ServerProcess, number: int) -> None:
     first = child(server)
     command = Path(f"/proc/{first}/cmdline").read_bytes()

@@ -37,7 +37,7 @@ from tests.support.transactions import half_request, new_id
 from tests.support.virtual_loop import JumpingLoop
 
 
-@pytest.fixture(scope="module", params=["postgresql", "mariadb"])
+@pytest.fixture(scope="module", params=["postgresql", pytest.param("mariadb", marks=pytest.mark.long)])
 def three(
     request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Started]:

@@ -38,7 +38,7 @@ MEMBERS = "/v1/members"
 """A data route for every known token, which asks no database."""
 
 
-@pytest.fixture(params=("postgresql", "mariadb"))
+@pytest.fixture(params=("postgresql", pytest.param("mariadb", marks=pytest.mark.long)))
 def shared(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[str]:
     """The URL of a database with the server's tables, for several servers."""
     with empty_database(request.param, database_urls, tmp_path) as url:

@@ -18,13 +18,23 @@ from tests.support.clock import eventually
 from tests.support.groups import publish
 from tests.support.http import ask
 
+BOTH = pytest.mark.parametrize("launch", [process.launch, forked.launch], ids=["command", "forked"], indirect=True)
+BOTH_IN_LONG = pytest.mark.parametrize(
+    "launch",
+    [pytest.param(process.launch, marks=pytest.mark.long), forked.launch],
+    ids=["command", "forked"],
+    indirect=True,
+)
+"""The command is a process as any other: that it is started and ended is enough for each run."""
 
-@pytest.fixture(params=[process.launch, forked.launch], ids=["command", "forked"])
+
+@pytest.fixture
 def launch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(ServerProcess, "launch", staticmethod(request.param))
     return request.param  # type: ignore[no-any-return]
 
 
+@BOTH
 def test_it_is_started_killed_and_stopped(launch: Any, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CREATE_TOPICS": "1"}).start()
     publish(server.url, "t", ["kept"])
@@ -38,6 +48,7 @@ def test_it_is_started_killed_and_stopped(launch: Any, tmp_path: Path) -> None:
     assert "listening" in "".join(server.output)
 
 
+@BOTH_IN_LONG
 def test_its_environment_is_its_own(launch: Any, tmp_path: Path) -> None:
     """A crash point in a server's environment kills that server; the next server has none."""
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CRASH_AT": "half.before_sync"}).start()
@@ -52,6 +63,7 @@ def test_its_environment_is_its_own(launch: Any, tmp_path: Path) -> None:
     other.stop()
 
 
+@BOTH_IN_LONG
 def test_one_that_cannot_start_says_why(launch: Any, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="check_attempts"):
         ServerProcess(tmp_path / "data", environment={"NOTIFY_CHECK_ATTEMPTS": "no number"}).start()

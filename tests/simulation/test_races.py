@@ -1,4 +1,4 @@
-"""Races of check, outcome, late commit, restart and delivery: 2,000 seeds."""
+"""Races of check, outcome, late commit, restart and delivery: 400 seeds, 2,000 in `make test-long`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import pytest
 
 from tests.simulation.run import simulate
 
-BATCH = 250
+BATCH, SHORT, LONG = 100, 400, 2000
+SEEDS = [pytest.param(n, marks=[pytest.mark.long] if n >= SHORT else []) for n in range(0, LONG, BATCH)]
 
 
-@pytest.mark.parametrize("first", range(0, 2000, BATCH))
+@pytest.mark.parametrize("first", SEEDS)
 def test_no_race_breaks_a_promise(first: int) -> None:
     """Promises 3 to 8, of a group in mode shared and one of another mode."""
     broken = {seed: violations for seed in range(first, first + BATCH) if (violations := simulate(seed))}
