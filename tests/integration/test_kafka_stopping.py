@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +16,19 @@ from tests.support.groups import running
 
 pytest.importorskip("confluent_kafka")
 
+from notify.client.kafka.control import Orders
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.handling import Handling
+from notify.client.kafka.membership import Membership
+from notify.client.kafka.modes import OtherModes
+from notify.client.kafka.starting import Starts
+from notify.client.kafka.topics import Topics
 from notify.client.kafka.window import Window
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import retry_topic
 from tests.support.kafka import committed
-from tests.support.kafka_consumers import is_assigned, make_topic, produce, progress
+from tests.support.kafka_consumers import is_assigned, make_topic, produce, progress, worker
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -120,3 +127,56 @@ def test_a_paused_group_leaves_its_backlog_where_it_is(
         assert len(fetched) < 10
         produce(kafka_url, control.TOPIC, [control.Control().encoded().decode()], key=unique.encode())
         eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 500, "everything, once it is resumed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        (Feed, "look"),
+        (Topics, "make"),
+        (Orders, "_begin"),
+        (OtherModes, "_are_there"),
+        (Topics, "subscribed"),
+        (Starts, "look"),
+        (Membership, "_begin"),
+    ],
+)
+def test_a_stop_is_heard_in_every_step_of_the_start(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, kind: type, step: str
+) -> None:
+    """The consumer looked whether it was to stop only once it had started, and waited for calls under way."""
+    reached, released = threading.Event(), threading.Event()
+    original = getattr(kind, step)
+
+    def held_up(self: Any, *given: Any) -> Any:
+        reached.set()
+        assert released.wait(PATIENCE_SECONDS)
+        return original(self, *given)
+
+    monkeypatch.setattr(kind, step, held_up)
+    consumer = AsyncConsumer(kafka_url, group=unique)
+
+    @consumer.subscribe(unique)
+    async def handle(message: Any) -> None:
+        raise AssertionError("nothing was sent")
+
+    async def stopped() -> None:
+        run = asyncio.create_task(consumer.run())
+        assert await asyncio.to_thread(reached.wait, PATIENCE_SECONDS)
+        consumer.stop()
+        ended, _ = await asyncio.wait([run], timeout=PATIENCE_SECONDS / 3)
+        released.set()
+        await run
+        assert ended, "the consumer waited for the step that is under way"
+
+    asyncio.run(stopped())
+
+
+def test_a_process_whose_brokers_say_nothing_ends_when_it_is_told_to(unique: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"kafka://127.0.0.1:{silent.getsockname()[1]}"
+        with worker(url, unique, unique, tmp_path / "notes", {}) as consumer:
+            connection, _ = silent.accept()
+            consumer.process.terminate()
+            assert consumer.process.wait(PATIENCE_SECONDS) == 0, "it ended before it had learned of silent brokers"
+            connection.close()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import queue
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger("notify.consumer")
 
 
 class ClientThread:
@@ -69,6 +71,32 @@ class ClientThread:
     def close(self) -> None:
         """End once what was asked for is done."""
         self._work.put(self._end)
+
+    async def end(self, function: Callable[[], object], seconds: float) -> None:
+        """End with a last call, once what was asked for is done. Waits at most so long for that.
+
+        The last call is made also where nobody waits for it any more: a client gives its connections back.
+        """
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def work() -> None:
+            if self._waits:
+                self._aside.append(work)
+                return
+            try:
+                function()
+            except Exception as error:
+                log.debug("a client of Kafka did not end well: %s", error)
+            self._end()
+            if ended.set_running_or_notify_cancel():
+                ended.set_result(None)
+
+        self._work.put(work)
+        waiting = asyncio.wrap_future(ended)
+        try:
+            await asyncio.wait([waiting], timeout=seconds)
+        finally:
+            waiting.cancel()
 
     def _end(self) -> None:
         self._is_closed = True

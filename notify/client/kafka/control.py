@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
+from notify.client.kafka.client_thread import ClientThread
 from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka.cluster import Cluster
@@ -31,16 +30,19 @@ SILENCE_SECONDS = 60.0
 
 
 class Orders:
-    """The last order of one group: `control`. It reads in a thread of its own."""
+    """The last order of one group: `control`. It reads in a thread of its own.
+
+    Made on the event loop that it belongs to.
+    """
 
     def __init__(self, cluster: Cluster, group: str) -> None:
         self._cluster = cluster
         self._group = group
-        self._pool = ThreadPoolExecutor(1, "notify-kafka-control")
         self._consumer: Consumer = cluster.consumer(
             # Kafka's client wants a group's name; nothing is committed, nobody is a member.
             {"group.id": f"{group}-control", "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MILLISECONDS}
         )
+        self._thread = ClientThread("notify-kafka-control")
         self._at_end = False
         self.control = Control()
 
@@ -64,7 +66,7 @@ class Orders:
 
     async def _call(self, function: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+            return await self._thread.call(function)
         except KafkaException as raised:
             raise refusal(error_of(raised), self._cluster, self._group) from raised
 
@@ -95,6 +97,6 @@ class Orders:
             except InvalidRequest as refused:
                 log.warning("an order for group %s is not obeyed: %s", self._group, refused)
 
-    async def close(self) -> None:
-        await self._call(self._consumer.close)
-        self._pool.shutdown(wait=False)
+    async def close(self, seconds: float) -> None:
+        """Read no more, after the call that is under way. Waits at most so long for it."""
+        await self._thread.end(self._consumer.close, seconds)

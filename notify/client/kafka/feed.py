@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -65,7 +66,6 @@ class Feed:
         self._cluster = cluster
         self._group = group
         self._partitions = partitions
-        self.thread = ClientThread("notify-kafka")
         self._fault: KafkaError | None = None
         self.member: Any = None
         """Who this client is in the group since its last rebalance. Kafka refuses the transactions of a member that it
@@ -86,6 +86,7 @@ class Feed:
                 "error_cb": self._note_fault,
             }
         )
+        self.thread = ClientThread("notify-kafka")
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in the client's thread. KafkaException is raised as ours, see refusals.py."""
@@ -188,12 +189,9 @@ class Feed:
 
         await self.call(change, list(places))
 
-    async def close(self) -> None:
-        """Leave the group."""
-        try:
-            await self.call(leave, self._group, self.consumer.close, LEAVE_SECONDS)
-        finally:
-            self.thread.close()
+    async def close(self, seconds: float = LEAVE_SECONDS) -> None:
+        """Leave the group, after the call that is under way. Waits at most so long for both."""
+        await self.thread.end(partial(leave, self._group, self.consumer.close, LEAVE_SECONDS), seconds)
 
 
 def _place(record: Any) -> Place:

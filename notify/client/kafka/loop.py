@@ -9,7 +9,7 @@ import time
 
 from notify.client.kafka.assignment import Assignment
 from notify.client.kafka.control import Orders
-from notify.client.kafka.feed import Feed
+from notify.client.kafka.feed import LEAVE_SECONDS, Feed
 from notify.client.kafka.handling import NAMED_IN_LOG, Handling
 from notify.client.kafka.lot import Lot
 from notify.client.kafka.membership import Membership
@@ -22,7 +22,7 @@ from notify.client.kafka.resets import Resets
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
 from notify.client.kafka.topics import Topics
-from notify.errors import NotifyError, Unavailable
+from notify.errors import Unavailable
 from notify.kafka.cluster import Cluster
 from notify.kafka.subscriptions import Subscriptions
 
@@ -35,6 +35,9 @@ ROOM_SECONDS = 1.0
 """Handlers that take all room for so long count as slow: fetching pauses, and the group is polled nevertheless."""
 LAST_TRIES = 50
 """How often a consumer that stops tries to commit where the brokers do not take it; it comes again otherwise."""
+STOP_SECONDS = 1.0
+"""A consumer that stops and has no partition waits so long for a call that is under way. Nothing is lost by leaving it
+to itself; one that has partitions gives them back first."""
 PROVEN_SECONDS = 30.0
 """Rights that the consumer lacks from the beginning show within this time."""
 RENEW_SECONDS = 3600.0
@@ -67,7 +70,7 @@ class KafkaLoop:
         if plan.sharing == "owner":
             self._sharing = Ownership(plan, self._cluster, self._feed, self._starts, self._settling, self._assignment)
         else:
-            self._sharing = Membership(self._feed, self._starts, self._assignment)
+            self._sharing = Membership(self._feed, self._starts, self._assignment, lambda: self._is_stopping)
         self._ordered = asyncio.Event()
         self._is_stopping = False
         self._started_at = float("inf")
@@ -85,12 +88,13 @@ class KafkaLoop:
         where they refuse, Conflict where an exclusive group has another instance, or a group has consumers of another
         mode.
         """
-        tasks: list[asyncio.Task[None]] = []
+        stopped = asyncio.create_task(_wait(stopping))
+        tasks = [stopped]
         try:
-            await self._start()
+            if not await self._has_started(stopped):
+                return
             self._started_at = time.monotonic()
-            stopped = asyncio.create_task(_wait(stopping))
-            tasks = [
+            tasks += [
                 asyncio.create_task(run())
                 for run in (
                     self._poll, self._settling.run, self._noting.run, self._follow_orders, self._follow_topics,
@@ -100,14 +104,29 @@ class KafkaLoop:
             tasks.append(asyncio.create_task(self._orders.run(self._ordered.set)))
             if isinstance(self._sharing, Ownership):
                 tasks.append(asyncio.create_task(self._sharing.run()))
-            await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             failed = [error for task in tasks if task.done() and (error := task.exception()) is not None]
             await self._drain()
             if failed:
                 raise failed[0]
         finally:
             await self._let_go(tasks)
+
+    async def _has_started(self, stopped: asyncio.Task[None]) -> bool:
+        """Start; False where the consumer is to stop before that has ended.
+
+        What the start waits for then, such as brokers that do not answer, is left to its thread.
+        """
+        starting = asyncio.create_task(self._start())
+        try:
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            is_over = starting.done()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        if is_over:
+            starting.result()
+        return is_over
 
     async def _start(self) -> None:
         await self._feed.call(self._feed.look)
@@ -233,10 +252,11 @@ class KafkaLoop:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._settling.finished()
-        with contextlib.suppress(NotifyError):
-            await self._feed.close()
-        with contextlib.suppress(NotifyError):
-            await self._orders.close()
+        has_partitions = bool(self._partitions.items())
+        await asyncio.gather(
+            self._feed.close(LEAVE_SECONDS if has_partitions else STOP_SECONDS), self._orders.close(STOP_SECONDS)
+        )
+        self._modes.close()
         if isinstance(self._sharing, Ownership):
             await self._sharing.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -29,7 +29,9 @@ OPEN_SECONDS = 120.0
 class Membership:
     """Kafka calls back in the feed's thread, within a poll; what the callbacks change belongs to the loop."""
 
-    def __init__(self, feed: Feed, starts: Starts, assignment: Assignment) -> None:
+    def __init__(self, feed: Feed, starts: Starts, assignment: Assignment, is_stopping: Callable[[], bool]) -> None:
+        """`is_stopping`: whether the consumer ends, and does not wait any more to learn where the group is."""
+        self._is_stopping = is_stopping
         self._feed = feed
         self._starts = starts
         self._assignment = assignment
@@ -84,7 +86,7 @@ class Membership:
             try:
                 return self._starts.positions(places)
             except KafkaException as raised:
-                if is_final(error_of(raised)) or time.monotonic() > deadline:
+                if is_final(error_of(raised)) or self._is_stopping() or time.monotonic() > deadline:
                     raise
                 log.warning("Kafka does not say where the group is, again soon: %s", error_of(raised).str())
                 time.sleep(backoff.next())

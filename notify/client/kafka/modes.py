@@ -11,6 +11,7 @@ import time
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from notify.client.kafka.client_thread import ClientThread
 from notify.client.kafka.feed import PATIENCE_SECONDS, SESSION_SECONDS
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, refusal
@@ -28,11 +29,15 @@ _NOBODY = (
 
 
 class OtherModes:
-    """Looks at the group that consumers of the other way are members of."""
+    """Looks at the group that consumers of the other way are members of, in a thread of its own.
+
+    Made on the event loop that it belongs to.
+    """
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
         self._plan = plan
         self._cluster = cluster
+        self._thread = ClientThread("notify-kafka-modes")
         self._group = plan.kafka_group if plan.sharing == "owner" else owner_topic(plan.group)
 
     async def refuse(self) -> None:
@@ -42,7 +47,7 @@ class OtherModes:
         began = time.monotonic()
         while True:
             try:
-                if not await asyncio.to_thread(self._are_there):
+                if not await self._thread.call(self._are_there):
                     return
                 if time.monotonic() - began > PASSING_SECONDS:
                     raise Conflict(
@@ -73,3 +78,7 @@ class OtherModes:
         if error.code() in OTHERS_NOW:
             return True
         raise refusal(error, self._cluster, self._group)
+
+    def close(self) -> None:
+        """Look no more. Does not wait for a look that is under way."""
+        self._thread.close()
