@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -17,24 +18,37 @@ from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 
 T = TypeVar("T")
+log = logging.getLogger("notify.kafka")
 
 SETTINGS_FILE = "NOTIFY_KAFKA_SETTINGS"
 """The environment variable with the path of a file of client settings, `name=value` a line, as Kafka reads."""
-OWN_SETTINGS = frozenset(
-    (
-        "bootstrap.servers", "metadata.broker.list", "transactional.id", "enable.idempotence", "acks",
-        "request.required.acks", "group.id", "group.instance.id", "enable.auto.commit", "enable.auto.offset.store",
-        "auto.offset.reset", "isolation.level", "enable.partition.eof", "partition.assignment.strategy",
-        "group.protocol",
-    )
-)  # fmt: skip
-"""Settings that Notify's promises hang on: it sets them itself."""
+_BROKERS = "the brokers are those before the ? of the URL"
+_ONCE = "each message is in Kafka once, and on the disks of all replicas that are in sync"
+_DONE = "a group's position is where its handlers are done, and its beginning is what start says"
+_MEMBERS = "a consumer's mode says how its instances share the partitions"
+OWN_SETTINGS: Mapping[str, str] = {
+    "bootstrap.servers": _BROKERS, "metadata.broker.list": _BROKERS,
+    "transactional.id": _ONCE, "enable.idempotence": _ONCE, "acks": _ONCE, "request.required.acks": _ONCE,
+    "transaction.timeout.ms": "a process that dies within a transaction holds up readers no longer than Notify says",
+    "isolation.level": "nobody reads messages of a transaction that is rolled back",
+    "enable.auto.commit": _DONE, "auto.commit.enable": _DONE, "enable.auto.offset.store": _DONE,
+    "auto.offset.reset": _DONE, "enable.partition.eof": _DONE,
+    "group.id": _MEMBERS, "group.instance.id": _MEMBERS, "partition.assignment.strategy": _MEMBERS,
+    "group.protocol": _MEMBERS, "group.remote.assignor": _MEMBERS,
+}  # fmt: skip
+"""Settings that Notify's promises depend on, each with the promise: Notify sets them itself."""
+ALIASES = {"queue.buffering.max.ms": "linger.ms", "compression.codec": "compression.type"}
+"""Other names that the client has for settings which Notify sets."""
+REFUSED_SETTINGS = "kafka_settings"
+"""The code of an error about settings that Kafka's client refuses: half of a file that is being replaced, maybe."""
 MOST_BYTES = 1_000_000_000
 """The client's own bound of a record, by far the largest: brokers and topics have theirs."""
 PARTITIONS, MOST_PARTITIONS = "notify.partitions", 10_000
 """A setting that is no client's: how many partitions topics of messages get that Notify makes."""
 COMMON: Mapping[str, Any] = {"log_level": 2}
 """The client prints to stderr what it also raises; only what is critical, then."""
+_TOLD: set[str] = set()
+"""The settings that were named in the log of this process."""
 PARTITIONER = "murmur2_random"
 """The partition that Kafka's Java clients choose for a key, so that both kinds of producers keep one order."""
 
@@ -72,12 +86,27 @@ class Cluster:
             raise InvalidRequest("a Kafka URL is kafka://host:9092,host:9092?name=value&…, without a path")
         settings = _of_file(os.environ.get(SETTINGS_FILE, "")) | _of_query(query)
         for name in sorted(settings.keys() & OWN_SETTINGS):
-            raise InvalidRequest(f"the Kafka setting {name!r} is Notify's own; leave it out of URL and settings file")
+            raise InvalidRequest(
+                f"the Kafka setting {name!r} is Notify's own, so that {OWN_SETTINGS[name]}; leave it out of URL and "
+                "settings file"
+            )
         return cls(brokers, settings, _partitions(settings.pop(PARTITIONS, "")), url)
 
     def again(self) -> Cluster:
-        """This cluster with what the file of settings says now: a password may have been changed. Raises as `of`."""
-        return Cluster.of(self.asked) if self.asked else self
+        """This cluster with what the file of settings says now: a password may have been changed.
+
+        While the file is missing, empty, or cannot be read, what it said before counts: somebody is replacing it.
+        """
+        if not self.asked:
+            return self
+        path = os.environ.get(SETTINGS_FILE, "")
+        try:
+            if path and not _of_file(path):
+                raise InvalidRequest(f"{SETTINGS_FILE}: {path} has no settings")
+            return Cluster.of(self.asked)
+        except InvalidRequest as error:
+            log.warning("the Kafka settings known before count, since the present ones cannot be: %s", error)
+            return self
 
     @property
     def url(self) -> str:
@@ -88,27 +117,43 @@ class Cluster:
         return f"{SCHEME}{self.brokers}?{query}" if query else f"{SCHEME}{self.brokers}"
 
     def producer(self, own: Mapping[str, Any]) -> Producer:
-        """A producer with Notify's `own` settings. Raises InvalidRequest for a setting that Kafka's client refuses."""
-        return self._made(
-            Producer, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES, **self.settings, **own}
-        )
+        """A producer with Notify's `own` settings.
+
+        Raises InvalidRequest (`kafka_settings`) for a setting that Kafka's client refuses.
+        """
+        return self._made(Producer, own, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES})
 
     def consumer(self, own: Mapping[str, Any]) -> Consumer:
         """A consumer that reads what is committed, and commits nothing by itself. Raises InvalidRequest as above."""
-        fixed = {"enable.auto.commit": False, "isolation.level": "read_committed"}
-        return self._made(Consumer, {**self.settings, **fixed, **own})
+        return self._made(Consumer, {"enable.auto.commit": False, "isolation.level": "read_committed", **own})
 
     def admin(self, own: Mapping[str, Any] = MappingProxyType({})) -> AdminClient:
         """A client for topics and groups. Raises InvalidRequest as above."""
-        return self._made(AdminClient, {**self.settings, **own})
+        return self._made(AdminClient, own)
 
-    def _made(self, kind: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
+    def _made(
+        self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any], defaults: Mapping[str, Any] = COMMON
+    ) -> T:
+        """A client with `own` settings, those of the operators, and `defaults` where they say nothing."""
+        self._tell(own)
         try:
-            return kind({**COMMON, **settings, "bootstrap.servers": self.brokers})
+            return kind({**COMMON, **defaults, **self.settings, **own, "bootstrap.servers": self.brokers})
         except KafkaException as refused:
-            raise InvalidRequest(f"Kafka's client refuses its settings: {refused.args[0].str()}") from refused
+            raise _refused(refused.args[0].str()) from refused
         except (TypeError, AttributeError) as refused:  # a setting that takes a function or an object
-            raise InvalidRequest(f"Kafka's client refuses its settings: {refused}") from refused
+            raise _refused(refused) from refused
+
+    def _tell(self, own: Mapping[str, Any]) -> None:
+        """Log once which settings of the operators do not count, because Notify's own do."""
+        for name, value in self.settings.items():
+            ours = own.get(ALIASES.get(name, name))
+            if ours is not None and str(ours) != value and name not in {*COMMON, *_TOLD}:
+                _TOLD.add(name)
+                log.warning("the Kafka setting %r does not count here: Notify itself sets %s", name, ours)
+
+
+def _refused(why: object) -> InvalidRequest:
+    return InvalidRequest(f"Kafka's client refuses its settings: {why}", REFUSED_SETTINGS)
 
 
 def _partitions(text: str) -> int:

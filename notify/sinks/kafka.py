@@ -21,7 +21,7 @@ from notify.clock import wall_clock
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
 from notify.kafka import refusals
 from notify.kafka.brokers import CALL_SECONDS, translated
-from notify.kafka.cluster import Cluster
+from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.flushing import flush
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.positions import Standing, encoded, make_positions_topic, positions_topic, standing
@@ -334,8 +334,9 @@ class KafkaSink:
     def _guarded(self, function: Callable[[], T]) -> T:
         try:
             return self._told(function)
-        except (Unauthorized, Forbidden) as refused:
-            if self._epoch:  # it was let in before, and goes on once it is let in again
+        except (Unauthorized, Forbidden, InvalidRequest) as refused:
+            passes = not isinstance(refused, InvalidRequest) or refused.code == REFUSED_SETTINGS
+            if self._epoch and passes:  # it was let in before, and goes on once it is let in again
                 raise Unavailable(str(refused)) from refused
             raise
 

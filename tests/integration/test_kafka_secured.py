@@ -456,6 +456,14 @@ def test_a_position_that_may_not_be_seen_is_no_missing_one(secured: SecuredKafka
         asyncio.run(position())
 
 
+TORN = [None, "", "security.protocol=SASL_SSL\nsasl.mech", "security.protocol=SASL_S"]
+"""Contents of a file of settings while somebody replaces it; None: there is no file."""
+
+
+def tear(file: Path, torn: str | None) -> None:
+    file.unlink() if torn is None else file.write_text(torn)
+
+
 def test_a_password_that_is_changed_costs_a_bridge_nothing(
     secured: SecuredKafka, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,6 +479,10 @@ def test_a_password_that_is_changed_costs_a_bridge_nothing(
         secured.add_user(user, "another")
         with pytest.raises(Unavailable, match=f"refuses the login of '{user}'"):
             while True:
+                await sink.claim(unique)
+        for torn in TORN:
+            tear(secured.settings_file(user), torn)
+            with pytest.raises(Unavailable):
                 await sink.claim(unique)
         secured.settings_file(user, "another")
         epoch, position = await sink.claim(unique)
@@ -500,6 +512,37 @@ def test_a_right_that_is_withdrawn_for_a_while_costs_a_consumer_nothing(
         secured.grant(user, [read])
         handled.have("later")
     assert f"user '{user}'" in caplog.text
+
+
+@pytest.mark.parametrize("torn", [None, "security.protocol=SASL_S"])
+def test_a_file_of_settings_that_is_being_replaced_ends_no_consumer(
+    secured: SecuredKafka,
+    unique: str,
+    torn: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A consumer that ran ended with the error of a file that was missing or cut for a moment."""
+    monkeypatch.setattr("notify.client.kafka.insisting.AGAIN_MAX_SECONDS", 1.0)
+    topic, plain = f"orders.{unique}", f"{secured.cluster.url}?security.protocol=PLAINTEXT"
+    make_topics(Cluster.of(plain), [topic])
+    produce(plain, topic, ["first"])
+    user = secured.user(rights.of_consumer(unique, [topic]))
+    read = secured.grant_of(Need(TOPIC, topic, ("Read",), ""))
+    file = secured.settings_file(user)
+    whole = file.read_text()
+    monkeypatch.setenv(SETTINGS_FILE, str(file))
+    handled = Handled(f"kafka://{secured.brokers}", unique, topic)
+    with running(handled.consumer):
+        handled.have("first")
+        tear(file, torn)
+        secured.withdraw(user, read)
+        said = "known before count" if torn is None else "refuses its settings"
+        eventually(lambda: said in caplog.text, "the consumer to say so")
+        file.write_text(whole)
+        secured.grant(user, [read])
+        produce(plain, topic, ["later"])
+        handled.have("later")
 
 
 def test_the_doctor_names_rights_that_a_role_lacks(secured: SecuredKafka, unique: str) -> None:

@@ -110,6 +110,16 @@ def test_the_rights_at_kafka_are_documented() -> None:
     assert rights_table() in page.read_text(), f"paste this into {page}:\n{rights_table()}"
 
 
+def test_the_settings_of_kafka_that_are_refused_are_documented() -> None:
+    pytest.importorskip("confluent_kafka")
+    from notify.kafka.cluster import OWN_SETTINGS
+
+    text = (ROOT / "docs" / "operating.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    missing = [n for n, why in OWN_SETTINGS.items() if not any(f"`{n}`" in row and f"| {why} |" in row for row in rows)]
+    assert not missing
+
+
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

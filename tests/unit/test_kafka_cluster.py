@@ -13,6 +13,14 @@ pytest.importorskip("confluent_kafka")
 from notify.kafka.cluster import SETTINGS_FILE, Cluster
 
 
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of settings."""
+    path = tmp_path / "client.properties"
+    monkeypatch.setenv(SETTINGS_FILE, str(path))
+    return path
+
+
 def test_settings_of_the_url_win_over_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "client.properties"
     file.write_text("# of the operators\nsecurity.protocol=SASL_SSL\n\nsasl.password = a=b\nclient.id=file\n")
@@ -27,9 +35,32 @@ def test_settings_of_the_url_win_over_those_of_the_file(tmp_path: Path, monkeypa
     }
 
 
-def test_a_setting_that_promises_hang_on_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"'isolation.level' is Notify's own"):
-        Cluster.of("kafka://a:9092?isolation.level=read_uncommitted")
+@pytest.mark.parametrize(
+    ("name", "promise"),
+    [
+        ("isolation.level", "nobody reads messages of a transaction that is rolled back"),
+        ("auto.commit.enable", "a group's position is where its handlers are done"),
+        ("acks", "each message is in Kafka once"),
+        ("transaction.timeout.ms", "holds up readers no longer"),
+    ],
+)
+def test_a_setting_that_promises_depend_on_is_refused_with_the_promise(name: str, promise: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name!r} is Notify's own, so that .*{promise}"):
+        Cluster.of(f"kafka://a:9092?{name}=1")
+
+
+def test_a_setting_that_does_not_count_is_named_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was overridden without a word."""
+    monkeypatch.setattr("notify.kafka.cluster._TOLD", set())
+    cluster = Cluster.of("kafka://127.0.0.1:9?linger.ms=50&queue.buffering.max.ms=50&batch.size=1000&log_level=3")
+    for _ in range(2):
+        cluster.producer({"linger.ms": 5, "batch.size": 1000, "log_level": 6})
+    assert caplog.messages == [
+        "the Kafka setting 'linger.ms' does not count here: Notify itself sets 5",
+        "the Kafka setting 'queue.buffering.max.ms' does not count here: Notify itself sets 5",
+    ]
 
 
 def test_a_url_without_brokers_is_refused() -> None:
@@ -102,3 +133,23 @@ def test_a_cluster_as_a_url_is_the_same_cluster(tmp_path: Path, monkeypatch: pyt
     cluster = Cluster.of("kafka://a:9092,b:9092?client.id=x&notify.partitions=7")
     monkeypatch.delenv(SETTINGS_FILE)
     assert Cluster.of(cluster.url) == cluster
+
+
+@pytest.mark.parametrize("now", [None, "", "# half of a file\n", "client.id=x\nsasl.passw"])
+def test_a_file_that_is_being_replaced_takes_no_settings_away(file: Path, now: str | None) -> None:
+    """A process that ran ended with the error of a file that was missing or cut for a moment."""
+    file.write_text("client.id=x\nsasl.password=old\n")
+    cluster = Cluster.of("kafka://a:9092")
+    if now is None:
+        file.unlink()
+    else:
+        file.write_text(now)
+    assert cluster.again().settings == cluster.settings
+    file.write_text("client.id=x\nsasl.password=new\n")
+    assert cluster.again().settings["sasl.password"] == "new"
+
+
+def test_without_a_file_the_url_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SETTINGS_FILE, raising=False)
+    cluster = Cluster.of("kafka://a:9092?client.id=x")
+    assert cluster.again() == cluster

@@ -10,6 +10,7 @@ from notify.backoff import Backoff
 from notify.client.kafka.loop import KafkaLoop
 from notify.client.kafka.plan import Plan
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
+from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 
 log = logging.getLogger("notify.consumer")
 
@@ -24,19 +25,22 @@ async def consume(plan: Plan, stopping: asyncio.Event) -> None:
     """
     backoff = Backoff(AGAIN_SECONDS, AGAIN_MAX_SECONDS)
     has_worked = False
+    cluster = Cluster.of(plan.url)
     while not stopping.is_set():
-        loop = KafkaLoop(plan)
+        loop: KafkaLoop | None = None
         try:
+            loop = KafkaLoop(plan, cluster)
             await loop.run(stopping)
             return
         except (Unauthorized, Forbidden, Unavailable, InvalidRequest) as error:
-            if loop.has_worked:
+            if loop is not None and loop.has_worked:
                 has_worked = True
                 backoff.reset()
-            is_refusal = not isinstance(error, InvalidRequest) or error.code == "no_topic"
+            is_refusal = not isinstance(error, InvalidRequest) or error.code in ("no_topic", REFUSED_SETTINGS)
             if not has_worked or not is_refusal:
                 raise
             wait = backoff.next()
             log.warning("group %s receives nothing, again in %.1f s: %s", plan.group, wait, error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), wait)
+        cluster = cluster.again()

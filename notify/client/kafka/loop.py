@@ -49,10 +49,10 @@ TOPICS_SECONDS = 5.0
 class KafkaLoop:
     """Receives for one consumer group until it is told to stop. Belongs to one event loop; `run` it once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
         """Raises InvalidRequest for settings and filters that cannot be."""
         self._plan = plan
-        self._cluster = Cluster.of(plan.url)
+        self._cluster = cluster
         self._partitions = Partitions(max(plan.batch, WINDOW_RECORDS))
         self._feed = Feed(self._cluster, plan.kafka_group, plan.instance, self._partitions)
         self._settling = Settling(plan, self._cluster, self._feed, self._partitions)
