@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -19,9 +20,15 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic  # type: ignore[attr-defined]
 
-from notify.client.kafka import settling
+from notify.client.kafka import control as client_control
+from notify.client.kafka import loop, settling, starting
+from notify.client.kafka.loop import KafkaLoop
+from notify.client.kafka.membership import Membership
 from notify.client.kafka.ownership import Ownership
+from notify.client.kafka.topics import Topics
+from notify.kafka import control
 from notify.kafka.cluster import Cluster
+from notify.kafka.control import Control
 from notify.kafka.groups import dead_letter_topic, retry_topic
 from tests.support.kafka_consumers import (
     CALL_SECONDS,
@@ -253,3 +260,180 @@ def test_a_commit_that_fails_after_the_group_was_claimed_anew_leaves_the_new_cla
         eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 2, "everything to be done")
     assert len(made) == 2
     assert seen == ["a", "a", "b"]
+
+
+def done_at(url: str, group: str, place: tuple[str, int], offset: int) -> bool:
+    """Whether a group has committed so much of a partition."""
+    known = progress(url, group).get(place)
+    return known is not None and known.offset >= offset
+
+
+@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+def test_a_partition_without_a_leader_keeps_nobody_from_beginning(
+    kafka_url: str, unique: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group did not start, nor take a message of the others."""
+    leaderless = {(unique, 1)}
+
+    class Lacking:
+        """A client for administration as it answers where a partition has no leader."""
+
+        def __init__(self, admin: Any) -> None:
+            self._admin = admin
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._admin, name)
+
+        def list_topics(self, **options: Any) -> Any:
+            metadata = self._admin.list_topics(**options)
+            for topic, n in list(leaderless):
+                metadata.topics[topic].partitions[n].leader = -1
+            return metadata
+
+        def list_offsets(self, asked: dict[TopicPartition, Any], **options: Any) -> Any:
+            led = {p: spec for p, spec in asked.items() if (p.topic, p.partition) not in leaderless}
+            answers = self._admin.list_offsets(led, **options) if led else {}
+            for p in asked.keys() - led.keys():
+                answers[p] = Future()
+                answers[p].set_exception(KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))
+            return answers
+
+    make_topic(kafka_url, unique, 2)
+    produce(kafka_url, unique, ["old"], partition=1)
+    made = Cluster.admin
+    monkeypatch.setattr(Cluster, "admin", lambda self, *own: Lacking(made(self, *own)))
+    monkeypatch.setattr(starting, "LEADER_SECONDS", 0.5)
+    monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.2)
+    seen: list[str] = []
+    with running(consumer_of(kafka_url, unique, seen, mode=mode)):
+        eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group to begin")
+        produce(kafka_url, unique, ["a"], partition=0)
+        eventually(lambda: seen == ["a"], "the message of the other partition")
+        produce(kafka_url, unique, ["b"], partition=1)
+        leaderless.clear()
+        eventually(lambda: seen == ["a", "b"], "the message that came first, once there is a leader")
+        eventually(lambda: done_at(kafka_url, unique, (unique, 1), 2), "its commit")
+    assert seen == ["a", "b"]
+
+
+def test_an_owner_keeps_what_it_did_in_other_topics_when_one_is_deleted(kafka_url: str, unique: str) -> None:
+    """All of its commits were refused for as long as the topic was missing."""
+    here, gone = f"{unique}.here", f"{unique}.gone"
+    make_topic(kafka_url, here)
+    make_topic(kafka_url, gone)
+    consumer = Consumer(kafka_url, group=unique)
+
+    @consumer.subscribe(f"{unique}.*", mode="exclusive", start="earliest")
+    def handle(message: Any) -> None:
+        if message.topic == gone:  # done, and not committed yet
+            admin = admin_of(kafka_url)
+            admin.delete_topics([gone])[gone].result(CALL_SECONDS)
+            eventually(lambda: gone not in admin.list_topics().topics, "the topic to go")
+
+    with running(consumer):
+        produce(kafka_url, gone, ["a"])
+        eventually(lambda: gone not in admin_of(kafka_url).list_topics().topics, "the topic to go")
+        produce(kafka_url, here, ["b"])
+        eventually(lambda: done_at(kafka_url, unique, (here, 0), 1), "the commit of the other topic")
+
+
+class Forgetful:
+    """A consumer's client that is told of fewer topics now and then, as by a broker that has just started."""
+
+    def __init__(self, client: Any, topic: str, times: int) -> None:
+        self._client = client
+        self._topic = topic
+        self.times = times
+        self.listed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def list_topics(self, *names: str, **options: Any) -> Any:
+        metadata = self._client.list_topics(*names, **options)
+        if not names:
+            self.listed += 1
+        if not names and self.times:
+            self.times -= 1
+            del metadata.topics[self._topic]
+        return metadata
+
+
+def test_a_topic_that_is_missing_once_is_not_given_up(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The group left the topic, came back to it, and had it made again."""
+    monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.2)
+    clients: list[Forgetful] = []
+    subscribed: list[list[str]] = []
+    made, subscribe = Topics.__init__, Membership._subscribe
+
+    def forgetful(self: Topics, plan: Any, client: Any, cluster: Any) -> None:
+        clients.append(Forgetful(client, unique, 0))
+        made(self, plan, clients[0], cluster)
+
+    def noted(self: Membership, topics: list[str]) -> None:
+        subscribed.append(topics)
+        subscribe(self, topics)
+
+    monkeypatch.setattr(Topics, "__init__", forgetful)
+    monkeypatch.setattr(Membership, "_subscribe", noted)
+    make_topic(kafka_url, unique)
+    seen: list[str] = []
+    with running(consumer_of(kafka_url, unique, seen)):
+        eventually(lambda: is_assigned(kafka_url, unique), "the partition")
+        clients[0].times, listed = 1, clients[0].listed
+        eventually(lambda: clients[0].listed > listed + 2, "some looks at the topics")
+        produce(kafka_url, unique, ["a"])
+        eventually(lambda: seen == ["a"], "the message")
+    assert len(subscribed) == 1
+    assert "are gone" not in caplog.text
+
+
+def test_a_topic_that_is_missing_at_the_first_look_begins_where_it_is_to(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for one that was made later, whose messages are all new."""
+    made = Topics.__init__
+    monkeypatch.setattr(
+        Topics, "__init__", lambda self, plan, client, cluster: made(self, plan, Forgetful(client, unique, 1), cluster)
+    )
+    monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.2)
+    make_topic(kafka_url, unique)
+    produce(kafka_url, unique, ["old"])
+    seen: list[str] = []
+    with running(consumer_of(kafka_url, unique, seen, start="latest")):
+        eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's position")
+        produce(kafka_url, unique, ["new"])
+        eventually(lambda: "new" in seen, "the new message")
+    assert seen == ["new"]
+
+
+def test_an_order_in_a_control_topic_that_was_made_anew_is_heard(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer went on reading at the offset where the former topic had ended."""
+    orders = f"notify-control.{unique}"
+    monkeypatch.setattr(control, "TOPIC", orders)
+    monkeypatch.setattr(client_control, "TOPIC", orders)
+    monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.2)
+    make_topic(kafka_url, unique)
+    make_topic(kafka_url, orders)
+    resumed, paused = Control().encoded().decode(), Control(paused=True).encoded().decode()
+    produce(kafka_url, orders, [resumed], key=unique.encode())
+    held: list[bool] = []
+    obey = KafkaLoop._obey
+
+    def noted(self: KafkaLoop) -> None:
+        obey(self)
+        held.append(self._handling.is_held)
+
+    monkeypatch.setattr(KafkaLoop, "_obey", noted)
+    with running(consumer_of(kafka_url, unique, [])):
+        eventually(lambda: is_assigned(kafka_url, unique), "the partition")
+        admin = admin_of(kafka_url)
+        admin.delete_topics([orders])[orders].result(CALL_SECONDS)
+        eventually(lambda: orders not in admin.list_topics().topics, "the topic to go")
+        eventually(lambda: orders in admin.list_topics().topics, "the topic to be made again")
+        produce(kafka_url, orders, [paused], key=unique.encode())
+        eventually(lambda: held[-1], "the group to be paused")

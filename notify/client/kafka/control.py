@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from notify.client.kafka.client_thread import ClientThread
 from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.errors import InvalidRequest, Unavailable
+from notify.kafka.answers import answered
 from notify.kafka.cluster import Cluster
+from notify.kafka.codes import GONE
 from notify.kafka.control import TOPIC, Control
 
 T = TypeVar("T")
@@ -38,10 +40,8 @@ class Orders:
     def __init__(self, cluster: Cluster, group: str) -> None:
         self._cluster = cluster
         self._group = group
-        self._consumer: Consumer = cluster.consumer(
-            # Kafka's client wants a group's name; nothing is committed, nobody is a member.
-            {"group.id": f"{group}-control", "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MILLISECONDS}
-        )
+        self._consumer = self._reader()
+        self._topic_id = ""
         self._thread = ClientThread("notify-kafka-control")
         self._at_end = False
         self.control = Control()
@@ -55,6 +55,7 @@ class Orders:
                 heard = time.monotonic()
             elif time.monotonic() - heard > SILENCE_SECONDS:
                 raise Unavailable(f"Kafka at {self._cluster.brokers} does not give the topic {TOPIC!r} to its end")
+        await self.look()
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Read what comes, until cancelled; `changed` is called in the loop for each new order."""
@@ -69,6 +70,45 @@ class Orders:
             return await self._thread.call(function)
         except KafkaException as raised:
             raise refusal(error_of(raised), self._cluster, self._group) from raised
+
+    async def look(self) -> None:
+        """Read the topic from its first record on if it was made anew since the last look. Raises Unavailable.
+
+        The last order counts until another comes: a group that is paused does not begin because a topic was deleted.
+        """
+        await self._call(self._look)
+
+    def _reader(self) -> Consumer:
+        return self._cluster.consumer(
+            {
+                # Kafka's client wants a group's name; nothing is committed, nobody is a member.
+                "group.id": f"{self._group}-control",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": FETCH_MILLISECONDS,
+            }
+        )
+
+    def _look(self) -> None:
+        """A topic that was made anew may be as long as it was: its offsets do not tell, its id does."""
+        known = self._id_of_topic()
+        if known and self._topic_id and known != self._topic_id:
+            log.warning("topic %s was made anew: the orders for group %s are read again", TOPIC, self._group)
+            self._consumer.close()
+            self._consumer = self._reader()
+            self._begin()
+        self._topic_id = known or self._topic_id
+
+    def _id_of_topic(self) -> str:
+        """Empty while the topic is missing."""
+        admin = self._cluster.admin()  # its calls end with it
+        described = admin.describe_topics(TopicCollection([TOPIC]), request_timeout=CALL_SECONDS)
+        try:
+            return str(answered(described[TOPIC], CALL_SECONDS).topic_id)
+        except KafkaException as raised:
+            if error_of(raised).code() in GONE:
+                return ""
+            raise
 
     def _begin(self) -> None:
         self._consumer.list_topics(TOPIC, timeout=CALL_SECONDS)  # a client that knows no leader yet waits half a second
@@ -99,4 +139,4 @@ class Orders:
 
     async def close(self, seconds: float) -> None:
         """Read no more, after the call that is under way. Waits at most so long for it."""
-        await self._thread.end(self._consumer.close, seconds)
+        await self._thread.end(lambda: self._consumer.close(), seconds)

@@ -216,6 +216,7 @@ class KafkaLoop:
                     )
                     await self._feed.call(self._topics.make)
                 await self._sharing.subscribe(topics)
+                await self._orders.look()
                 await self._resets.carry_out()
             except Unavailable as error:
                 log.warning("the topics could not be looked for, again in %g s: %s", TOPICS_SECONDS, error)

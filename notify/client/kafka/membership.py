@@ -36,12 +36,16 @@ class Membership:
         self._starts = starts
         self._assignment = assignment
         self._topics: list[str] = []
+        self._waiting: set[Place] = set()
+        """Partitions that are this member's, and in which the group cannot begin before they have a leader."""
 
     async def subscribe(self, topics: Mapping[str, int]) -> None:
-        """Take part in these topics from now on."""
+        """Take part in these topics from now on, and begin in partitions that have a leader by now."""
         if list(topics) != self._topics:
             self._topics = list(topics)
             await self._feed.call(self._subscribe, self._topics)
+        if self._waiting:
+            await self._feed.call(self._open_waiting)
 
     async def begin(self, topics: Mapping[str, int]) -> None:
         """Commit where a group that has no members begins, in all partitions at once, before the first member has any.
@@ -74,11 +78,22 @@ class Membership:
         self._feed.member = consumer.consumer_group_metadata()
         if not given:
             return
-        known, begun = self._until_known([(p.topic, p.partition) for p in given])
+        places = _places(given)
+        known, begun = self._until_known(places)
+        self._waiting.update(place for place in places if place not in known)
+        self._open(known, begun)
+
+    def _open_waiting(self) -> None:
+        known, begun = self._starts.positions(self._waiting)
+        if known:
+            self._waiting.difference_update(known)
+            self._open(known, begun)
+
+    def _open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> None:
         offsets = self._feed.thread.wait_for(self._assignment.open(known, begun))
         fetched = [TopicPartition(*place, offset) for place, offset in offsets.items()]
-        consumer.incremental_assign(fetched)
-        consumer.resume(fetched)  # a partition that was paused when it left
+        self._feed.consumer.incremental_assign(fetched)
+        self._feed.consumer.resume(fetched)  # a partition that was paused when it left
 
     def _until_known(self, places: list[Place]) -> tuple[dict[Place, Progress | None], dict[Place, int]]:
         backoff, deadline = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS), time.monotonic() + OPEN_SECONDS
@@ -94,11 +109,17 @@ class Membership:
     def _revoked(self, consumer: Consumer, taken: list[TopicPartition]) -> None:
         self._feed.member = consumer.consumer_group_metadata()
         self._feed.thread.wait_for(self._assignment.revoke(_places(taken)))
-        consumer.incremental_unassign(taken)
+        consumer.incremental_unassign(self._assigned_of(taken))
 
     def _was_lost(self, consumer: Consumer, taken: list[TopicPartition]) -> None:
         self._feed.thread.wait_for(self._assignment.lose(_places(taken)))
-        consumer.incremental_unassign(taken)
+        consumer.incremental_unassign(self._assigned_of(taken))
+
+    def _assigned_of(self, taken: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Those that the client was told to fetch: it gives back no others."""
+        assigned = [p for p in taken if (p.topic, p.partition) not in self._waiting]
+        self._waiting.difference_update(_places(taken))
+        return assigned
 
 
 def _places(partitions: Sequence[TopicPartition]) -> list[Place]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -33,6 +34,8 @@ GATHER_SECONDS, GATHER_MAX_SECONDS = 0.05, 0.5
 SHARE = 4
 """While a commit takes its time, nothing is fetched: the pause after it is so many times as long."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
+GONE_SECONDS = 10.0
+"""Partitions that the brokers do not know are left out of commits for so long, and then tried again."""
 OUTCOME_SECONDS = 120.0
 """How long the outcome of a transaction is asked for: a broker that is frozen keeps its connections for a minute."""
 MOST_LEAVING, LEAVING_BYTES = 1000, 8 << 20
@@ -61,6 +64,8 @@ class Settling:
         self._for_owner = plan.sharing == "owner"
         self._producer: Producer | None = None
         self._committed: dict[Window, int] = {}
+        self._gone: dict[Window, float] = {}
+        """Windows of partitions that are gone, and until when they are left out."""
         self._departures: list[Departure] = []
         self._lock = asyncio.Lock()
         self.is_fenced = False
@@ -110,16 +115,18 @@ class Settling:
             self._departures = [d for d in self._departures if not d.window.is_closed]
             leaving = self._next_to_leave()
             left_by = {departure.window for departure in leaving}
+            now = time.monotonic()
+            self._gone = {window: until for window, until in self._gone.items() if until > now}
             staying = _by_window(self._departures[len(leaving) :])
             changed = [
                 (place, window, window.changes)
                 for place, window in self._partitions.items()
-                if window.changes != self._committed.get(window, 0) or window in left_by
+                if (window.changes != self._committed.get(window, 0) or window in left_by) and window not in self._gone
             ]
             if self._for_owner and self._producer is None:
                 # Its last transaction may not have ended. To claim the group here could fence a new owner.
                 self.is_fenced = True
-            if not changed or self.is_fenced:
+            if not (changed or leaving) or self.is_fenced:
                 return True
             windows = {place: window for place, window, _ in changed}
             try:
@@ -141,7 +148,8 @@ class Settling:
             self._committed = {w: n for w, n in self._committed.items() if w in open_windows}
             for _, window, changes in changed:
                 # An item that has arrived is one change more, which changes nothing of what is committed.
-                self._committed[window] = changes + sum([d.window is window for d in leaving])
+                if window not in self._gone:
+                    self._committed[window] = changes + sum([d.window is window for d in leaving])
             if self._departures:
                 self._partitions.changed.set()
             return True
@@ -160,9 +168,32 @@ class Settling:
             for place, window in windows.items()
         ]
         if leaving or self._for_owner:
-            await asyncio.to_thread(self._transact, leaving, offsets, self._feed.member)
+            try:
+                await asyncio.to_thread(self._transact, leaving, offsets, self._feed.member)
+            except KafkaException as raised:
+                are_gone = error_of(raised).code() in GONE and await self._leave_out(windows)
+                if not are_gone or self._for_owner:  # by now the group may be another's: the next commit goes on
+                    raise
+                there = {place: window for place, window in windows.items() if window not in self._gone}
+                await self._commit(there, leaving, staying, stays=stays)
         else:
             await self._feed.thread.call_also_within(commit_offsets, self._feed.consumer, offsets)
+
+    async def _leave_out(self, windows: Mapping[Place, Window]) -> bool:
+        """Leave out those that are gone, since one refuses the whole transaction; whether there are any."""
+        listed = await self._feed.thread.call_also_within(
+            partial(self._feed.consumer.list_topics, timeout=CALL_SECONDS)
+        )
+        there = {(name, n) for name, topic in listed.topics.items() for n in topic.partitions}
+        gone = {place: window for place, window in windows.items() if place not in there}
+        self._gone |= dict.fromkeys(gone.values(), time.monotonic() + GONE_SECONDS)
+        if gone:
+            log.warning(
+                "partitions of group %s are gone, and what was done there is not committed: %s",
+                self._plan.group,
+                ", ".join(f"{topic}/{n}" for topic, n in gone),
+            )
+        return bool(gone)
 
     async def _commit_what_stays(self, windows: Mapping[Place, Window]) -> None:
         """The right to write what leaves is missing, which ends the consumer: what was done beside it stays done."""

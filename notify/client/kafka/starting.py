@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from notify.client.kafka.control import Orders
@@ -22,6 +23,9 @@ from notify.kafka.subscriptions import Subscriptions
 log = logging.getLogger("notify.consumer")
 
 CALL_SECONDS = 10.0
+LEADER_SECONDS = 5.0
+"""So long a partition without a leader is waited for, such as one that was just made; then the others begin without it.
+"""
 Start = str | int | datetime
 
 
@@ -42,6 +46,8 @@ class Starts:
         self._noted = noted
         self._starts: dict[Place, Start] = {}
         """Where the group begins in partitions that were there when this process started, and nobody has begun yet."""
+        self._leaderless: dict[Place, float] = {}
+        """Since when partitions have no leader."""
 
     def look(self, topics: Mapping[str, int]) -> None:
         """Look once, before anything is read, which of the topics (with their partitions) the group knows already."""
@@ -66,7 +72,7 @@ class Starts:
         """The group's progress in each partition, and the offsets of those where it has none.
 
         Progress counts for nothing where a reset was asked for while nobody had the partition: what the reset leaves
-        out is not to be handled first.
+        out is not to be handled first. Partitions without a leader in which the group has to begin are in neither.
         """
         known = self.committed(places)
         moved: dict[Place, Start] = self._cut(known)
@@ -79,7 +85,8 @@ class Starts:
                 moved[place] = reset.start()
         known |= dict.fromkeys(moved)
         begun = self.begin([place for place, progress in known.items() if progress is None and place not in moved])
-        return known, begun | self.offsets(moved)
+        begun |= self.offsets(moved)
+        return {p: progress for p, progress in known.items() if progress is not None or p in begun}, begun
 
     def _cut(self, known: Mapping[Place, Progress | None]) -> dict[Place, Start]:
         """Partitions that end before the group's offset: made anew, or led by a broker that lacks the last records.
@@ -102,11 +109,12 @@ class Starts:
 
     def _known_ends(self, places: Collection[Place]) -> dict[Place, int]:
         """The ends of those partitions that have a leader, open transactions included."""
-        if not places:
+        led = self._with_leader(places)
+        if not led:
             return {}
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         admin = self._cluster.admin()
-        answers = admin.list_offsets({TopicPartition(*place): latest for place in places}, request_timeout=CALL_SECONDS)
+        answers = admin.list_offsets({TopicPartition(*place): latest for place in led}, request_timeout=CALL_SECONDS)
         ends = {}
         for p, answer in answers.items():
             with contextlib.suppress(KafkaException):
@@ -114,9 +122,9 @@ class Starts:
         return ends
 
     def begin(self, places: Iterable[Place]) -> dict[Place, int]:
-        """The offsets where partitions without progress begin."""
-        starts: dict[Place, Start] = {place: self._starts.get(place, "earliest") for place in places}
-        return self.offsets(starts | self._forgotten(starts))
+        """The offsets where partitions without progress begin; those without a leader are left out."""
+        starts: dict[Place, Start] = {place: self._starts.get(place, "earliest") for place in self._led(places)}
+        return self._offsets(starts | self._forgotten(starts))
 
     def _forgotten(self, places: Collection[Place]) -> dict[Place, Start]:
         """Where the group was in those of the partitions that it has read before."""
@@ -143,8 +151,12 @@ class Starts:
     def offsets(self, wanted: Mapping[Place, Start]) -> dict[Place, int]:
         """The offset of each start. An instant after the last record is the end; an offset is kept within the bounds.
 
-        The end is before the first transaction that is open: what commits later is not passed.
+        The end is before the first transaction that is open: what commits later is not passed. Partitions without a
+        leader are left out.
         """
+        return self._offsets({place: wanted[place] for place in self._led(wanted)})
+
+    def _offsets(self, wanted: Mapping[Place, Start]) -> dict[Place, int]:
         if not wanted:
             return {}
         lows = self._listed({place: OffsetSpec.earliest() for place in wanted})  # type: ignore[no-untyped-call]
@@ -173,3 +185,36 @@ class Starts:
         admin = self._cluster.admin()
         answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_SECONDS)
         return {(p.topic, p.partition): answered(answer, CALL_SECONDS).offset for p, answer in answers.items()}
+
+    def _led(self, places: Iterable[Place]) -> list[Place]:
+        """Those of the partitions that have a leader. Raises KafkaException while another may still get one soon."""
+        asked = list(places)
+        led = self._with_leader(asked)
+        waiting = [place for place in asked if place not in led]
+        now = time.monotonic()
+        self._leaderless = {place: since for place, since in self._leaderless.items() if place not in led}
+        for place in waiting:
+            self._leaderless.setdefault(place, now)
+            if self._starts.get(place) == "latest":  # what comes from now on is not passed
+                self._starts[place] = datetime.now(UTC)
+        soon = [place for place in waiting if now - self._leaderless[place] < LEADER_SECONDS]
+        if soon:
+            text = f"partition {soon[0][1]} of {soon[0][0]} has no leader"
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
+        if waiting:
+            log.warning(
+                "group %s does not begin yet in %d partitions, such as %d of %s: they have no leader; start their "
+                "brokers", self._plan.group, len(waiting), waiting[0][1], waiting[0][0],
+            )  # fmt: skip
+        return [place for place in asked if place in led]
+
+    def _with_leader(self, places: Collection[Place]) -> set[Place]:
+        """Those of the partitions that have a leader now."""
+        if not places:
+            return set()
+        topics = self._cluster.admin().list_topics(timeout=CALL_SECONDS).topics
+        return {
+            (name, n)
+            for name, n in places
+            if name in topics and n in topics[name].partitions and topics[name].partitions[n].leader >= 0
+        }

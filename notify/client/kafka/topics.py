@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from confluent_kafka import Consumer
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka.admin import NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import refusal
@@ -37,8 +38,11 @@ class Topics:
         ]
         self._named = [name for name in plan.handlers if "*" not in name]
         self._own: list[str] = []
+        self._last: dict[str, int] | None = None
+        self._missed: set[str] = set()
+        """Topics that were not there at the last look. A broker that has just started may not know all."""
         self.lacks: list[str] = []
-        """Topics that this consumer needs, and that were not there at the last look: somebody may have deleted them."""
+        """Topics that this consumer needs, and that were not there at two looks: somebody may have deleted them."""
         self._retries = plan.sharing != "broadcast"  # an owner retries in place, and gets redriven letters this way
 
     def make(self) -> None:
@@ -82,10 +86,24 @@ class Topics:
     def subscribed(self) -> dict[str, int]:
         """The topics to read, by name and pattern and with those of retries, and how many partitions each has now.
 
-        Raises KafkaException.
+        One that is missing is gone if it is missing the next time, too. Raises KafkaException, also where a broker does
+        not list at the first look what was just made.
         """
         known = self._consumer.list_topics(timeout=CALL_SECONDS).topics
-        self.lacks = [name for name in self._own if name not in known]
+        missing = [name for name in self._own if name not in known]
+        if missing and self._last is None:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"a broker does not list {missing[0]!r}"))
+        there = self._of(known)
+        before = self._last or {}
+        vanished = before.keys() - there.keys()
+        kept = {name: before[name] for name in vanished - self._missed}
+        self.lacks = [name for name in missing if name in self._missed]
+        self._missed = {*missing, *vanished}
+        self._last = dict(sorted((there | kept).items()))
+        return self._last
+
+    def _of(self, known: Mapping[str, TopicMetadata]) -> dict[str, int]:
+        """Those of the topics that are to be read, and how many partitions each has."""
         names = set(self._named)
         if self._patterns:
             plain = [name for name in known if not name.startswith((*groups.OWN_TOPICS, "__"))]
@@ -93,7 +111,7 @@ class Topics:
         if self._retries:
             names.add(groups.retry_topic(self._plan.group))
             names |= known.keys() & set(groups.old_retry_topics(self._plan.group))
-        return {name: len(known[name].partitions) for name in sorted(names) if name in known}
+        return {name: len(known[name].partitions) for name in names if name in known}
 
 
 def _made(name: str, partitions: int, config: dict[str, str]) -> NewTopic:
