@@ -32,7 +32,7 @@ def listed(url: str, state: str | None, after: str, most: int) -> tuple[int, lis
     waiting = 0
     rows: list[dict[str, Any]] = []
     for message in messages.read():
-        decision = decided.get(message.offset)
+        decision = decided.of(message)
         waiting += decision is None
         is_in = decision.state if decision is not None else WAITING
         if len(rows) < most and message.offset > int(after or -1) and state in (None, is_in):
@@ -57,7 +57,7 @@ def decide(url: str, ids: Sequence[str], reason: str, *, send: bool, dry_run: bo
     asked = set(ids) or None
     if dry_run:
         decided = messages.decisions()
-        waiting = (m for m in messages.read() if m.offset not in decided and (asked is None or m.id in asked))
+        waiting = (m for m in messages.read() if decided.of(m) is None and (asked is None or m.id in asked))
         items = [{"id": m.id, "topic": m.topic, "status": 200} for m in itertools.islice(waiting, 10_000)]
     else:
         items = messages.retry(asked, reason) if send else messages.drop(asked, reason)

@@ -5,12 +5,13 @@
 | `notify-delayed.refused` | the messages, each with the brokers' reason; nothing else removes them |
 | `notify-undelivered` | the decisions: key = offset in the other topic, value = Decision as JSON; compacted |
 
+A decision says which message it is about: where the first topic is made anew, other messages have these offsets.
 A message that is sent after all is written in one transaction with the decision: once, whoever asks for it how often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +39,16 @@ _TRANSACTION_MILLISECONDS = 10_000
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A person's decision about a message."""
+    """A person's decision about a message: of this id, refused at this time. One of an earlier version has neither."""
 
     state: str
     reason: str
+    id: str = ""
+    refused_us: int = 0
+
+    def is_of(self, message: Undelivered) -> bool:
+        """Whether it is about a message that is where the decided one was."""
+        return not self.id or (self.id, self.refused_us) == (message.id, message.refused_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +80,29 @@ class Undelivered:
         )
 
 
+class Decisions:
+    """All that was decided."""
+
+    def __init__(self, by_offset: Mapping[int, Decision]) -> None:
+        self._by_offset = by_offset
+
+    def of(self, message: Undelivered) -> Decision | None:
+        """The decision about a message; None while it waits."""
+        decision = self._by_offset.get(message.offset)
+        return decision if decision is not None and decision.is_of(message) else None
+
+
 class UndeliveredList:
     """The list of one cluster. Its calls block."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def decisions(self) -> dict[int, Decision]:
-        """By offset. Raises Unavailable."""
-        return {int(key): msgspec.json.decode(value, type=Decision) for key, value in _decided(self._cluster)}
+    def decisions(self) -> Decisions:
+        """Raises Unavailable."""
+        return Decisions(
+            {int(key): msgspec.json.decode(value, type=Decision) for key, value in _decided(self._cluster)}
+        )
 
     def read(self) -> Iterator[Undelivered]:
         """Every message that was refused, the oldest first. Raises Unavailable."""
@@ -111,7 +132,7 @@ class UndeliveredList:
             known = self.decisions()
             topics = Topics(self._cluster)
             for message in self.read():
-                if message.offset not in known and (ids is None or message.id in ids):
+                if known.of(message) is None and (ids is None or message.id in ids):
                     items.append({"id": message.id, "topic": message.topic} | _carried_out(
                         producer, topics, message, decision))  # fmt: skip
         except KafkaException as raised:
@@ -136,7 +157,8 @@ def _carried_out(producer: Any, topics: Topics, message: Undelivered, decision: 
     try:
         if decision.state == SENT:
             producer.produce(message.topic, message.value, message.key, headers=message.headers, on_delivery=answered)
-        producer.produce(DECISIONS, msgspec.json.encode(decision), str(message.offset).encode(), partition=0)
+        decided = msgspec.structs.replace(decision, id=message.id, refused_us=message.refused_us)
+        producer.produce(DECISIONS, msgspec.json.encode(decided), str(message.offset).encode(), partition=0)
         producer.flush(CALL_SECONDS)
         if not errors:
             producer.commit_transaction(CALL_SECONDS)

@@ -22,9 +22,12 @@ pytest.importorskip("confluent_kafka")
 
 from notify.kafka.cluster import Cluster
 from notify.kafka.undelivered import DECISIONS, SOURCE, TOPIC, UndeliveredList
+from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.undelivered import RefusedOverKafka
 from notify.sinks.delays.topics import make_wheels
 from notify.sinks.delays.wheels import WHEELS
 from notify.sinks.kafka import KafkaSink
+from tests.support.kafka_consumers import CALL_SECONDS, admin_of
 
 
 @pytest.fixture
@@ -107,6 +110,25 @@ def test_two_people_who_retry_send_a_message_once(kafka_url: str, unique: str) -
     assert second.retry([unique], "two") == []
     assert len(committed(kafka_url, unique, 1)) == 1
     assert committed(kafka_url, DECISIONS)
+
+
+def test_a_decision_is_about_a_message_and_not_about_its_offset(kafka_url: str, unique: str) -> None:
+    """Whatever came to a list that was made anew counted as decided where another message had had its offset."""
+    cluster = Cluster.of(kafka_url)
+    waiting = UndeliveredList(cluster)
+    refuse(kafka_url, (f"{unique}-1", unique), (f"{unique}-2", unique))
+    waiting.drop(None, "no use")
+    admin = admin_of(kafka_url)
+    admin.delete_topics([TOPIC])[TOPIC].result(CALL_SECONDS)
+    eventually(lambda: TOPIC not in admin.list_topics().topics, "the list to go")
+    refuse(kafka_url, (f"{unique}-3", unique))
+    decided = waiting.decisions()
+    assert [(m.id, decided.of(m)) for m in waiting.read()] == [(f"{unique}-3", None)]
+    shown = RefusedOverKafka(Brokers(cluster))
+    assert [t.id for t in shown.read()[SOURCE][0].transactions] == [f"{unique}-3"]
+    assert [item["status"] for item in waiting.drop(None, "no use either")] == [200]
+    assert shown.read()[SOURCE][0].waiting == 0
+    shown.close()
 
 
 def test_a_movers_report_is_shown(kafka_url: str, server: ServerProcess, unique: str) -> None:

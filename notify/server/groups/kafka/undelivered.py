@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import msgspec
 import structlog
 
 from notify.kafka import refusals, undelivered
-from notify.kafka.undelivered import CODE, SOURCE, Undelivered
+from notify.kafka.undelivered import CODE, SOURCE, Decision, Undelivered
 from notify.server.core.refusals import MOST_SHOWN, TEXT_CHARACTERS
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics, News
@@ -27,8 +28,8 @@ class RefusedOverKafka:
     def __init__(self, brokers: Brokers) -> None:
         self._reports: dict[str, tuple[RefusedReport, int]] = {}
         self._told = CompactedTopics(brokers, lambda _: self._reports.clear())
-        self._waiting: dict[int, RefusedTransaction] = {}
-        self._decided: set[int] = set()
+        self._waiting: dict[int, Undelivered] = {}
+        self._decided: dict[int, Decision] = {}
         self._delayed = CompactedTopics(brokers, self._forget)
 
     def read(self) -> dict[str, tuple[RefusedReport, int]]:
@@ -40,7 +41,10 @@ class RefusedOverKafka:
                 log.warning("kafka_refused_not_read", source=record.key[:100], reason=str(error)[:300])
         for record in self._delayed.news([undelivered.TOPIC, undelivered.DECISIONS]):
             self._note(record)
-        first = list(itertools.islice(self._waiting.values(), MOST_SHOWN))
+        first = [
+            RefusedTransaction(m.id, m.topic, CODE, m.detail[:TEXT_CHARACTERS])
+            for m in itertools.islice(self._waiting.values(), MOST_SHOWN)
+        ]
         return self._reports | {SOURCE: (RefusedReport(len(self._waiting), first), time.time_ns() // 1000)}
 
     def close(self) -> None:
@@ -50,11 +54,23 @@ class RefusedOverKafka:
     def _note(self, record: News) -> None:
         if record.topic == undelivered.DECISIONS:
             if record.key.isdigit():
-                self._decided.add(int(record.key))
-                self._waiting.pop(int(record.key), None)
-        elif record.offset not in self._decided and len(self._waiting) < MOST_HELD:
-            m = Undelivered.of(record.offset, record.at_us, None, b"", record.headers)
-            self._waiting[record.offset] = RefusedTransaction(m.id, m.topic, CODE, m.detail[:TEXT_CHARACTERS])
+                self._decide(int(record.key), record.value or b"")
+        elif len(self._waiting) < MOST_HELD:
+            message = replace(Undelivered.of(record.offset, record.at_us, None, b"", record.headers), headers=[])
+            decision = self._decided.get(record.offset)
+            if decision is None or not decision.is_of(message):
+                self._waiting[record.offset] = message
+
+    def _decide(self, offset: int, value: bytes) -> None:
+        try:
+            decision = msgspec.json.decode(value, type=Decision)
+        except msgspec.DecodeError as error:  # of a later version, or of another tool
+            log.warning("kafka_decision_not_read", offset=offset, reason=str(error)[:300])
+            return
+        self._decided[offset] = decision
+        waiting = self._waiting.get(offset)
+        if waiting is not None and decision.is_of(waiting):
+            del self._waiting[offset]
 
     def _forget(self, topic: str) -> None:
         (self._decided if topic == undelivered.DECISIONS else self._waiting).clear()
