@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,13 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import newest
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
+from notify.server.groups import Chosen
+from notify.server.groups.kafka import dead_letters, letters
+from notify.server.groups.kafka.dead_letters import KafkaLetters
+from notify.server.groups.kafka.look import Look
+from notify.server.groups.kafka.redriven import Redriven
+from notify.server.groups.kafka.thread import BrokersThread
+from notify.server.jobs.redrive import RedriveSpec, Wanted
 from notify.sinks.kafka import KafkaSink
 from notify.wire import PackedBridgeBatch
 
@@ -416,3 +423,55 @@ def alarms(server: ServerProcess) -> list[dict[str, Any]]:
     status, metrics = ask(server.url, "GET", "/metrics")
     assert status == 200
     return [{"name": "kafka"}] if 'notify_alarms{alarm="kafka"} 1.0' in metrics else []
+
+
+@pytest.mark.parametrize("by", ["ids", "job"])
+def test_large_letters_are_sent_again_without_gathering_them(
+    kafka_url: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A redrive read all of them into memory, and sent them in one transaction."""
+    monkeypatch.setattr(letters, "HELD_BYTES", 60_000)
+    monkeypatch.setattr(dead_letters, "LOT_BYTES", 50_000)
+    group = Group(kafka_url)
+    topic = groups.dead_letter_topic(group.name)
+    for partition in (0, 1):
+        group.write(topic, partition, 30, topic=group.topic, text="x" * 10_000)
+    lots: list[int] = []
+    held: list[int] = []
+    send, hold = Redriven.send, letters._Reading._hold
+
+    def noted(self: Redriven, name: str, sent: Sequence[letters.Letter]) -> list[int]:
+        lots.append(sum(letter.size for letter in sent))
+        return send(self, name, sent)
+
+    def counted(self: letters._Reading, letter: letters.Letter) -> None:
+        hold(self, letter)
+        held.append(sum(self._bytes.values()))
+
+    monkeypatch.setattr(Redriven, "send", noted)
+    monkeypatch.setattr(letters._Reading, "_hold", counted)
+    monkeypatch.setattr(letters, "AT_ONCE", 2)
+
+    async def redrive() -> list[dict[str, Any]]:
+        thread = BrokersThread(group.cluster)
+        look = Look(thread.brokers)
+        own = KafkaLetters(thread, look)
+        try:
+            if by == "ids":
+                change = await own.redrive(group.name, Chosen(None, Wanted(), 100))
+                return list((await change.do())["items"])
+            _, end = await own.bounds(group.name)
+            items: list[dict[str, Any]] = []
+            offset = 0
+            while (sent := await own.send_next(RedriveSpec(group.name, Wanted(), end), offset, 100)) is not None:
+                items, offset = items + sent[0], sent[1]
+            return items
+        finally:
+            await thread.close(own.close)
+            look.close()
+
+    items = asyncio.run(redrive())
+    assert [item["status"] for item in items] == [201] * 60
+    assert len(lots) >= 10 and max(lots) < 70_000
+    assert max(held) < 110_000
+    assert len(committed(group, groups.retry_topic(group.name), 60)) == 60

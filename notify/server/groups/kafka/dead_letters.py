@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from notify.errors import InvalidRequest, NotFound
 from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_topic
+from notify.kafka.redriven import Spot
 from notify.server.groups import Change, Chosen
 from notify.server.groups.kafka import letters, offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
@@ -24,6 +25,7 @@ from notify.server.groups.own_letters import not_letters
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_KEPT, RedriveSpec, Wanted
 from notify.wire import microseconds
 
+LOT_BYTES = 8 << 20
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
     "another name, or send the messages again"
@@ -80,17 +82,26 @@ class KafkaLetters:
         if chosen.replay_effects:
             raise InvalidRequest(NO_REPLAY)
 
-        def choose() -> Sequence[Letter]:
+        def choose() -> dict[Spot, str]:
             self._check_takes_again(name)
-            return self._chosen(name, chosen)
+            return {letter.spot: letter.id for letter in self._chosen(name, chosen)}
 
-        sent = await self._thread.call(choose)
-        names = [letter.id for letter in sent]
+        ids = await self._thread.call(choose)
+        names = list(ids.values())
 
         def do() -> Any:
-            return {"items": self._sent(name, sent) + not_letters(name, chosen.ids, names)}
+            sent = self._sent_again(name, ids) if ids else []
+            return {"items": sent + not_letters(name, chosen.ids, names)}
 
         return Change({"ids": names, "effects": EFFECTS_KEPT}, lambda: self._thread.call(do, WRITE_SECONDS))
+
+    def _sent_again(self, name: str, ids: Mapping[Spot, str]) -> list[dict[str, Any]]:
+        """Send the letters of these spots and ids. They are read for it: together they may be larger than memory."""
+        partitions = self._partitions(name)
+        first = min(spot.offset for spot in ids) * partitions
+        reading = letters.read(self._brokers, name, partitions, first)
+        there = (letter for letter in reading if ids.get(letter.spot) == letter.id)
+        return [item for lot in _lots(itertools.islice(there, len(ids))) for item in self._sent(name, lot)]
 
     async def bounds(self, group: str) -> tuple[int, int]:
         def ask() -> tuple[int, int]:
@@ -105,8 +116,8 @@ class KafkaLetters:
 
         def send() -> tuple[list[dict[str, Any]], int] | None:
             reading = itertools.takewhile(lambda letter: letter.number < spec.until, self._letters(spec.group, offset))
-            batch = list(itertools.islice(reading, most))
-            if not batch:
+            batch = next(_lots(itertools.islice(reading, most)), None)
+            if batch is None:
                 return None
             return self._sent(spec.group, [x for x in batch if _is_wanted(spec.wanted, x)]), batch[-1].number + 1
 
@@ -121,13 +132,13 @@ class KafkaLetters:
                 "broadcast",
             )
 
-    def _chosen(self, name: str, chosen: Chosen) -> Sequence[Letter]:
+    def _chosen(self, name: str, chosen: Chosen) -> Iterator[Letter]:
         if chosen.ids is not None:
             asked = set(chosen.ids)
-            return [letter for letter in self._letters(name, 0) if letter.id in asked]
+            return (letter for letter in self._letters(name, 0) if letter.id in asked)
         sent = self._redriven.of_group(name)
         fitting = (x for x in self._letters(name, 0) if not is_sent(x, sent) and _is_wanted(chosen.wanted, x))
-        return list(itertools.islice(fitting, min(chosen.most, AT_ONCE)))
+        return itertools.islice(fitting, min(chosen.most, AT_ONCE))
 
     def _sent(self, group: str, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
         statuses = self._redriven.send(group, chosen) if chosen else []
@@ -182,6 +193,20 @@ class KafkaLetters:
         for answer in gathered(deleted).values():
             if isinstance(answer, KafkaError):
                 raise KafkaException(answer)
+
+
+def _lots(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
+    """Letters that are sent in one transaction each: of LOT_BYTES at most, and one letter more."""
+    lot: list[Letter] = []
+    room = LOT_BYTES
+    for letter in letters:
+        lot.append(letter)
+        room -= letter.size
+        if room <= 0:
+            yield lot
+            lot, room = [], LOT_BYTES
+    if lot:
+        yield lot
 
 
 def _is_wanted(wanted: Wanted, letter: Letter) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from notify.errors import Unavailable
 from notify.kafka import records
@@ -21,6 +22,12 @@ from notify.server.groups.kafka.brokers import READERS, Brokers
 from notify.wire import Payload, body_fields, instant
 
 AT_ONCE = 500
+POLL_SECONDS = 0.5
+HELD_BYTES = 16 << 20
+"""The letters that are held to put them in order, of all partitions together: so many bytes, and what one call gives.
+"""
+QUEUED_KILOBYTES = 8 << 10
+"""The most that the client fetches before it is asked, and that one call gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +44,18 @@ class Letter:
     value: bytes
 
     @property
+    def spot(self) -> Spot:
+        return Spot(self.partition, self.offset)
+
+    @property
     def id(self) -> str:
-        return letter_id(records.header(self.headers, records.ID), Spot(self.partition, self.offset))
+        return letter_id(records.header(self.headers, records.ID), self.spot)
+
+    @property
+    def size(self) -> int:
+        """About the bytes of memory that it takes."""
+        headers = sum(len(name) + len(text or b"") for name, text in self.headers)
+        return len(self.value) + len(self.key or b"") + headers + 500
 
     @property
     def topic(self) -> str:
@@ -81,10 +98,9 @@ def read(brokers: Brokers, group: str, partitions: int, number: int = 0) -> Iter
             waiting[partition] = first
     if not waiting:
         return
-    consumer = reader(brokers.cluster, READERS)
+    consumer = reader(brokers.cluster, READERS, {"queued.max.messages.kbytes": QUEUED_KILOBYTES})
     try:
-        consumer.assign([TopicPartition(topic, p, first) for p, first in waiting.items()])
-        yield from _in_order(_Reading(consumer, waiting, ends), partitions)
+        yield from _Reading(consumer, topic, waiting, ends).letters()
     finally:
         consumer.close()
 
@@ -104,54 +120,77 @@ def _places(group: str, partitions: int) -> list[offsets.Place]:
 
 
 class _Reading:
-    """Partitions that are read to their ends."""
+    """Partitions that are read to their ends, and their letters in the order of their numbers.
 
-    def __init__(self, consumer: Any, waiting: dict[int, int], ends: dict[int, int]) -> None:
+    A letter is held back until every other partition has been read as far. A partition that is ahead is not fetched
+    once HELD_BYTES are held: letters may have a megabyte each.
+    """
+
+    def __init__(self, consumer: Consumer, topic: str, waiting: dict[int, int], ends: dict[int, int]) -> None:
+        """`waiting`: the first offset of each partition that is to be read, before its end in `ends`."""
         self._consumer = consumer
-        self.waiting = waiting
+        self._topic = topic
+        self._waiting = waiting
         """The next offset of each partition that has not come to its end."""
         self._ends = ends
+        self._held: dict[int, deque[Letter]] = {partition: deque() for partition in waiting}
+        self._bytes = dict.fromkeys(waiting, 0)
+        self._most = HELD_BYTES // len(waiting)
+        """The bytes of one partition that are held before it is paused."""
+        self._paused: set[int] = set()
+        consumer.assign([TopicPartition(topic, partition, first) for partition, first in waiting.items()])
 
-    def more(self) -> Iterator[Message]:
-        """Some records. Raises Unavailable where none comes."""
+    def letters(self) -> Iterator[Letter]:
+        """Raises KafkaException, Unavailable where nothing comes."""
+        while True:
+            yield from self._ready()
+            if not self._waiting:
+                return
+            self._fetch()
+
+    def _ready(self) -> Iterator[Letter]:
+        """The letters before which no other can come."""
+        while held := [letters[0] for letters in self._held.values() if letters]:
+            first = min(held, key=lambda letter: letter.number)
+            unknown = [offset * len(self._ends) + p for p, offset in self._waiting.items() if not self._held[p]]
+            if any(number < first.number for number in unknown):
+                return
+            self._held[first.partition].popleft()
+            self._bytes[first.partition] -= first.size
+            if first.partition in self._paused and self._bytes[first.partition] <= self._most // 2:
+                self._paused.discard(first.partition)
+                self._consumer.resume([TopicPartition(self._topic, first.partition)])
+            yield first
+
+    def _fetch(self) -> None:
         deadline = time.monotonic() + CALL_SECONDS
-        while self.waiting:
-            for record in arrived(self._consumer, AT_ONCE, 0.5):
-                error = record.error()
-                partition, offset = record.partition() or 0, record.offset() or 0
-                if error is None:
-                    self._pass(partition, offset + 1)
-                    if offset < self._ends[partition]:
-                        yield record
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    self._pass(partition, offset)
-                elif passes(error):
-                    continue
-                else:
-                    raise KafkaException(error)
-                deadline = time.monotonic() + CALL_SECONDS
+        while not (came := arrived(self._consumer, AT_ONCE, POLL_SECONDS)):
             if time.monotonic() > deadline:
                 raise Unavailable(f"Kafka gave no dead letter for {CALL_SECONDS:g} s")
+        for record in came:
+            error = record.error()
+            partition, offset = record.partition() or 0, record.offset() or 0
+            if error is None:
+                self._pass(partition, offset + 1)
+                if offset < self._ends[partition]:
+                    self._hold(_letter(record, len(self._ends)))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._pass(partition, offset)
+            elif not passes(error):
+                raise KafkaException(error)
+
+    def _hold(self, letter: Letter) -> None:
+        self._held[letter.partition].append(letter)
+        self._bytes[letter.partition] += letter.size
+        if self._bytes[letter.partition] >= self._most and letter.partition not in self._paused:
+            self._paused.add(letter.partition)
+            self._consumer.pause([TopicPartition(self._topic, letter.partition)])
 
     def _pass(self, partition: int, offset: int) -> None:
         if offset >= self._ends[partition]:
-            self.waiting.pop(partition, None)
-        elif partition in self.waiting:
-            self.waiting[partition] = offset
-
-
-def _in_order(reading: _Reading, partitions: int) -> Iterator[Letter]:
-    """Letters by their numbers. One is held back until every other partition has been read as far."""
-    held: list[Letter] = []
-    for record in reading.more():
-        held.append(_letter(record, partitions))
-        if len(held) >= AT_ONCE:
-            held.sort(key=lambda letter: letter.number)
-            read_to = min((offset * partitions for offset in reading.waiting.values()), default=held[-1].number + 1)
-            ready = [letter for letter in held if letter.number < read_to]
-            held = held[len(ready) :]
-            yield from ready
-    yield from sorted(held, key=lambda letter: letter.number)
+            self._waiting.pop(partition, None)
+        elif partition in self._waiting:
+            self._waiting[partition] = offset
 
 
 def _letter(record: Message, partitions: int) -> Letter:

@@ -58,7 +58,7 @@ class Redriven:
                     producer.produce(
                         retry_topic(group), letter.value, letter.key, partition=0, headers=_headers(letter, due)
                     )
-                    key = Spot(letter.partition, letter.offset).key(group)
+                    key = letter.spot.key(group)
                     producer.produce(TOPIC, letter.id.encode(), key.encode(), partition=0)
         return statuses
 
@@ -68,7 +68,7 @@ class Redriven:
 
 def is_sent(letter: Letter, sent: Mapping[Spot, str]) -> bool:
     """Whether a letter is among those that were sent again."""
-    return sent.get(Spot(letter.partition, letter.offset)) == letter.id
+    return sent.get(letter.spot) == letter.id
 
 
 def _headers(letter: Letter, due: bytes) -> Headers:
