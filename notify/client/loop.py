@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 from notify.errors import Closed
 
 T = TypeVar("T")
+SIGNAL_SECONDS = 0.5
+"""So often a thread that waits without a bound looks up: the system may hand a signal to any thread of the process, and
+Python's handler is called only once the main thread does something."""
 END_SECONDS = 2.0
 """How long what is cancelled at the end may take to end."""
 CLOSED = "this was closed while another thread waited for it, or before: make another one"
@@ -53,7 +56,7 @@ class LoopThread:
                 raise Closed(CLOSED)
             future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
-            return future.result(seconds)
+            return _result(future) if seconds is None else future.result(seconds)
         except concurrent.futures.CancelledError:
             raise Closed(CLOSED) from None
         except concurrent.futures.TimeoutError:
@@ -116,3 +119,13 @@ class LoopThread:
         if tasks:
             await asyncio.wait(tasks, timeout=END_SECONDS)
             await asyncio.sleep(0)  # what is done is told on the loop
+
+
+def _result(future: concurrent.futures.Future[T]) -> T:
+    """Wait without a bound, and let Python handle signals meanwhile."""
+    while True:
+        try:
+            return future.result(SIGNAL_SECONDS)
+        except concurrent.futures.TimeoutError:
+            if future.done():  # it may have this very error
+                return future.result()

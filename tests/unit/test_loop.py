@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import signal
 import threading
 
 import pytest
@@ -48,3 +49,40 @@ def test_who_comes_after_it_was_closed_is_told() -> None:
         loop.wait_for(lambda: asyncio.ensure_future(nothing()), 1)
     loop.call(called.append, 1)  # an outcome after its COMMIT is lost silently: the server will check
     assert called == []
+
+
+def test_a_signal_that_another_thread_gets_is_handled() -> None:
+    """A consumer did not hear SIGTERM where the system handed it to another thread: its main thread went on waiting."""
+    assert threading.current_thread() is threading.main_thread()
+    loop = LoopThread("test")
+    handled, began = asyncio.Event(), threading.Event()
+
+    async def until_handled() -> str:
+        began.set()
+        await asyncio.wait_for(handled.wait(), PATIENCE_SECONDS)
+        return "handled"
+
+    def send() -> None:
+        assert began.wait(PATIENCE_SECONDS)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: loop.loop.call_soon_threadsafe(handled.set))
+    try:
+        threading.Thread(target=send, daemon=True).start()
+        assert loop.run(until_handled()) == "handled"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        loop.close()
+
+
+def test_an_error_of_time_is_the_coroutines_own() -> None:
+    loop = LoopThread("test")
+
+    async def too_late() -> None:
+        raise TimeoutError("too late")
+
+    try:
+        with pytest.raises(TimeoutError):
+            loop.run(too_late())
+    finally:
+        loop.close()
