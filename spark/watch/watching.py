@@ -17,7 +17,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +48,8 @@ DEATHS = 3
 """A process that died so often within one window raises an alarm; a look that did not end so often leaves its windows
 out."""
 REVISED = ("LOST", "UNSENT", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW")
+OF_A_GROUP = ("UNDELIVERED", "ACKED_NO_EFFECT")
+"""A finding of these is one for each group that it concerns."""
 NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD")
 """A class of these is said if the plan's `fail_on` has it."""
 
@@ -229,7 +231,7 @@ class Watch:
         """Lines for the findings that were not said yet, of the windows from `start` to `end`. `again`: these were
         audited before, and their findings may be forgotten."""
         lines: list[Line] = []
-        for case in cases:
+        for case in _by_group(cases):
             if (case.finding in NEVER_SAID and not self._fails(case.finding)) or case.evidence.get("repaired"):
                 continue
             is_new = not self._ledger.is_known(case.key)
@@ -308,7 +310,7 @@ class Watch:
         if result.reasons:
             return []  # an audit that doubts itself may not see what is there nevertheless
         shown = Counts(f.finding for f in result.found)
-        stand = {f.key for f in result.found if not f.evidence.get("repaired")}
+        stand = {f.key for f in _by_group(result.found) if not f.evidence.get("repaired")}
         lines: list[Line] = []
         for window_us, key in self._ledger.said_between(start, end):
             name = key.partition(":")[0]
@@ -349,6 +351,17 @@ def _add(result: Result, found: Sequence[Found]) -> None:
         result.counts[case.finding] = result.counts.get(case.finding, 0) + 1
     if found:
         result.verdict = "FINDINGS"
+
+
+def _by_group(cases: Iterable[Found]) -> Iterator[Found]:
+    """The cases, with one for each group of those that concern several: one group may be put right before another."""
+    for case in cases:
+        if len(case.groups) > 1 and case.finding in OF_A_GROUP:
+            together = ", ".join(case.groups)
+            for group in case.groups:
+                yield replace(case, groups=[group], detail=case.detail.replace(together, group))
+        else:
+            yield case
 
 
 def _is_transient(error: Exception) -> bool:

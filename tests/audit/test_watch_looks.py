@@ -148,6 +148,26 @@ def test_findings_that_an_audit_does_not_show_are_not_revised(tmp_path: Path) ->
     assert Scripted(tmp_path, made).run(20).kinds() == ["finding"] * 20
 
 
+def test_a_group_that_catches_up_is_no_news_of_the_other(tmp_path: Path, receiver: Receiver) -> None:
+    behind = ["mails", "points"]
+
+    def made(start: int) -> Result:
+        case = Found("UNDELIVERED", "a", 0, f"not settled by {', '.join(behind)}", groups=list(behind), at_us=start)
+        found = [case] if start == BEGIN_US else []
+        return Result("FINDINGS" if found else "PASS", found=found, totals={"committed": 1})
+
+    both = Scripted(tmp_path, made, receiver.url).run(3)
+    assert [line["key"] for line in both.said if line["kind"] == "finding"] == [
+        "UNDELIVERED:a.0:mails", "UNDELIVERED:a.0:points",
+    ]  # fmt: skip
+    behind.remove("mails")
+    one = Scripted(tmp_path, made, receiver.url).run(1)
+    assert [(line["kind"], line["key"]) for line in one.said if line["kind"] != "window"] == [
+        ("revision", "UNDELIVERED:a.0:mails"),
+    ]  # fmt: skip
+    assert [body["detail"] for body in receiver.taken] == ["not settled by mails", "not settled by points"]
+
+
 class Killed(BaseException):
     """Stands for the death of the process."""
 
