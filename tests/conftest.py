@@ -22,6 +22,7 @@ from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
+from tests.history.processes import Actor, by_fork
 from tests.support import databases, mariadb11, workers
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import DATABASES, empty_database
@@ -38,6 +39,7 @@ structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 
 # Some 150 server processes are started, and the imports of each would take a second of CPU.
 ServerProcess.launch = staticmethod(forked.launch)
+Actor.launch = staticmethod(by_fork)
 
 # On a loaded machine a half may be stored late. A test of a producer that waits in vain says how long it waits.
 for producer in (TransactionProducer, AsyncTransactionProducer):

@@ -272,5 +272,9 @@ async def _consume_async(spec: dict[str, Any], misbehaviour: Misbehaviour, optio
             await asyncio.sleep(0.5)  # the pause of whoever starts it again
 
 
-if __name__ == "__main__":
+def main() -> None:
     {"produce": produce, "consume": consume}[sys.argv[1]](json.loads(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

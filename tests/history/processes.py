@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import importlib
+import io
 import os
 import signal
 import subprocess
@@ -14,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from notify.testing import forked
 from tests.history.tables import read_notes
 
 END_SECONDS = 60.0
@@ -22,11 +26,41 @@ ENVIRONMENT = {"PYTHONFAULTHANDLER": "1"}
 """A process that a signal ends tells in its log where each of its threads was."""
 
 
+def by_command(words: Sequence[str], log: Path) -> Any:
+    """Start `python -m …`, which writes to `log`."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", *words], stdout=output, stderr=subprocess.STDOUT, env=os.environ | ENVIRONMENT,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def by_fork(words: Sequence[str], log: Path) -> Any:
+    """The same for a suite, whose fork server has imported what each process would import for a second."""
+    process = forked.context().Process(target=_run, args=(list(words), log), daemon=True)
+    process.start()
+    return forked.Forked(process, io.StringIO(), words)
+
+
+def _run(words: list[str], log: Path) -> None:
+    """Run a module's `main`, in the child."""
+    os.setsid()
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for number in (1, 2):
+        os.dup2(output, number)
+    faulthandler.enable()
+    module = importlib.import_module(words[0])
+    sys.argv = list(words)
+    module.main()
+
+
 class Actor:
     """A process, which may be started again with the same arguments."""
 
+    launch = staticmethod(by_command)
+
     def __init__(self, words: Sequence[str], log: Path, notes: Path | None = None) -> None:
-        self._words = [sys.executable, "-m", *words]
+        self._words = words
         self._log = log
         self._notes = notes
         self._deaths = 0
@@ -46,10 +80,7 @@ class Actor:
 
     def _start(self) -> None:
         self._is_running = True
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._words, stdout=log, stderr=subprocess.STDOUT, env=os.environ | ENVIRONMENT, start_new_session=True
-            )
+        self.process = self.launch(self._words, self._log)
 
     def restart(self) -> None:
         """Kill it with SIGKILL, also if it is stopped, and start it again."""

@@ -30,8 +30,9 @@ from tests.history.faults import Faults
 from tests.history.messages import is_delayed
 from tests.history.room import small_disk
 from tests.history.scene import Scene
-from tests.history.settling import settle
+from tests.history.settling import committed_by, settle
 from tests.history.stage import Stage
+from tests.support.clock import eventually
 
 DISK_MEGABYTES = 1024
 KAFKA_NODES = 3
@@ -60,8 +61,8 @@ class Outcome:
     """How often each process ended by itself."""
 
 
-def play(directory: Path, seconds: float, seed: int, scene: Scene) -> Outcome:
-    """Play a history of so many seconds."""
+def play(directory: Path, seconds: float, seed: int, scene: Scene, least: int = 0) -> Outcome:
+    """Play a history of so many seconds, and on a slow machine on until at least so many messages are committed."""
     with ExitStack() as stack:
         room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
         stage = Stage(directory, room, scene)
@@ -74,6 +75,8 @@ def play(directory: Path, seconds: float, seed: int, scene: Scene) -> Outcome:
             while (left := end - time.monotonic()) > 0:
                 stage.hold_or_not()
                 time.sleep(min(LOOK_SECONDS, left))  # the pause between two looks
+            if least:
+                eventually(lambda: committed_by(stage) >= least, f"{least} messages", SETTLE_SECONDS)
         finally:
             faults.stop()
         unsettled = settle(stage, SETTLE_SECONDS)

@@ -63,7 +63,7 @@ def _waiting(stage: Stage) -> list[str]:
 def _behind(stage: Stage) -> list[str]:
     """Messages that are in no queue, and groups that are behind."""
     waiting = []
-    committed = sum(_committed(dsn).total() for dsn in stage.sources.values())
+    committed = committed_by(stage)
     topics = [admin(stage.url, "GET", f"topics/{topic}") for topic in TOPICS]
     queued = sum(queue["end"] for topic in topics for queue in topic["queues"])
     if queued < committed:
@@ -95,6 +95,11 @@ def _without_effect(stage: Stage) -> list[str]:
         for who in wanted
         if had[who] < wanted[who]
     ]
+
+
+def committed_by(stage: Stage) -> int:
+    """How many messages producers have committed."""
+    return sum(_committed(dsn).total() for dsn in stage.sources.values())
 
 
 def _committed(dsn: str) -> Counter[str]:

@@ -62,7 +62,7 @@ def project(tmp_path: Path) -> Path:
     ("words", "printed"),
     [
         (("app.py",), "files [] a plug"),
-        (("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_app.py"), "1 passed"),
+        (("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "test_app.py"), "1 passed"),
         (("-m", "notify.cli.main", "serve", "--help"), "--data-dir"),
         (("-m", "notify.cli.main", "audit", "--help"), "explain"),
     ],
