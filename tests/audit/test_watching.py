@@ -20,7 +20,7 @@ def finding(key: str) -> dict[str, Any]:
 
 
 class Seen:
-    """What a campaign of a sound watch has seen."""
+    """Everything that a campaign of a sound watch has seen."""
 
     def __init__(self) -> None:
         keys = [f"LOST:m{n}.0:" for n in range(WINDOWS)]
