@@ -50,8 +50,15 @@ class ClientThread:
         return await asyncio.wrap_future(done)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """In this thread, within a call: run a coroutine in the loop, and serve calls until it has ended."""
-        result = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """In this thread, within a call: run a coroutine in the loop, and serve calls until it has ended.
+
+        Raises RuntimeError where the loop is closed: a client that was left to itself calls back when it ends.
+        """
+        try:
+            result = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise
         result.add_done_callback(lambda _: self._work.put(None))
         self._waits += 1
         try:

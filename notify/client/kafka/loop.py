@@ -35,9 +35,9 @@ ROOM_SECONDS = 1.0
 """Handlers that take all room for so long count as slow: fetching pauses, and the group is polled nevertheless."""
 LAST_TRIES = 50
 """How often a consumer that stops tries to commit where the brokers do not take it; it comes again otherwise."""
-STOP_SECONDS = 1.0
-"""A consumer that stops and has no partition waits so long for a call that is under way. Nothing is lost by leaving it
-to itself; one that has partitions gives them back first."""
+STOP_SECONDS, REST_SECONDS = 1.0, 5.0
+"""A consumer that stops within its start, or has no partition, waits so long for the call that is under way. Nothing is
+lost by leaving it to itself; one that has partitions gives them back first."""
 PROVEN_SECONDS = 30.0
 """Rights that the consumer lacks from the beginning show within this time."""
 RENEW_SECONDS = 3600.0
@@ -253,10 +253,11 @@ class KafkaLoop:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._settling.finished()
-        has_partitions = bool(self._partitions.items())
-        await asyncio.gather(
-            self._feed.close(LEAVE_SECONDS if has_partitions else STOP_SECONDS), self._orders.close(STOP_SECONDS)
-        )
+        if self._partitions.items():
+            seconds = LEAVE_SECONDS
+        else:
+            seconds = STOP_SECONDS if self._started_at == float("inf") else REST_SECONDS
+        await asyncio.gather(self._feed.close(seconds), self._orders.close(STOP_SECONDS))
         self._modes.close()
         if isinstance(self._sharing, Ownership):
             await self._sharing.close()
