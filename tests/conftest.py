@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -33,6 +35,10 @@ from tests.support.shop import Base, Order, Shop, make_engine
 
 if TYPE_CHECKING:
     from notify.testing import InMemoryServer
+
+# Without bytecode each worker compiles all tests anew, and each of hundreds of processes all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Recovery reports every fault that a test plants.
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
