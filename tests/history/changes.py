@@ -98,19 +98,22 @@ class Changes:
         least, most = REPLAYED_SECONDS_OF_KAFKA if self._stage.scene.kafka else REPLAYED_SECONDS
         seconds = self._chance.uniform(least, most)
         group, topic = self._chance.choice((("shared", TOPIC), ("ordered", ORDERED)))
+        skipped: list[dict[str, Any]] = []
         while seconds < MOST_REPLAYED_SECONDS:
             to = {"topic": topic, "to": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()}
-            if self._skips_nothing(group, to):
+            skipped = self._skipped(group, to)
+            if not skipped:
                 self._admin("POST", f"groups/{group}/reset", to)
                 return
             seconds *= LONGER
-        raise Conflict(f"group {group} is too far behind")
+        raise Conflict(f"group {group} is too far behind: {skipped[:3]}")
 
-    def _skips_nothing(self, group: str, to: Mapping[str, Any]) -> bool:
+    def _skipped(self, group: str, to: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The queues in which a reset would leave something out."""
         queues = self._admin("POST", f"groups/{group}/reset", {**to, "dry_run": True})["result"]["queues"]
         # Over Kafka the reset is carried out later, and finds the same records only where there is one by now.
         least = 1 if self._stage.scene.kafka else 0
-        return all(not queue["left_out"] and queue["again"] >= least for queue in queues)
+        return [queue for queue in queues if queue["left_out"] or queue["again"] < least]
 
     def _pause(self) -> None:
         group = self._chance.choice(STEERED)
