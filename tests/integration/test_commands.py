@@ -34,7 +34,7 @@ def test_commands(engine: sa.Engine, engine_url: str, server: ServerProcess, uni
     code, report = cli("doctor", "--dsn", engine_url, "--url", server.url, "--json")
     assert report["done"] == 1 and report["source"], report
     assert cli("topic", "create", unique, "--queues", "1", "--reason", "test", *url)[0] == 2  # queues cannot shrink
-    code, answer = cli("group", "show", "nobody", *url)
+    code, answer = cli("group", "show", f"nobody-{unique}", *url)
     assert code == 2 and "nobody" in answer["text"]
     assert cli("transaction", "show", "nonsense", *url)[0] == 2
     assert cli("topic", "list", "--url", "http://127.0.0.1:9")[0] == 2
