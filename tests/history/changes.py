@@ -26,7 +26,7 @@ REPLAYED_SECONDS = (2.0, 20.0)
 REPLAYED_SECONDS_OF_KAFKA = (20.0, 60.0)
 LONGER = 2.0
 """A replay that would leave something out, or find a partition without a record, goes back so many times as far."""
-MOST_REPLAYED_SECONDS = 400.0
+MOST_REPLAYED_SECONDS = 130.0
 STEERED = ("shared", "ordered", "failover")
 """The groups that are paused, and whose dead letters are sent again beside all faults."""
 
