@@ -42,7 +42,9 @@ class Pauses:
 
 
 PAUSES = Pauses(servers=3.0, databases=0.3, nodes=0.0, kills=0.3, freezes=0.0, rebalances=0.0, changes=0.2)
-PAUSES_OVER_KAFKA = Pauses(servers=40.0, databases=20.0, nodes=0.5, kills=10.0, freezes=8.0, rebalances=12.0, changes=2.5)
+PAUSES_OVER_KAFKA = Pauses(
+    servers=40.0, databases=20.0, nodes=0.5, kills=10.0, freezes=8.0, rebalances=12.0, changes=2.5
+)  # fmt: skip
 """Fewer stops: there are more processes, each of which takes a second of CPU to start, and each must come to work."""
 TURNS = {"node killed": 3}
 """Kinds that have their turn more often than others of their sort. One node at a time is down."""
