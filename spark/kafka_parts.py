@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicParti
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from notify.errors import NotifyError, Unavailable
+from notify.kafka.answers import offset_of
 from notify.kafka.brokers import known_topics, translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_audit
@@ -151,9 +152,9 @@ def _offsets(cluster: Cluster, places: Collection[Partition], wanted: OffsetSpec
             request_timeout=CALL_SECONDS,
         )
         answers = {Partition(p.topic, p.partition): answer.result(CALL_SECONDS) for p, answer in asked.items()}
+        return {place: (offset_of(answer), answer.timestamp) for place, answer in answers.items()}
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(cluster, error) from error
-    return {place: (answer.offset, answer.timestamp) for place, answer in answers.items()}
 
 
 def _unavailable(cluster: Cluster, error: Exception) -> NotifyError:

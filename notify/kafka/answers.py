@@ -5,9 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -26,6 +26,18 @@ def answered(answer: Future[T], seconds: float) -> T:
         return answer.result(seconds + GRACE_SECONDS)
     except TimeoutError:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+
+
+def offset_of(answer: Any) -> int:
+    """The offset that an answer of `list_offsets` tells, -1 for an instant behind the last record.
+
+    Raises KafkaException where it tells none: a client answers so, and without an error, while a partition's leader
+    changes. Taken for an end, it would lie before a group's position, and the group would begin anew.
+    """
+    offset: int = answer.offset
+    if offset == OFFSET_INVALID:
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+    return offset
 
 
 def gathered(asked: Mapping[K, Future[T]], seconds: float) -> dict[K, T | KafkaError]:

@@ -11,9 +11,11 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
+from notify.client.kafka.starting import Starts
 from notify.kafka.cluster import Cluster
+from notify.kafka.progress import Progress
 from notify.server.groups.kafka import letters
 from notify.server.groups.kafka.answers import AGAIN, gathered
 from notify.server.groups.kafka.brokers import Brokers
@@ -75,3 +77,23 @@ def test_a_topic_that_a_broker_does_not_know_yet_is_not_taken_for_empty(
         list(read(Started(unknowing)))
     assert raised.value.args[0].code() in AGAIN
     assert list(read(Started(3))) == []
+
+
+def test_an_end_that_a_client_does_not_know_is_not_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client said -1001 and no error while leaders changed: groups began anew, with all that they had done."""
+    places = [("t", 0), ("t", 1), ("t", 2)]
+
+    def list_offsets(asked: Mapping[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+        answers = {}
+        for partition in asked:
+            answers[partition] = Future[Any]()
+            answers[partition].set_result(SimpleNamespace(offset=[OFFSET_INVALID, 3, 9][partition.partition]))
+        return answers
+
+    cluster = Cluster.of("kafka://127.0.0.1:1")
+    monkeypatch.setattr(Cluster, "admin", lambda self: SimpleNamespace(list_offsets=list_offsets))
+    monkeypatch.setattr(Starts, "_with_leader", lambda self, asked: list(asked))
+    starts = Starts(SimpleNamespace(group="g"), None, cluster, None, None)
+    assert starts._cut({place: Progress(5) for place in places}) == {("t", 1): "earliest"}
+    with pytest.raises(KafkaException):
+        starts._listed(dict.fromkeys(places, None))

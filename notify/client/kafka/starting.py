@@ -15,7 +15,7 @@ from notify.client.kafka.control import Orders
 from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
 from notify.errors import NotifyError
-from notify.kafka.answers import answered
+from notify.kafka.answers import answered, offset_of
 from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Subscriptions
@@ -118,7 +118,7 @@ class Starts:
         ends = {}
         for p, answer in answers.items():
             with contextlib.suppress(KafkaException):
-                ends[p.topic, p.partition] = answered(answer, CALL_SECONDS).offset
+                ends[p.topic, p.partition] = offset_of(answered(answer, CALL_SECONDS))
         return ends
 
     def begin(self, places: Iterable[Place]) -> dict[Place, int]:
@@ -184,7 +184,7 @@ class Starts:
         # A client of its own: one that goes on believes in the partitions and leaders that it met first.
         admin = self._cluster.admin()
         answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_SECONDS)
-        return {(p.topic, p.partition): answered(answer, CALL_SECONDS).offset for p, answer in answers.items()}
+        return {(p.topic, p.partition): offset_of(answered(answer, CALL_SECONDS)) for p, answer in answers.items()}
 
     def _led(self, places: Iterable[Place]) -> list[Place]:
         """Those of the partitions that have a leader. Raises KafkaException while another may still get one soon."""
