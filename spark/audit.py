@@ -158,8 +158,8 @@ class Audit:
         """Figures and cases of all messages: of those that are read, and of equal slots."""
         result = self.result
         topics = {value: name for name, value in hashes(self._spark, sorted(self._topic_names())).items()}
-        bucket_us = round(self._plan.bucket_seconds * 1e6)
-        result.latencies = {kind: [] for kind in LATENCIES} | {"queue_to_ack": latencies_of(looked.equal, bucket_us)}
+        result.latencies = {kind: [] for kind in LATENCIES}
+        result.latencies["queue_to_ack"] = latencies_of(looked.equal, self._plan.bucket_us)
         if looked.is_whole:
             self._count([], coverage, looked)
             return
@@ -190,7 +190,7 @@ class Audit:
         result, blocks = self.result, range(self._groups.blocks)
         done = [reduce(or_, (bucket.pop(f"done{b}") or 0 for bucket in read), 0) for b in blocks]
         acknowledged = {group for known in looked.equal for group in known.acked} & set(self._groups.names)
-        result.buckets = measures.together(read, figures_of(looked.equal, round(self._plan.bucket_seconds * 1e6)))
+        result.buckets = measures.together(read, figures_of(looked.equal, self._plan.bucket_us))
         Proof(self._inputs, result, coverage.from_us, coverage.to_us).of_inboxes(
             acknowledged.union(self._groups.of(done))
         )
@@ -231,7 +231,7 @@ class Audit:
         )  # fmt: skip
 
     def _grain(self, rows: DataFrame, topics: Mapping[int, str], coverage: Coverage) -> Grain:
-        bucket_us = round(self._plan.bucket_seconds * 1e6)
+        bucket_us = self._plan.bucket_us
         if self._messages(coverage) <= MOST_BUCKETS:
             return Grain(bucket_us, topics)
         grain = grain_of(rows, bucket_us, topics)

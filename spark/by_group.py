@@ -8,7 +8,7 @@ from functools import reduce
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from notify.spark.life import Groups
+from notify.spark.life import Groups, mask, without
 
 
 def counts_of_groups(
@@ -18,14 +18,8 @@ def counts_of_groups(
     `inbox_from_us` (microseconds since 1970) may have been purged; those from `inbox_until_us` on may not have come to
     a copy of their database yet (0: all have)."""
 
-    def mask(name: str, block: int) -> Column:
-        return F.coalesce(F.col(f"{name}{block}"), F.lit(0).cast("bigint"))
-
     def count(mask_of: Callable[[int], Column]) -> Column:
         return reduce(lambda a, b: a + b, [F.bit_count(mask_of(block)) for block in range(groups.blocks)])
-
-    def without(name: str, other: str) -> Callable[[int], Column]:
-        return lambda block: mask(name, block).bitwiseAND(F.bitwise_not(mask(other, block)))
 
     def with_inbox(block: int) -> Column:
         return F.lit(groups.mask(sorted(inbox_groups), block)).cast("bigint")
@@ -37,7 +31,7 @@ def counts_of_groups(
 
     def effectless_of(block: int) -> Column:
         judged = with_inbox(block).bitwiseAND(F.bitwise_not(mask("before_inbox", block)))
-        return without("acked", "effects")(block).bitwiseAND(judged)
+        return without("acked", "effects", block).bitwiseAND(judged)
 
     effectless = count(effectless_of)
     # The inbox has no rows from before its first purge, so older acknowledgements prove nothing. Kafka does not say
@@ -45,7 +39,7 @@ def counts_of_groups(
     acked_in_time = F.coalesce("acked_us", "queued_us") >= inbox_from_us
     unseen = F.coalesce("last_acked_us", F.lit(inbox_until_us)) >= inbox_until_us if inbox_until_us else F.lit(False)
     return {
-        "missing_groups": count(without("expected", "settled")),
+        "missing_groups": count(lambda block: without("expected", "settled", block)),
         "effectless_groups": F.when(acked_in_time & ~unseen, effectless).otherwise(0),
         "unseen_groups": F.when(acked_in_time & unseen, effectless).otherwise(0),
         "attempted_groups": count(lambda block: mask("attempted", block)),

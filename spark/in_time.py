@@ -10,7 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from notify.spark.columns import COMMITTED
-from notify.spark.life import Groups
+from notify.spark.life import Groups, mask, without
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
 
@@ -44,7 +44,7 @@ class InTime:
         is_committed = F.col("t_state").bitwiseAND(3) == COMMITTED
         due = is_committed & F.col("is_closed") & self.is_due("event_us")
         queued = F.col("place").isNotNull()
-        settled = reduce(Column.__and__, [_none(_without("expected", "settled", b)) for b in range(groups.blocks)])
+        settled = reduce(Column.__and__, [_none(without("expected", "settled", b)) for b in range(groups.blocks)])
         delivered = due & queued & settled & self.is_prompt()
         is_known = F.coalesce("acked_us", "queued_us") >= self.inbox_from_us
         if self.inbox_until_us:
@@ -73,9 +73,9 @@ class InTime:
             groups.mask(sorted(names & set(groups.names)), block) for names in (self.with_inbox, self.with_filter)
         )
         # A group without a filter should have the effect whatever it did: a dead letter has none.
-        expected = _mask("expected", block).bitwiseAND(F.lit(inboxes & ~filters).cast("bigint"))
-        acked = _mask("acked", block).bitwiseAND(F.lit(inboxes).cast("bigint"))
-        known = _mask("effects", block).bitwiseOR(_mask("before_inbox", block))
+        expected = mask("expected", block).bitwiseAND(F.lit(inboxes & ~filters).cast("bigint"))
+        acked = mask("acked", block).bitwiseAND(F.lit(inboxes).cast("bigint"))
+        known = mask("effects", block).bitwiseOR(mask("before_inbox", block))
         return expected.bitwiseOR(acked).bitwiseAND(F.bitwise_not(known))
 
 
@@ -90,14 +90,6 @@ def filtered(inputs: Inputs) -> frozenset[str]:
 def joined_us(logs: Iterable[LogInput]) -> int:
     """When the newest subscription of the logs was made; 0: before what is retained."""
     return max((s.since_us for log in logs for s in log.catalog.subscriptions.values()), default=0)
-
-
-def _mask(name: str, block: int) -> Column:
-    return F.coalesce(F.col(f"{name}{block}"), F.lit(0).cast("bigint"))
-
-
-def _without(name: str, other: str, block: int) -> Column:
-    return _mask(name, block).bitwiseAND(F.bitwise_not(_mask(other, block)))
 
 
 def _none(mask: Column) -> Column:

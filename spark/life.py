@@ -79,6 +79,21 @@ class Groups:
         return small_table(spark, columns, rows)
 
 
+def bits(mask: Column) -> Column:
+    """A mask; 0 for null, which stands for no group."""
+    return F.coalesce(mask, F.lit(0).cast("bigint"))
+
+
+def mask(name: str, block: int) -> Column:
+    """A block of a mask of a message's row, such as `acked`."""
+    return bits(F.col(f"{name}{block}"))
+
+
+def without(name: str, other: str, block: int) -> Column:
+    """The groups of a block that are in one mask and not in the other."""
+    return mask(name, block).bitwiseAND(F.bitwise_not(mask(other, block)))
+
+
 def columns(groups: Groups) -> list[str]:
     return [*_SHAPE, *[f"{mask}{b}" for mask in MASKS for b in range(groups.blocks)]]
 

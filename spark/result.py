@@ -39,6 +39,11 @@ class Plan:
     closes_by_clock: bool = False
     """Close transactions by this machine's clock, as `watch` does: a stalled input must not hide lost messages."""
 
+    @property
+    def bucket_us(self) -> int:
+        """The length of a bucket of figures over time, in microseconds."""
+        return round(self.bucket_seconds * 1e6)
+
     def check(self) -> None:
         """Raises InvalidRequest for a range without an instant, and for classes that do not exist."""
         if self.to_us and self.from_us >= self.to_us:

@@ -89,7 +89,7 @@ class LogDigest:
         def of_more(name: str) -> Column:
             return F.when(F.col("offset").isNotNull(), F.col(f"more_{name}"))
 
-        both = {m: _set(F.col(m)).bitwiseOR(_set(of_more(m))) for m in masks}
+        both = {m: life.bits(F.col(m)).bitwiseOR(life.bits(of_more(m))) for m in masks}
         both["acked_us"] = F.least("acked_us", of_more("acked_us"))
         both["last_acked_us"] = F.greatest("last_acked_us", of_more("last_acked_us"))
         return joined.withColumns(both).drop(*[c for c in more.columns if c.startswith("more_")])
@@ -106,7 +106,7 @@ class LogDigest:
         kept = [*masks["acked"], *masks["settled"]]
         keyed = messages.withColumns(
             {"slot": F.substring("id", 1, SLOT_BYTES), "form": form, "bin": F.when(took.isNotNull(), step)}
-            | {name: _set(F.col(name)) for name in kept}
+            | {name: life.bits(F.col(name)) for name in kept}
         )
         return keyed.groupBy("slot", "topic", "queue", "producer_group", "source", "form", "bin", *kept).agg(
             F.count(F.lit(1)).alias("count"),
@@ -129,13 +129,8 @@ class LogDigest:
         )
 
 
-def _set(mask: Column) -> Column:
-    """A mask; 0 for none."""
-    return F.coalesce(mask, F.lit(0).cast("bigint"))
-
-
 def _any_bit(masks: list[str]) -> Column:
-    return reduce(Column.__or__, [_set(F.col(mask)) != 0 for mask in masks])
+    return reduce(Column.__or__, [life.bits(F.col(mask)) != 0 for mask in masks])
 
 
 def _form(waits_from_us: int) -> Column:

@@ -137,6 +137,8 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
     copies = [replica.until_us for database in inputs.databases if (replica := database.replica()) is not None]
     skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
     watermark_us = min([now_us, *logs])
+    source_ids = [source for database in inputs.databases if (source := database.source_id())]
+    bridges = bridges_of(inputs.logs, inputs.kafka)
     purged = [database.purged() for database in inputs.databases]
     slack_us = SKEW_US + longest_us
     first_us = min((trace.at_us for trace in history.traces.values() if trace.at_us), default=0)
@@ -149,15 +151,11 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
         inbox_from_us=max((inbox for _, inbox in purged), default=0),
         inbox_until_us=unseen_from(copies, max(logs, default=now_us), skew_us),
         log_from_us=log_from_us,
-        sources=frozenset(source_hash(s) for database in inputs.databases if (s := database.source_id())),
+        sources=frozenset(map(source_hash, source_ids)),
         producer_groups=_with_rows(inputs, history),
         inbox_groups=frozenset(name for database in inputs.databases for name in database.inbox_groups()),
         slack_us=slack_us,
-        bridged_us={
-            source: bridged_us(source, bridges_of(inputs.logs, inputs.kafka))
-            for database in inputs.databases
-            if (source := database.source_id())
-        },
+        bridged_us={source: bridged_us(source, bridges) for source in source_ids},
         doubts=tuple(doubts),
         absent=_absent(inputs, history, judged_span(log_from_us, watermark_us - longest_us, slack_us)),
     )

@@ -218,11 +218,11 @@ def _of_storage(storage: Database, history: History) -> None:
 
 def _of_local_rows(database: Database, history: History) -> Iterator[Row]:
     """Note the local rows; gives the tombstones, which stand for all of their transaction."""
-    source = f"database {database.name}"
+    source, source_id = f"database {database.name}", database.source_id()
     for row in database.rows_of([ids.to_text(history.transaction)]):
         at_us, number = microseconds_of(row["created_at"]), row["message_no"]
         local = Row(
-            database.name, database.source_id(), row["state"], row["topic"], row.get("digest"), at_us,
+            database.name, source_id, row["state"], row["topic"], row.get("digest"), at_us,
             row["producer_group"], unmoved_of(row), row["shards"],
         )  # fmt: skip
         if row["state"] == "ROLLED_BACK":
