@@ -1,15 +1,21 @@
-"""One Spark session for all tests of the audit, because starting a JVM takes longer than most tests."""
+"""One Spark session for all tests of the audit, because starting a JVM takes longer than most tests; and a trade."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from notify.errors import Unavailable
+from notify.testing.process import ServerProcess
+from tests.audit.shop import Shop
+from tests.audit.trade import Trade, make_trade
+from tests.support.databases import empty_database
 
 
 @pytest.fixture(scope="package")
@@ -29,3 +35,24 @@ def spark() -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Trade:
+    return make_trade(tmp_path_factory.mktemp("sound") / "trade")
+
+
+@pytest.fixture
+def trade(sound: Trade, tmp_path: Path) -> Trade:
+    """A copy to harm."""
+    return sound.copy(tmp_path / "trade")
+
+
+@pytest.fixture
+def shop(database_urls: dict[str, str], server: ServerProcess, tmp_path: Path) -> Iterator[Shop]:
+    """A shop over the `server` of the test's file."""
+    with (
+        empty_database("postgresql", database_urls, tmp_path) as url,
+        contextlib.closing(Shop(url, server.url)) as shop,
+    ):
+        yield shop

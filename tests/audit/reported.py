@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 from notify.spark.causes.cause import Cause
 from notify.spark.completeness import completeness_of
 from notify.spark.findings import FINDINGS
@@ -51,3 +57,39 @@ def result(bad: bool = True) -> Result:
         causes=list(CAUSES) if bad else [], causes_left=7 if bad else 0,
         completeness=completeness_of(buckets, 600.0, 99.99, has_inbox=True),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that answers every request with one page."""
+
+    port: int
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    """Host, path and referer of each request."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def serving(html: str) -> Iterator[Served]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            served.asked.append((self.headers.get("host", ""), self.path, self.headers.get("referer", "")))
+            self.send_response(200)
+            self.send_header("content-type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(html.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    served = Served(server.server_port)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -18,17 +18,7 @@ from notify.spark.result import Plan, Result
 from notify.storage.sql.rows import text_of
 from tests.audit.audited import PLAN
 from tests.audit.plant import edit
-from tests.audit.trade import COUNT, WITH_INBOX, Trade, make_trade
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Trade:
-    return make_trade(tmp_path_factory.mktemp("sound") / "trade")
-
-
-@pytest.fixture
-def trade(sound: Trade, tmp_path: Path) -> Trade:
-    return sound.copy(tmp_path / "trade")
+from tests.audit.trade import COUNT, WITH_INBOX, Trade
 
 
 def audited(spark: Any, trade: Trade, plan: Plan = PLAN, progress: Callable[[str], None] = lambda text: None) -> Result:

@@ -166,11 +166,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Trade:
     return make_trade(tmp_path_factory.mktemp("sound") / "trade", step_us=STEP_US)
 
 
-@pytest.fixture
-def trade(sound: Trade, tmp_path: Path) -> Trade:
-    return sound.copy(tmp_path / "trade")
-
-
 def run(spark: Any, trade: Trade, plan: Plan = DIGEST) -> Result:
     with trade.inputs() as inputs:
         return Audit(spark, plan, inputs, trade.directory / "scratch").run()

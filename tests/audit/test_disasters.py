@@ -28,17 +28,6 @@ from tests.audit.trade import COUNT, SERVICES, WITH_INBOX, Trade, make_trade
 from tests.audit.world import World
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Trade:
-    return make_trade(tmp_path_factory.mktemp("sound") / "trade")
-
-
-@pytest.fixture
-def trade(sound: Trade, tmp_path: Path) -> Trade:
-    """A copy to harm."""
-    return sound.copy(tmp_path / "trade")
-
-
 def audited(
     spark: Any, trade: Trade, plan: Plan = PLAN, services: Sequence[str] = SERVICES, logs: Sequence[Path] = ()
 ) -> Result:

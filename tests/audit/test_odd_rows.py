@@ -36,22 +36,11 @@ from tests.audit.trade import (
     Trade,
     effect_of,
     half_of,
-    make_trade,
     row_of,
 )
 from tests.support.databases import empty_database
 
 HOURS_US = 3 * 3_600_000_000
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Trade:
-    return make_trade(tmp_path_factory.mktemp("sound") / "trade")
-
-
-@pytest.fixture
-def trade(sound: Trade, tmp_path: Path) -> Trade:
-    return sound.copy(tmp_path / "trade")
 
 
 def audited(spark: Any, trade: Trade, plan: Plan = PLAN) -> Result:

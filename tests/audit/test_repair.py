@@ -35,7 +35,6 @@ from tests.audit.repairing import carried_out, in_queue, lost, opened, outbox_ro
 from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
 from tests.support.commands import cli
-from tests.support.databases import empty_database
 from tests.support.groups import lag, running
 from tests.support.http import REASON, admin, post
 from tests.support.transactions import new_id
@@ -47,15 +46,6 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     process = ServerProcess(tmp_path / "data", environment={"NOTIFY_CHECK_BACKOFF_SECONDS": "3600"}).start()
     yield process
     process.stop()
-
-
-@pytest.fixture
-def shop(database_urls: dict[str, str], server: ServerProcess, tmp_path: Path) -> Iterator[Shop]:
-    with (
-        empty_database("postgresql", database_urls, tmp_path) as url,
-        contextlib.closing(Shop(url, server.url)) as shop,
-    ):
-        yield shop
 
 
 def audited(spark: Any, inputs: Inputs, scratch: Path) -> Result:

@@ -35,15 +35,6 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     process.stop()
 
 
-@pytest.fixture
-def shop(database_urls: dict[str, str], server: ServerProcess, tmp_path: Path) -> Iterator[Shop]:
-    with (
-        empty_database("postgresql", database_urls, tmp_path) as url,
-        contextlib.closing(Shop(url, server.url)) as shop,
-    ):
-        yield shop
-
-
 def test_a_journal_is_of_one_plan(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     case = lost(outbox_row(shop))

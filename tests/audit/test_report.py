@@ -6,8 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,7 +17,7 @@ from notify.spark.report.histogram import merged, percentile, shown
 from notify.spark.report.page import page
 from notify.spark.result import Plan, Result
 from notify.spark.verdict import judge
-from tests.audit.reported import COMMANDS, T0, result
+from tests.audit.reported import COMMANDS, T0, result, serving
 
 
 def test_percentiles_come_from_steps_of_a_doubling() -> None:
@@ -94,39 +92,20 @@ def test_in_a_browser_nothing_leaves_the_page(tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("no Chromium")
-    asked: list[tuple[str, str, str]] = []
-    html = page(result()).encode()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append((self.headers.get("host", ""), self.path, self.headers.get("referer", "")))
-            self.send_response(200)
-            self.send_header("content-type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(html)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    origin = f"http://127.0.0.1:{server.server_port}/"
-    try:
+    with serving(page(result())) as served:
+        origin = f"{served.url}/"
         done = subprocess.run(
             [
                 browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1100,1800",
                 f"--user-data-dir={tmp_path}/profile", f"--screenshot={tmp_path}/page.png", "--enable-logging=stderr",
                 "--disable-background-networking", "--disable-component-update", "--no-first-run",
                 # Requests to any other host come to this server, which records them.
-                f"--host-resolver-rules=MAP * 127.0.0.1:{server.server_port}", origin + "report",
+                f"--host-resolver-rules=MAP * 127.0.0.1:{served.port}", origin + "report",
             ],
             capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
-    finally:
-        server.shutdown()
-        server.server_close()
     assert (tmp_path / "page.png").stat().st_size > 20_000, done.stderr[-500:]
     # The browser's own requests to its vendor have no referer, and are not the page's.
-    of_the_page = {path for host, path, referer in asked if referer or host in origin}
+    of_the_page = {path for host, path, referer in served.asked if referer or host in origin}
     assert "/report" in of_the_page and of_the_page <= {"/report", "/favicon.ico"}
     assert "Content Security Policy" not in done.stderr

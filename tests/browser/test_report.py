@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from notify.spark.report.page import page
-from tests.audit.reported import COMMANDS, result
+from tests.audit.reported import COMMANDS, result, serving
 
 LEAST_CONTRAST = 4.5
 """WCAG 2.2, level AA, for text of this size."""
@@ -47,23 +45,8 @@ CONTRASTS = """() => {
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """The address of a server with the report alone."""
-    html = page(result()).encode()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(html)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(page(result())) as served:
+        yield served.url
 
 
 @pytest.mark.parametrize("dark", [False, True])

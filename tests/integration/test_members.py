@@ -316,6 +316,13 @@ class WithProxiedRegistry:
     def server(self, name: str, *flags: str) -> ServerProcess:
         return ServerProcess(self._directory / name, environment={"NOTIFY_ACCESS": "1"}, flags=flags)
 
+    def queue_server(self, stack: ExitStack) -> tuple[ServerProcess, str]:
+        """A queue server that runs, and its administrator's token."""
+        queue = self.server("q", "--registry", self.registry, "--roles", "queue")
+        stack.callback(stop_if_running, queue)
+        queue.start()
+        return queue, (self._directory / "q" / "admin.token").read_text().strip()
+
 
 def test_a_server_starts_while_its_registry_is_away(database_urls: Mapping[str, str], tmp_path: Path) -> None:
     """With the settings and credentials that it knew last; it did not start at all, though another shard answered."""
@@ -371,10 +378,7 @@ def test_a_server_starts_while_its_registry_is_away(database_urls: Mapping[str, 
 def test_a_queue_server_starts_while_its_registry_is_away(database_urls: Mapping[str, str], tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = WithProxiedRegistry(database_urls, tmp_path, stack)
-        queue = cluster.server("q", "--registry", cluster.registry, "--roles", "queue")
-        stack.callback(stop_if_running, queue)
-        queue.start()
-        token = (tmp_path / "q" / "admin.token").read_text().strip()
+        queue, token = cluster.queue_server(stack)
         queue.stop()
         cluster.proxy.close()
         queue.start()
@@ -387,10 +391,7 @@ def test_a_change_that_cannot_be_recorded_is_refused(database_urls: Mapping[str,
     """While the registry is away; the group was paused, and the answer was 500, a fault of the server."""
     with ExitStack() as stack:
         cluster = WithProxiedRegistry(database_urls, tmp_path, stack)
-        queue = cluster.server("q", "--registry", cluster.registry, "--roles", "queue")
-        stack.callback(stop_if_running, queue)
-        queue.start()
-        token = (tmp_path / "q" / "admin.token").read_text().strip()
+        queue, token = cluster.queue_server(stack)
         reason = {"reason": REASON}
         call(queue.url, "PUT", "/v1/admin/groups/g/subscriptions/t", {"mode": "shared", **reason}, token)
         cluster.proxy.close()
