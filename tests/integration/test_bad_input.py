@@ -41,7 +41,7 @@ REFUSED: list[tuple[str, str, Any, int, str]] = [
     ("too many items", "/v1/transactions/states", {"producer_group": "g", "ids": ["x"] * 5000}, 422, "out_of_bounds"),
     ("wait too long", "/v1/checks/poll", {"producer_group": "g", "instance": "i", "wait": 61}, 422, "out_of_bounds"),
     ("lease too long", "/v1/groups/g/receive", {"instance": "i", "topics": ["t"], "lease": 9e9}, 422, "out_of_bounds"),
-    ("unknown group", "/v1/groups/nobody/receive", {"instance": "i"}, 404, "not_found"),
+    ("unknown group", "/v1/groups/never-subscribed/receive", {"instance": "i"}, 404, "not_found"),
     ("unknown route", "/v1/nope", {}, 404, "not_found"),
     ("50 MB", "/v1/messages", b"x" * 50_000_000, 413, "request_too_large"),
 ]  # fmt: skip

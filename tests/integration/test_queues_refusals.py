@@ -120,11 +120,11 @@ def test_without_an_inbox_only_a_queue_server_knows_ids(queue: Queue, unique: st
     ],
 )
 def test_what_the_server_beside_kafka_does_not_do_is_refused(
-    queue: Queue, method: str, path: str, body: dict[str, Any] | None
+    queue: Queue, unique: str, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
     """With a sentence. A queue server has an answer of its own to each."""
     sent = body if body is None or "admin" not in path else {"reason": REASON} | body
-    status, answer = ask(queue.admin_url, method, path.format(name="nobody"), sent)
+    status, answer = ask(queue.admin_url, method, path.format(name=unique), sent)
     is_refused = status == 421 and any(text in answer["detail"] for text in ("queues are Kafka's", "groups of Kafka"))
     assert is_refused == queue.is_kafka, (status, answer)
 

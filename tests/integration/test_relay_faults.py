@@ -51,6 +51,7 @@ class Outbox:
     """An outbox with rows that no SDK would write."""
 
     def __init__(self, url: str, topic: str) -> None:
+        self.url = url
         self.engine = make_engine(url)
         create_tables(self.engine)
         self._topic = topic
@@ -326,12 +327,14 @@ def postgresql() -> Iterator[PostgreSqlServer]:
 
 
 async def while_relaying(outbox: Outbox, url: str, work: Callable[[Relay], Awaitable[None]]) -> None:
-    relay = Relay(outbox.engine, url)
+    engine = make_engine(outbox.url)  # its own: it disposes of its sessions where the database is another one
+    relay = Relay(engine, url)
     task = asyncio.create_task(relay.run(interval=3600))
     await work(relay)
     assert not task.done(), "the relay has ended by itself"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    engine.dispose()
 
 
 def test_an_idle_relay_outlives_a_restart_of_postgresql_and_a_standby(
