@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
+from notify.kafka.transactional import TransactionalProducer
 
 T = TypeVar("T")
 log = logging.getLogger("notify.kafka")
@@ -117,11 +118,13 @@ class Cluster:
         return f"{SCHEME}{self.brokers}?{query}" if query else f"{SCHEME}{self.brokers}"
 
     def producer(self, own: Mapping[str, Any]) -> Producer:
-        """A producer with Notify's `own` settings.
+        """A producer with Notify's `own` settings; one of transactions where they have a `transactional.id`.
 
         Raises InvalidRequest (`kafka_settings`) for a setting that Kafka's client refuses.
         """
-        return self._made(Producer, own, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES})
+        made = self._made(Producer, own, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES})
+        # It has all the calls of Kafka's producer.
+        return cast(Producer, TransactionalProducer(made)) if "transactional.id" in own else made
 
     def consumer(self, own: Mapping[str, Any]) -> Consumer:
         """A consumer that reads what is committed, and commits nothing by itself. Raises InvalidRequest as above."""

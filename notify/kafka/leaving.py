@@ -6,11 +6,10 @@ heartbeats, so that its partitions stand still until its `max.poll.interval.ms` 
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+
+from notify.kafka.bounded import Hangs, within
 
 log = logging.getLogger("notify.kafka")
 
@@ -23,17 +22,9 @@ def leave(group: str, end: Callable[[], object], seconds: float = LEAVE_SECONDS)
 
     If not, the clients are left to themselves: nothing else may use them any more. Raises what `end` raises.
     """
-    done: Future[object] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(end())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="notify-kafka-leaves", daemon=True).start()
-    if not concurrent.futures.wait([done], seconds).done:
+    try:
+        within(seconds, end)
+    except Hangs:
         log.warning("Kafka's client does not leave group %s within %g s, and is left to itself", group, seconds)
         return False
-    done.result()
     return True

@@ -20,6 +20,7 @@ from notify.server.groups.kafka import letters
 from notify.server.groups.kafka.answers import AGAIN, gathered
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
+from notify.server.groups.kafka.offsets import latest
 
 
 def test_partitions_without_a_leader_are_asked_for_again() -> None:
@@ -79,17 +80,29 @@ def test_a_topic_that_a_broker_does_not_know_yet_is_not_taken_for_empty(
     assert list(read(Started(3))) == []
 
 
+def list_offsets(asked: Mapping[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+    """As a client answers that does not know the first partition's leader."""
+    answers = {}
+    for partition in asked:
+        answers[partition] = Future[Any]()
+        answers[partition].set_result(SimpleNamespace(offset=[OFFSET_INVALID, 3, 9][partition.partition]))
+    return answers
+
+
+def test_a_server_takes_no_end_that_a_client_does_not_know() -> None:
+    places = [("t", 0), ("t", 1)]
+    client: Any = SimpleNamespace(list_offsets=list_offsets)
+    unknown: set[str] = set()
+    assert latest(client, places, unknown) == {("t", 1): 3}
+    assert unknown == {"t"}
+    with pytest.raises(KafkaException) as raised:
+        latest(client, places)
+    assert raised.value.args[0].code() in AGAIN
+
+
 def test_an_end_that_a_client_does_not_know_is_not_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client said -1001 and no error while leaders changed: groups began anew, with all that they had done."""
     places = [("t", 0), ("t", 1), ("t", 2)]
-
-    def list_offsets(asked: Mapping[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
-        answers = {}
-        for partition in asked:
-            answers[partition] = Future[Any]()
-            answers[partition].set_result(SimpleNamespace(offset=[OFFSET_INVALID, 3, 9][partition.partition]))
-        return answers
-
     cluster = Cluster.of("kafka://127.0.0.1:1")
     monkeypatch.setattr(Cluster, "admin", lambda self: SimpleNamespace(list_offsets=list_offsets))
     monkeypatch.setattr(Starts, "_with_leader", lambda self, asked: list(asked))

@@ -11,6 +11,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from notify.cli.kafka.line import NAMED, Line, named
 from notify.cli.kafka.seen import Seen
+from notify.kafka.answers import answered, offset_of
 from notify.kafka.brokers import CALL_SECONDS
 from notify.kafka.cluster import Cluster
 
@@ -49,7 +50,7 @@ def _ends(admin: Any, places: Iterable[TopicPartition], level: IsolationLevel) -
     if not asked:
         return {}
     answers = admin.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS)
-    return {_key(place): answer.result(CALL_SECONDS + 1).offset for place, answer in answers.items()}
+    return {_key(place): offset_of(answered(answer, CALL_SECONDS)) for place, answer in answers.items()}
 
 
 def _age(cluster: Cluster, place: TopicPartition, offset: int) -> float:

@@ -17,6 +17,7 @@ from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, is_final, refusal
 from notify.client.kafka.retries import Departure, id_of, without_body
+from notify.client.kafka.topics import RECORD_BYTES
 from notify.client.kafka.window import Window
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import FENCED, GONE
@@ -41,8 +42,6 @@ OUTCOME_SECONDS = 120.0
 MOST_LEAVING, LEAVING_BYTES = 1000, 8 << 20
 """One transaction carries so many records or bytes at most, and one record more: it has to end within its time."""
 TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
-RECORD_BYTES = 4 << 20
-"""The client's bound of a record: a message of the most bytes, with all that a retry adds to its headers."""
 
 
 class TooLarge(Exception):

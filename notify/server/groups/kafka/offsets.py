@@ -7,6 +7,7 @@ from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition, admin
 
+from notify.kafka.answers import offset_of
 from notify.kafka.codes import GONE
 from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING, gathered
 
@@ -54,21 +55,23 @@ def _asked(client: admin.AdminClient, places: Iterable[Place], spec: Any, unknow
     answers = gathered(client.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS))
     offsets: dict[Place, int] = {}
     for partition, said in answers.items():
-        answer = _of_no_leader(client, partition.topic) if _names_no_leader(said) else said
-        if not isinstance(answer, KafkaError):
-            offsets[partition.topic, partition.partition] = answer.offset
-        elif unknown is not None and answer.code() in PASSING:
-            unknown.add(partition.topic)
-        elif answer.code() not in GONE:
-            raise KafkaException(answer)
+        try:
+            offsets[partition.topic, partition.partition] = _told(client, partition.topic, said)
+        except KafkaException as raised:
+            code = raised.args[0].code()
+            if unknown is not None and code in PASSING:
+                unknown.add(partition.topic)
+            elif code not in GONE:
+                raise
     return offsets
 
 
-def _names_no_leader(answer: Any) -> bool:
-    """Whether the client met no leader of any partition that it was asked for; it does not say why."""
-    return isinstance(answer, KafkaError) and answer.code() == KafkaError._NOENT
-
-
-def _of_no_leader(client: admin.AdminClient, topic: str) -> KafkaError:
+def _told(client: admin.AdminClient, topic: str, said: Any) -> int:
+    """The offset that an answer tells. Raises KafkaException."""
+    if not isinstance(said, KafkaError):
+        return offset_of(said)
+    if said.code() != KafkaError._NOENT:
+        raise KafkaException(said)
+    # The client met no leader of any partition that it was asked for; it does not say why.
     is_there = topic in client.list_topics(timeout=CALL_SECONDS).topics
-    return KafkaError(KafkaError.LEADER_NOT_AVAILABLE if is_there else KafkaError.UNKNOWN_TOPIC_OR_PART)
+    raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE if is_there else KafkaError.UNKNOWN_TOPIC_OR_PART))

@@ -1,0 +1,66 @@
+"""A client of Kafka hangs in a call of a transaction, whatever time it was given: the group goes on with another."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from notify.client import Consumer, DeadLetter
+from tests.support.clock import eventually
+from tests.support.groups import running
+from tests.support.kafka import committed
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import Producer
+
+from notify.client.kafka import settling
+from notify.kafka import cluster, transactional
+from notify.kafka.groups import dead_letter_topic
+from tests.support.kafka_consumers import make_topic, produce, progress
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize("mode", ["shared", "failover"])
+@pytest.mark.parametrize("call", ["init_transactions", "send_offsets_to_transaction", "commit_transaction"])
+def test_a_client_that_hangs_is_left_to_itself(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, mode: str, call: str
+) -> None:
+    """Its commit never ended, and with it none of the consumer's: the group stood still."""
+    hung, goes_on = threading.Event(), threading.Event()
+
+    class Hanging(Producer):
+        """Kafka's producer. The first such call of a transactional one waits, and is never made."""
+
+        def hangs(self) -> bool:
+            is_first = not hung.is_set()
+            hung.set()
+            if is_first:
+                goes_on.wait()
+            return is_first
+
+    def hanging(self: Hanging, *given: Any) -> Any:
+        return None if self.hangs() else getattr(Producer, call)(self, *given)
+
+    monkeypatch.setattr(Hanging, call, hanging, raising=False)
+    monkeypatch.setattr(cluster, "Producer", Hanging)
+    monkeypatch.setattr(transactional, "MORE_SECONDS", 0.5)
+    monkeypatch.setattr(settling, "CALL_SECONDS", 5.0)
+    make_topic(kafka_url, unique)
+    consumer = Consumer(kafka_url, group=unique)
+
+    @consumer.subscribe(unique, mode=mode, start="earliest")
+    def handle(message: Any) -> None:
+        raise DeadLetter("no use")
+
+    produce(kafka_url, unique, ["a", "b", "c"])
+    with running(consumer):
+        assert hung.wait(60)
+        eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's position")
+        eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 3, "everything to be done")
+    letters = committed(kafka_url, dead_letter_topic(unique), 3)
+    assert sorted(letter.value() for letter in letters) == [b"a", b"b", b"c"]
+    goes_on.set()
