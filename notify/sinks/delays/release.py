@@ -7,6 +7,7 @@ while another took its partitions over is refused (KIP-447). Only one batch is i
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from notify.backoff import Backoff
 from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS
 from notify.kafka.cluster import Cluster
@@ -47,6 +49,8 @@ AGAIN_US = 60_000_000
 """A message whose topic refuses this user is tried again after so long."""
 TRIES = 10
 """So often in a row is a batch refused before this membership ends."""
+AGAIN_SECONDS, AGAIN_MAX_SECONDS = 0.02, 0.5
+"""Between two such tries: a group that is being shared anew refuses its earlier generation until its members know."""
 FOR_GOOD = frozenset(
     (
         KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
@@ -93,6 +97,7 @@ class Release:
         """Records that their topics refuse: the next time they go elsewhere."""
         self._is_refused = False
         self._failures = 0
+        self._backoff = Backoff(AGAIN_SECONDS, AGAIN_MAX_SECONDS)
         self._most = BATCH_RECORDS
         """So many records has the next batch. Halved where a topic refuses some of them: it does not say which."""
         self._producer = cluster.producer(
@@ -133,6 +138,7 @@ class Release:
         self._gather()
         if self._batch and self._move():
             self._failures = 0
+            self._backoff.reset()
             self._most = min(2 * self._most, BATCH_RECORDS)
         self._cleaning.clean()
 
@@ -280,6 +286,8 @@ class Release:
         for move in self._batch:
             firsts.setdefault(move.place, move.offset)
         self._slots.rewind(firsts)
+        if self._failures:
+            time.sleep(self._backoff.next())  # a pause, bounded
 
 
 def _end(consumer: Consumer, others: list[object]) -> None:
