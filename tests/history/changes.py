@@ -14,7 +14,7 @@ from typing import Any
 from notify.errors import Conflict, NotifyError
 from tests.history.actors import RETRIES
 from tests.history.administration import admin, redrive
-from tests.history.messages import ORDERED, TOPIC, TOPICS
+from tests.history.messages import FEW, ORDERED, TOPIC, TOPICS
 from tests.history.stage import Stage
 
 MOST_QUEUES = 200
@@ -27,8 +27,9 @@ REPLAYED_SECONDS_OF_KAFKA = (20.0, 60.0)
 LONGER = 2.0
 """A replay that would leave something out, or find a partition without a record, goes back so many times as far."""
 MOST_REPLAYED_SECONDS = 130.0
-STEERED = ("shared", "ordered", "failover")
-"""The groups that are paused, and whose dead letters are sent again beside all faults."""
+STEERED = {"shared": TOPIC, "ordered": ORDERED, "failover": FEW}
+"""The groups, by the topic of each, that are paused and replayed, and whose dead letters are sent again beside all
+faults."""
 
 
 class NotUndone(Exception):
@@ -95,18 +96,27 @@ class Changes:
 
     def _replay(self) -> None:
         """Reset a group by some seconds; a partition that is further behind would skip messages."""
+        behind: list[str] = []
+        for group in self._chance.sample(list(STEERED), len(STEERED)):
+            skipped = self._replay_of(group)
+            if not skipped:
+                return
+            behind.append(f"{group}: {skipped[:3]}")
+        raise Conflict(f"all groups are too far behind: {behind}")
+
+    def _replay_of(self, group: str) -> list[dict[str, Any]]:
+        """Reset a group by some seconds. Empty where that was done, else queues in which too much would be skipped."""
         least, most = REPLAYED_SECONDS_OF_KAFKA if self._stage.scene.kafka else REPLAYED_SECONDS
         seconds = self._chance.uniform(least, most)
-        group, topic = self._chance.choice((("shared", TOPIC), ("ordered", ORDERED)))
         skipped: list[dict[str, Any]] = []
         while seconds < MOST_REPLAYED_SECONDS:
-            to = {"topic": topic, "to": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()}
+            to = {"topic": STEERED[group], "to": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()}
             skipped = self._skipped(group, to)
             if not skipped:
                 self._admin("POST", f"groups/{group}/reset", to)
-                return
+                return []
             seconds *= LONGER
-        raise Conflict(f"group {group} is too far behind: {skipped[:3]}")
+        return skipped
 
     def _skipped(self, group: str, to: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The queues in which a reset would leave something out."""
@@ -116,7 +126,7 @@ class Changes:
         return [queue for queue in queues if queue["left_out"] or queue["again"] < least]
 
     def _pause(self) -> None:
-        group = self._chance.choice(STEERED)
+        group = self._chance.choice(list(STEERED))
         # Consumers over Kafka obey within 5 s.
         seconds = self._chance.uniform(0.3, 6.0) if self._stage.scene.kafka else 0.3
         try:
