@@ -289,13 +289,18 @@ class KafkaSink:
 
     def _produce(self, producer: Producer, record: Record) -> None:
         name, topic, key, value, headers, partition = record
-        failed = partial(self._note_failure, name)
+        failed = partial(self._note_failure, name, topic)
         while True:
             try:
                 producer.produce(topic, value, key, partition, headers=headers, on_delivery=failed)
                 return
             except BufferError:
                 producer.poll(0.1)
+            except KafkaException as raised:  # the client knows already that the topic takes none
+                error = raised.args[0]
+                if error.code() not in FOR_GOOD:
+                    raise
+                return failed(error)
 
     def _never(self, error: KafkaError) -> str:
         """Why a transaction is never taken."""
@@ -303,9 +308,8 @@ class KafkaSink:
             return f"Kafka: {error.str()}: grant {user_of(self._cluster)} Write on the topic, and have it sent again"
         return f"Kafka: {error.str()}"
 
-    def _note_failure(self, name: str, error: KafkaError | None, record: Message) -> None:
+    def _note_failure(self, name: str, topic: str, error: KafkaError | None, _: Message | None = None) -> None:
         if error is not None:
-            topic = record.topic() or ""
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and (
                 topic in self._granted or topic.startswith(OWN_TOPICS)
             ):

@@ -30,6 +30,7 @@ from tests.support.shop import make_engine
 
 pytest.importorskip("confluent_kafka")
 
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.kafka.brokers import make_topics
@@ -285,6 +286,39 @@ def test_a_topic_of_small_records_takes_what_fits_and_the_rest_is_refused(url: s
 
     use(url, work)
     assert [m.value() for m in committed(url, small, 20)] == [t.messages[0].body for t in some]
+
+
+def test_what_the_client_itself_refuses_is_of_the_record_that_it_refuses(
+    url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that knows that a topic is not granted takes no record of it, which ended it and named nobody."""
+    make, forbidden = Cluster.producer, sent(f"forbidden-{unique}", "x")
+    some = [sent(unique, "a"), forbidden, sent(unique, "b")]
+
+    class Knowing:
+        def __init__(self, producer: Any) -> None:
+            self._producer = producer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._producer, name)
+
+        def produce(self, topic: str, *given: Any, **named: Any) -> None:
+            if topic == forbidden.messages[0].topic:
+                raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "Unable to produce message"))
+            self._producer.produce(topic, *given, **named)
+
+    monkeypatch.setattr(Cluster, "producer", lambda self, own: Knowing(make(self, own)))
+
+    async def work(sink: Sink) -> None:
+        epoch, _ = await sink.claim(unique)
+        refused = (await append(sink, unique, epoch, "1", *some)).refused
+        assert [(item.id, item.status, item.code) for item in refused] == [(forbidden.id, 422, "refused")]
+        assert "Write on the topic" in str(refused[0].detail)
+        some.remove(forbidden)
+        assert not (await append(sink, unique, epoch, "1", *some)).refused
+
+    use(url, work)
+    assert [m.value() for m in committed(url, unique, 2)] == [b"a", b"b"]
 
 
 def poison(engine: sa.Engine, topic: str) -> set[str]:
