@@ -114,6 +114,7 @@ def test_a_table_without_digests_is_told(spark: Any, trade: Trade) -> None:
     assert [line.name for line in result.coverage if not line.is_whole] == ["database shop"]
 
 
+@pytest.mark.long
 def test_a_conflict_that_is_dated_back_is_in_one_window(spark: Any, trade: Trade) -> None:
     back = moment_of(trade.at(100) - HOURS_US)
     trade.execute(
@@ -158,7 +159,10 @@ async def stored(trade: Trade, names: Sequence[bytes]) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("what", ["full", "digest", "window", "watch"])
+@pytest.mark.parametrize(
+    "what",
+    ["digest", "watch", pytest.param("full", marks=pytest.mark.long), pytest.param("window", marks=pytest.mark.long)],
+)
 def test_ids_of_a_clock_that_is_days_off_are_found(spark: Any, trade: Trade, what: str) -> None:
     """Whether the message is lost or delivered, in an audit of everything and in one of a window."""
     ahead_us, unset_us, behind_us = trade.at(COUNT) + DAYS_US, DAYS_US, trade.at(COUNT) - DAYS_US

@@ -79,7 +79,7 @@ def test_a_short_history_over_databases(tmp_path: Path, database_urls: Mapping[s
         empty_database("postgresql", database_urls, tmp_path) as pg,
         empty_database("mariadb", database_urls, tmp_path) as my,
     ):
-        outcome = play(tmp_path, SECONDS, 2, Scene({"pg": pg, "my": my}, is_over_databases=True), LEAST)
+        outcome = play(tmp_path, SECONDS / 2, 2, Scene({"pg": pg, "my": my}, is_over_databases=True), LEAST)
     assert outcome.violations == []
     assert outcome.faults["server killed"] >= 1
     assert len(outcome.history.committed) >= LEAST
