@@ -61,8 +61,13 @@ class Outcome:
     """How often each process ended by itself."""
 
 
-def play(directory: Path, seconds: float, seed: int, scene: Scene, least: int = 0) -> Outcome:
-    """Play a history of so many seconds, and on a slow machine on until at least so many messages are committed."""
+def play(
+    directory: Path, seconds: float, seed: int, scene: Scene, least: int = 0, node_kills: int = 0, more: float = 0.0
+) -> Outcome:
+    """Play a history of so many seconds, and on a slow machine on until at least so many messages are committed.
+
+    It also goes on for up to `more` seconds until so many nodes of Kafka were killed.
+    """
     with ExitStack() as stack:
         room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
         stage = Stage(directory, room, scene)
@@ -75,6 +80,9 @@ def play(directory: Path, seconds: float, seed: int, scene: Scene, least: int = 
             while (left := end - time.monotonic()) > 0:
                 stage.hold_or_not()
                 time.sleep(min(LOOK_SECONDS, left))  # the pause between two looks
+            while faults.done["node killed"] < node_kills and time.monotonic() < end + more:
+                stage.hold_or_not()
+                time.sleep(LOOK_SECONDS)  # the pause between two looks
             if least:
                 eventually(lambda: committed_by(stage) >= least, f"{least} messages", SETTLE_SECONDS)
         finally:
@@ -153,7 +161,8 @@ def main() -> int:
             is_over_databases = options.over_databases or options.over_kafka
             delay = LONG_DELAY if options.seconds >= LONG_SECONDS else SHORT_DELAY
             scene = Scene(sources, servers, most_delay=delay, is_over_databases=is_over_databases, kafka=kafka)
-            outcome = play(directory, options.seconds, seed, scene)
+            kills = round(NODE_KILLS * options.seconds) if options.over_kafka else 0
+            outcome = play(directory, options.seconds, seed, scene, node_kills=kills, more=options.seconds / 2)
     except (NotAvailable, Unavailable) as reason:
         print(f"VERDICT: INCONCLUSIVE {reason}")
         return 2
