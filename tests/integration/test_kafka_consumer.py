@@ -19,6 +19,9 @@ from tests.support.kafka import committed
 
 pytest.importorskip("confluent_kafka")
 
+from confluent_kafka import TopicPartition
+
+from notify.client.kafka.feed import Feed
 from notify.kafka import control
 from notify.kafka.groups import dead_letter_topic, old_retry_topics, retry_topic
 from notify.kafka.progress import Progress
@@ -29,6 +32,7 @@ from tests.support.kafka_consumers import (
     is_assigned,
     lag,
     make_topic,
+    onlooker,
     produce,
     produce_in_transaction,
     progress,
@@ -151,6 +155,31 @@ def test_a_message_that_kills_its_process_becomes_a_dead_letter(kafka: str, uniq
     assert "a" in [text for text, _ in one.seen()]
     (letter,) = committed(kafka, dead_letter_topic(unique), 1)
     assert dict(letter.headers())["notify-reason"] == b"2 attempts, the last one ended with its process"
+
+
+def test_no_commit_of_attempts_waits_for_records(kafka: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process died, a few attempts at a time are committed before they begin: 16 messages a second were
+    handled, since each such commit waited in the client's thread for records that were all there."""
+    waited: list[float] = []
+    poll = Feed.poll
+
+    async def noted(self: Feed, most: int, seconds: float) -> int:
+        if self._partitions.has_to_note:
+            waited.append(seconds)
+        return await poll(self, most, seconds)
+
+    monkeypatch.setattr(Feed, "poll", noted)
+    make_topic(kafka, unique)
+    died = TopicPartition(unique, 0, 0, Progress(0).metadata())
+    onlooker(kafka, unique).commit(offsets=[died], asynchronous=False)
+    produce(kafka, unique, [f"{n:03}" for n in range(400)])
+    seen = Seen()
+    consumer = Consumer(kafka, group=unique, concurrency=8)
+    consumer.subscribe(unique)(seen)
+    with running(consumer):
+        eventually(lambda: done(kafka, unique, unique, 400), "everything to be done")
+    assert len(seen.messages) == 400
+    assert waited and not any(waited)
 
 
 def test_a_slow_handler_holds_up_nobody_else(kafka: str, unique: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 
@@ -162,15 +161,29 @@ class KafkaLoop:
             wants = not is_held and not self._partitions.has_ready(self._lot.low)
             if not (wants or is_holding or is_held):
                 self._handling.moved.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._handling.moved.wait(), ROOM_SECONDS)
+                if await self._moved(ROOM_SECONDS):
                     continue
             is_holding = not wants
             await self._pause_and_resume(is_holding)
             # A partition that comes while nothing is wanted is fetched until it is paused: one record at a time.
-            came = await self._feed.poll(self._lot.next(time.monotonic()) if wants else 1, POLL_SECONDS)
+            most = self._lot.next(time.monotonic()) if wants else 1
+            # While the client's thread waits for records, it commits nothing. Where each few attempts are noted by a
+            # commit, that would be their rate: it is handlers that are waited for.
+            is_noting = self._partitions.has_to_note
+            self._handling.moved.clear()
+            came = await self._feed.poll(most, 0.0 if is_noting else POLL_SECONDS)
             self._lot.came(time.monotonic(), came)
             self._has_received = self._has_received or came > 0
+            if is_noting and not came:
+                await self._moved(POLL_SECONDS)
+
+    async def _moved(self, seconds: float) -> bool:
+        """Wait until a handler has returned, and little is ready. Whether that was within so many seconds."""
+        try:
+            await asyncio.wait_for(self._handling.moved.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     async def _pause_and_resume(self, is_holding: bool) -> None:
         to_pause = self._partitions.to_pause(all_of_them=is_holding)
