@@ -14,10 +14,9 @@ from tests.support.kafka import KafkaNode
 
 pytest.importorskip("confluent_kafka")
 
-SECONDS = 8.0
+SECONDS = 4.0
 
 
-@pytest.mark.long  # an owner's process may be aborted by Kafka's client while a node is away
 def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, str], kafka_node: KafkaNode) -> None:
     with empty_database("postgresql", database_urls, tmp_path) as url:
         scene = Scene(
