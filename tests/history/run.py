@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +63,11 @@ class Outcome:
 
 
 def play(
-    directory: Path, seconds: float, seed: int, scene: Scene, least: int = 0, node_kills: int = 0, more: float = 0.0
+    directory: Path, seconds: float, seed: int, scene: Scene, least: int, made: Mapping[str, int], more: float
 ) -> Outcome:
     """Play a history of so many seconds, and on a slow machine on until at least so many messages are committed.
 
-    It also goes on for up to `more` seconds until so many nodes of Kafka were killed.
+    It also goes on for up to `more` seconds until faults of these kinds were made so often.
     """
     with ExitStack() as stack:
         room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
@@ -80,7 +81,7 @@ def play(
             while (left := end - time.monotonic()) > 0:
                 stage.hold_or_not()
                 time.sleep(min(LOOK_SECONDS, left))  # the pause between two looks
-            while faults.done["node killed"] < node_kills and time.monotonic() < end + more:
+            while any(faults.done[kind] < count for kind, count in made.items()) and time.monotonic() < end + more:
                 stage.hold_or_not()
                 time.sleep(LOOK_SECONDS)  # the pause between two looks
             if least:
@@ -94,10 +95,10 @@ def play(
         history = history_of(stage, unsettled)
         history.died += faults.died
         history.failed += faults.failed
-        made = faults.done + noted(stage)
-        made["message delayed"] = sum(map(is_delayed, history.committed)) if scene.most_delay else 0
-        never = faults.never_made + [name for name in (*NOTED, "message delayed") if not made[name]]
-        return Outcome(history, violations(history), made, never, faults.refusals, stage.supervisor.endings())
+        counted = faults.done + noted(stage)
+        counted["message delayed"] = sum(map(is_delayed, history.committed)) if scene.most_delay else 0
+        never = faults.never_made + [name for name in (*NOTED, "message delayed") if not counted[name]]
+        return Outcome(history, violations(history), counted, never, faults.refusals, stage.supervisor.endings())
 
 
 def shortage(outcome: Outcome, seconds: float) -> str:
@@ -161,8 +162,8 @@ def main() -> int:
             is_over_databases = options.over_databases or options.over_kafka
             delay = LONG_DELAY if options.seconds >= LONG_SECONDS else SHORT_DELAY
             scene = Scene(sources, servers, most_delay=delay, is_over_databases=is_over_databases, kafka=kafka)
-            kills = round(NODE_KILLS * options.seconds) if options.over_kafka else 0
-            outcome = play(directory, options.seconds, seed, scene, node_kills=kills, more=options.seconds / 2)
+            made = {"node killed": round(NODE_KILLS * options.seconds)} if options.over_kafka else {}
+            outcome = play(directory, options.seconds, seed, scene, 0, made, options.seconds / 2)
     except (NotAvailable, Unavailable) as reason:
         print(f"VERDICT: INCONCLUSIVE {reason}")
         return 2

@@ -9,12 +9,15 @@ import pytest
 
 from tests.history.run import play
 from tests.history.scene import Scene
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import empty_database
 from tests.support.kafka import KafkaNode
 
 pytest.importorskip("confluent_kafka")
 
 SECONDS = 4.0
+LEAST = 500
+"""Messages: one in 25 of half of them is delayed."""
 
 
 def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, str], kafka_node: KafkaNode) -> None:
@@ -23,7 +26,7 @@ def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, 
             {"pg": url}, callers=4, is_over_databases=True, kafka=kafka_node.cluster,
             groups=("shared", "ordered", "failover"),
         )  # fmt: skip
-        outcome = play(tmp_path, SECONDS, 1, scene)
+        outcome = play(tmp_path, SECONDS, 1, scene, LEAST, {"node killed": 1}, PATIENCE_SECONDS)
     assert outcome.violations == []
     assert outcome.faults["node killed"] >= 1
     assert outcome.faults["message delayed"] >= 1
