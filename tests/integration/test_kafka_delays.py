@@ -28,7 +28,7 @@ from notify.sinks.delays.wheels import SECOND_US, WHEELS, Wheels, wheels_of
 from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.delayed import Interrupted, interrupt_producers, send_at, send_delayed, signal_self, texts_of
-from tests.support.kafka import KafkaNode, committed
+from tests.support.kafka import KafkaNode, Wrapped, committed
 from tests.support.kafka_consumers import is_assigned
 
 pytest.importorskip("confluent_kafka")
@@ -181,14 +181,8 @@ def test_another_goes_on_for_a_releaser_that_is_killed_or_frozen(
     assert Counter(texts_of(kafka_node.url, unique, 201)) == Counter([*names, "last"])
 
 
-class Hanging:
+class Hanging(Wrapped):
     """A consumer whose end never comes, as Kafka's client hangs now and then; its heartbeats go on."""
-
-    def __init__(self, consumer: Any) -> None:
-        self._consumer = consumer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._consumer, name)
 
     def close(self) -> None:
         threading.Event().wait()

@@ -13,7 +13,7 @@ from notify.client import Consumer, DeadLetter
 from notify.errors import InvalidRequest
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
-from tests.support.kafka import committed
+from tests.support.kafka import Wrapped, committed
 
 pytest.importorskip("confluent_kafka")
 
@@ -169,22 +169,16 @@ def test_a_commit_whose_answer_is_late_writes_nothing_twice(
     """The client says that it does not know the outcome yet; the next transaction wrote the dead letter once more."""
     late: list[KafkaError] = []
 
-    class Late:
+    class Late(Wrapped):
         """A producer whose first commit does not wait for the answer."""
-
-        def __init__(self, producer: Any) -> None:
-            self._producer = producer
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._producer, name)
 
         def commit_transaction(self, seconds: float) -> None:
             if late:
-                self._producer.commit_transaction(seconds)
+                self._client.commit_transaction(seconds)
                 return
-            self._producer.flush(seconds)
+            self._client.flush(seconds)
             try:
-                self._producer.commit_transaction(0.0001)
+                self._client.commit_transaction(0.0001)
             except KafkaException as raised:
                 late.append(raised.args[0])
                 raise
@@ -217,21 +211,18 @@ def test_a_commit_that_fails_after_the_group_was_claimed_anew_leaves_the_new_cla
     made: list[Any] = []
     is_slow, is_lost, goes_on = threading.Event(), threading.Event(), threading.Event()
 
-    class Slow:
+    class Slow(Wrapped):
         """A producer; the first one's commit waits."""
 
         def __init__(self, producer: Any) -> None:
-            self._producer = producer
+            super().__init__(producer)
             made.append(self)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._producer, name)
 
         def commit_transaction(self, seconds: float) -> None:
             if self is made[0] and is_slow.is_set():
                 is_lost.set()
                 assert goes_on.wait(PATIENCE_SECONDS)
-            self._producer.commit_transaction(seconds)
+            self._client.commit_transaction(seconds)
 
     producer, poll = Cluster.producer, Ownership._poll
     monkeypatch.setattr(
@@ -275,24 +266,18 @@ def test_a_partition_without_a_leader_keeps_nobody_from_beginning(
     """The group did not start, nor take a message of the others."""
     leaderless = {(unique, 1)}
 
-    class Lacking:
+    class Lacking(Wrapped):
         """A client for administration as it answers where a partition has no leader."""
 
-        def __init__(self, admin: Any) -> None:
-            self._admin = admin
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._admin, name)
-
         def list_topics(self, **options: Any) -> Any:
-            metadata = self._admin.list_topics(**options)
+            metadata = self._client.list_topics(**options)
             for topic, n in list(leaderless):
                 metadata.topics[topic].partitions[n].leader = -1
             return metadata
 
         def list_offsets(self, asked: dict[TopicPartition, Any], **options: Any) -> Any:
             led = {p: spec for p, spec in asked.items() if (p.topic, p.partition) not in leaderless}
-            answers = self._admin.list_offsets(led, **options) if led else {}
+            answers = self._client.list_offsets(led, **options) if led else {}
             for p in asked.keys() - led.keys():
                 answers[p] = Future()
                 answers[p].set_exception(KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))

@@ -25,7 +25,7 @@ from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMe
 from tests.support.bridges import outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
-from tests.support.kafka import KafkaNode, committed, open_transaction
+from tests.support.kafka import KafkaNode, Wrapped, committed, open_transaction
 from tests.support.shop import make_engine
 
 pytest.importorskip("confluent_kafka")
@@ -135,24 +135,18 @@ def test_an_open_transaction_of_another_source_hides_no_position(url: str, uniqu
     use(url, work)
 
 
-class Counting:
+class Counting(Wrapped):
     """A consumer of Kafka that counts the records it gives."""
 
     records = 0
 
-    def __init__(self, consumer: Any) -> None:
-        self._consumer = consumer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._consumer, name)
-
     def poll(self, timeout: float) -> Any:
-        message = self._consumer.poll(timeout)
+        message = self._client.poll(timeout)
         Counting.records += message is not None
         return message
 
     def consume(self, most: int, timeout: float) -> Any:
-        messages = self._consumer.consume(most, timeout)
+        messages = self._client.consume(most, timeout)
         Counting.records += len(messages)
         return messages
 
@@ -295,17 +289,11 @@ def test_what_the_client_itself_refuses_is_of_the_record_that_it_refuses(
     make, forbidden = Cluster.producer, sent(f"forbidden-{unique}", "x")
     some = [sent(unique, "a"), forbidden, sent(unique, "b")]
 
-    class Knowing:
-        def __init__(self, producer: Any) -> None:
-            self._producer = producer
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._producer, name)
-
+    class Knowing(Wrapped):
         def produce(self, topic: str, *given: Any, **named: Any) -> None:
             if topic == forbidden.messages[0].topic:
                 raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "Unable to produce message"))
-            self._producer.produce(topic, *given, **named)
+            self._client.produce(topic, *given, **named)
 
     monkeypatch.setattr(Cluster, "producer", lambda self, own: Knowing(make(self, own)))
 

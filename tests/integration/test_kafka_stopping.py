@@ -27,7 +27,7 @@ from notify.client.kafka.window import Window
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import retry_topic
-from tests.support.kafka import committed
+from tests.support.kafka import Wrapped, committed
 from tests.support.kafka_consumers import is_assigned, make_topic, produce, progress, worker
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -56,17 +56,11 @@ def test_cancelled_within_a_commit_a_consumer_writes_its_retries_once(
     produce(kafka_url, unique, [f"{n}" for n in range(8)])
     committing, cancelling = threading.Event(), threading.Event()
 
-    class Slow:
+    class Slow(Wrapped):
         """A producer whose first commit returns only after the consumer was cancelled."""
 
-        def __init__(self, producer: Any) -> None:
-            self._producer = producer
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._producer, name)
-
         def commit_transaction(self, *given: Any) -> None:
-            self._producer.commit_transaction(*given)
+            self._client.commit_transaction(*given)
             committing.set()
             assert cancelling.wait(PATIENCE_SECONDS)
 

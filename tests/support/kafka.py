@@ -39,6 +39,16 @@ class KafkaNode:
         self.cluster.kill_node(0)  # an orderly end of thousands of partitions takes ten seconds
 
 
+class Wrapped:
+    """A client of Kafka, of which a subclass changes some calls."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
 def committed(url: str, topic: str, wanted: int = 0, *, uncommitted: bool = False) -> list[Any]:
     """All committed records of a topic, partition by partition; with `uncommitted` the others, too.
 
