@@ -23,6 +23,7 @@ MOST_FORGOTTEN = 100_000
 MOST_ALARMS = 10_000
 """The most alarms that wait for their receiver; beyond that the oldest are dropped, which is an alarm."""
 DROPPED = "DROPPED"
+# `revised` counts the revisions of a finding and its returns: it is odd while the finding is revised.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS position (next_us INTEGER, window INTEGER, attempts INTEGER, quiet_since_us INTEGER,
     file_number INTEGER, file_offset INTEGER);
@@ -150,25 +151,32 @@ class Ledger:
 
     def is_known(self, key: str) -> bool:
         """Whether a finding was said, and not revised since."""
-        row = self._db.execute("SELECT revised FROM known WHERE key = ?", [key]).fetchone()
+        row = self._db.execute("SELECT revised % 2 FROM known WHERE key = ?", [key]).fetchone()
         return row is not None and not row[0]
+
+    def returns(self, key: str) -> int:
+        """How often a finding was revised and came back; it stands."""
+        row = self._db.execute("SELECT revised / 2 FROM known WHERE key = ?", [key]).fetchone()
+        return int(row[0]) if row is not None else 0
 
     def know(self, key: str, window_us: int, seen: int) -> None:
         """A finding of a window was said, or seen again."""
         self._db.execute(
             "INSERT INTO known VALUES (?, ?, ?, 0) ON CONFLICT (key) DO UPDATE SET "
-            "seen = excluded.seen, revised = 0, window_us = iif(revised, excluded.window_us, window_us)",
+            "seen = excluded.seen, revised = revised + revised % 2, "
+            "window_us = iif(revised % 2, excluded.window_us, window_us)",
             [key, window_us, seen],
         )
 
     def revise(self, key: str) -> None:
-        self._db.execute("UPDATE known SET revised = 1 WHERE key = ?", [key])
+        """A finding no longer applies, or a failure is over."""
+        self._db.execute("UPDATE known SET revised = revised + 1 WHERE key = ? AND revised % 2 = 0", [key])
 
     def said_between(self, from_us: int, to_us: int) -> list[tuple[int, str]]:
         """The findings that stand of windows from `from_us` to `to_us`: each window's start and the key, in order."""
         return list(
             self._db.execute(
-                "SELECT window_us, key FROM known WHERE window_us >= ? AND window_us < ? AND NOT revised "
+                "SELECT window_us, key FROM known WHERE window_us >= ? AND window_us < ? AND revised % 2 = 0 "
                 "ORDER BY window_us, key",
                 [from_us, to_us],
             )
@@ -260,7 +268,7 @@ class Ledger:
         rows = self._db.execute(
             "SELECT id, key, body, tries FROM alarms WHERE due_us <= ? ORDER BY id LIMIT ?", [now_us, most]
         )
-        return [Alarm(number, key, json.loads(body), tries) for number, key, body, tries in rows]
+        return [_alarm(*row) for row in rows]
 
     def alarms_waiting(self) -> int:
         return int(self._db.execute("SELECT count(*) FROM alarms").fetchone()[0])
@@ -270,3 +278,10 @@ class Ledger:
 
     def alarm_refused(self, number: int, due_us: int) -> None:
         self._db.execute("UPDATE alarms SET tries = tries + 1, due_us = ? WHERE id = ?", [due_us, number])
+
+
+def _alarm(number: int, key: str, body: str, tries: int) -> Alarm:
+    read: dict[str, Any] = json.loads(body)
+    if key == DROPPED:  # one that counts more is another one
+        key = read["key"] = f"{DROPPED}:{number}"
+    return Alarm(number, key, read, tries)

@@ -212,13 +212,13 @@ class Watch:
         start = start or self.position.next_us
         cause = str(error).splitlines()[0][:300] if str(error) else repr(error)
         line = {"kind": "failure", "window_us": start, "detail": cause}
-        key = ":".join(part for part in ("FAILURE", look, str(start)) if part)
+        key = _failure_key(start, look)
         try:
             with self._ledger.transaction():
                 self._ledger.move(replace(self.position, attempts=0))
                 if not self._ledger.is_known(key):
                     self._ledger.know(key, start, self.position.window)
-                    self._alarms.add(key, line)
+                    self._alarms.add(self._alarm_key(key), line)
             self._alarms.send()
         except sqlite3.Error as full:
             log.error("the state of the watch cannot be written: %s", full)
@@ -258,7 +258,12 @@ class Watch:
         self._ledger.add_lines(lines)
         for line in lines:
             if self._is_alarm(line):
-                self._alarms.add(line["key"], line)
+                self._alarms.add(self._alarm_key(line["key"]), line)
+
+    def _alarm_key(self, key: str) -> str:
+        """The key of a finding's alarm: another one once it is back, or its receiver takes it for a repetition."""
+        returns = self._ledger.returns(key)
+        return f"{key}#{returns + 1}" if returns else key
 
     def _say(self, lines: Sequence[Line]) -> None:
         self._lines.write()
@@ -282,6 +287,7 @@ class Watch:
         with self._ledger.transaction():
             self._ledger.move_look(done if is_left_out else replace(turn.at, attempts=turn.at.attempts + 1))
             if is_left_out:
+                self._ledger.revise(_failure_key(start, name))
                 cause = f"windows up to {instant_text(end)} are not audited again now: that failed {DEATHS} times"
                 key = f"LEFT_OUT:{name}:{start}:{position.window}"
                 self._alarms.add(key, {"kind": "failure", "window_us": start, "detail": cause})
@@ -298,6 +304,7 @@ class Watch:
         with self._ledger.transaction():
             lines = self._findings(result.found, start, end, again=True)
             lines += self._revised(result, start, end) + self._conditions.doubts(result, start)
+            self._ledger.revise(_failure_key(start, name))  # in another round it is an alarm again
             self._ledger.move_look(done)
             self._ledger.forget()
             self._announce(lines)
@@ -333,6 +340,10 @@ def tell_failure(directory: Path, alarm_url: str, error: Exception) -> None:
 
     with closing(Watch(audit, Plan(), directory, alarm_url=alarm_url)) as watch:
         watch.failed(error)
+
+
+def _failure_key(start: int, look: str) -> str:
+    return ":".join(part for part in ("FAILURE", look, str(start)) if part)
 
 
 def _window_line(result: Result, start: int) -> Line:

@@ -207,3 +207,41 @@ def test_a_look_that_fails_does_not_hold_up_the_watch(tmp_path: Path, receiver: 
     details = [body["detail"] for body in receiver.taken]
     assert details[0] == "there is too little memory" and len(set(receiver.alarm_keys())) == len(details)
     assert any("failed 3 times" in detail for detail in details)
+
+
+def test_a_finding_that_is_back_after_its_revision_is_an_alarm_of_its_own(tmp_path: Path, receiver: Receiver) -> None:
+    shop = Shop(tmp_path, receiver.url)
+    with contextlib.closing(shop.watch):
+        shop.run(1)
+        for _ in range(3):
+            shop.faults[0] = "deleted"
+            assert shop.run(100) == [("finding", key("deleted"))]
+            del shop.faults[0]
+            assert shop.run(100) == [("revision", key("deleted"))]
+    assert receiver.alarm_keys() == [key("deleted"), f"{key('deleted')}#2", f"{key('deleted')}#3"]
+    assert len(set(receiver.names)) == 3
+    # A watch that has lost its state knows it from findings.jsonl.
+    (tmp_path / "watch.db").unlink()
+    again = Shop(tmp_path, receiver.url)
+    with contextlib.closing(again.watch):
+        again.faults[0] = "deleted"
+        again.run(1)
+    assert receiver.alarm_keys()[-1] == f"{key('deleted')}#4"
+
+
+def test_a_look_that_fails_in_each_round_is_an_alarm_in_each_round(tmp_path: Path, receiver: Receiver) -> None:
+    fails = []
+
+    def audit(plan: Plan) -> Result:
+        if plan.from_us == BEGIN_US and plan.to_us - plan.from_us == ROUND.at_once * SECOND and fails:
+            raise fails.pop()
+        return Result("PASS", totals={"committed": 1})
+
+    watch = Watch(audit, Plan(BEGIN_US, 0, 1, 1), tmp_path, window_seconds=1, alarm_url=receiver.url)
+    with contextlib.closing(watch):
+        for _ in range(3):
+            fails.append(Unavailable("there is too little memory"))
+            while fails:
+                watch.run(threading.Event(), 1)
+            watch.run(threading.Event(), 30)  # the look succeeds
+    assert len(set(receiver.names)) == len(receiver.names) == 3
