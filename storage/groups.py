@@ -64,6 +64,8 @@ class Progress(Protocol):
 
     def next_unsettled(self, offset: int) -> int: ...
 
+    def unsettled(self, first: int, end: int) -> list[tuple[int, int]]: ...
+
 
 class SettleKind(enum.IntEnum):
     """Why an offset is done with."""

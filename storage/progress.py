@@ -48,6 +48,10 @@ class QueueProgress:
     def is_settled(self, offset: int) -> bool:
         return offset < self.floor or offset in self.settled
 
+    def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The runs (first, count) of [first, end) that are not settled."""
+        return self.settled.missing(max(first, self.floor), end)
+
     def next_unsettled(self, offset: int) -> int:
         """The first offset from `offset` on that is not settled."""
         offset = max(offset, self.floor)

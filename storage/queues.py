@@ -20,6 +20,11 @@ class MessageStore(Protocol):
         """First retained offset and the offset after the last visible one."""
         ...
 
+    def count(self, topic: str, queue: int, first: int, end: int) -> int:
+        """How many messages have offsets in [first, end), those included that retention dropped. Offsets that a restore
+        left free are not counted."""
+        ...
+
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         """Messages from `offset` on, in order; offsets may have gaps where retention dropped messages."""
         ...

@@ -75,6 +75,17 @@ class OffsetRuns:
         number = bisect_right(self._starts, offset) - 1
         return max(offset, self._ends[number]) if number >= 0 else offset
 
+    def missing(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The runs (first, count) of [first, end) that are not in the set."""
+        runs: list[tuple[int, int]] = []
+        number = bisect_right(self._ends, first)
+        while first < end:
+            start, behind = (end, end) if number >= len(self._starts) else (self._starts[number], self._ends[number])
+            if start > first:
+                runs.append((first, min(start, end) - first))
+            first, number = max(first, behind), number + 1
+        return runs
+
     def between(self, first: int, end: int) -> int:
         """How many offsets of [first, end) are in the set."""
         low, high = bisect_right(self._ends, first), bisect_left(self._starts, end)

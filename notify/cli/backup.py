@@ -170,11 +170,11 @@ async def _verified(log: Path) -> dict[str, Any]:
     await store.open(wall_clock())
     try:
         damages = [str(d) for d in store.damages] + await asyncio.to_thread(store.verify)
-        bounds = [store.bounds(t.name, q) for t in store.topics() for q in range(t.queues)]
+        counts = [store.count(t.name, q, *store.bounds(t.name, q)) for t in store.topics() for q in range(t.queues)]
         doubt = await store.in_doubt()
         return {
             "topics": len(store.topics()),
-            "messages": sum(end - start for start, end in bounds),
+            "messages": sum(counts),
             "undecided": doubt.prepared + doubt.parked,
             "damages": damages,
         }

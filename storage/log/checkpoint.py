@@ -19,6 +19,7 @@ from notify.storage.groups import Priorities, Subscription
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_HEAD, HALF, EntryKind, tail_of
 from notify.storage.log.format import crc32c
+from notify.storage.log.gaps import Gap
 from notify.storage.log.meta import NO_MORE_POLICIES, MorePolicies
 from notify.storage.log.pending import Pending
 from notify.storage.log.queues import LogTopic
@@ -106,6 +107,9 @@ class SavedState(msgspec.Struct, kw_only=True):
     released: tuple[int, int]
     dropped_to: int | None = None
     """Position below which segments were dropped on purpose. None: written before that was recorded."""
+    generation: int = 1
+    gaps: list[tuple[int, list[Gap]]] = []
+    """Queues by their keys, with the offsets that no message has."""
 
 
 class Checkpoint(msgspec.Struct):
@@ -196,6 +200,8 @@ def capture(state: LogState) -> Callable[[], SavedState]:
     priorities = copy.deepcopy(state.priorities)
     released = state.times.released
     dropped_to = state.dropped_to
+    generation = state.generation
+    gaps = [(key, list(of_queue)) for key, of_queue in state.gaps.by_key.items()]
 
     def saved() -> SavedState:
         producers, undecided = _saved_pending(pending)
@@ -221,6 +227,8 @@ def capture(state: LogState) -> Callable[[], SavedState]:
             priorities=priorities,
             released=released,
             dropped_to=dropped_to,
+            generation=generation,
+            gaps=gaps,
         )
 
     return saved
@@ -264,6 +272,8 @@ def restore(state: LogState, saved: SavedState) -> None:
     state.times.released = saved.released
     state.moved = dict(saved.moved)
     state.dropped_to = saved.dropped_to or 0
+    state.generation = saved.generation
+    state.gaps.by_key = {key: [(first, count) for first, count in of_queue] for key, of_queue in saved.gaps}
 
 
 def _saved_pending(undecided: list[Pending]) -> tuple[list[SavedProducer], list[SavedPending]]:

@@ -100,6 +100,16 @@ class BridgeMoved(msgspec.Struct, array_like=True, tag="bridge"):
     bridge: BridgeState
 
 
+class Restored(msgspec.Struct, array_like=True, tag="restored"):
+    """The log before this record is what was shipped of an earlier one; what that had besides is lost.
+
+    `generation` counts the log's lives, from 1; `known_to_us`: when the last frame before was written.
+    """
+
+    generation: int
+    known_to_us: int
+
+
 Meta = (
     TopicSet
     | StartSet
@@ -112,6 +122,7 @@ Meta = (
     | PauseSet
     | ProducerGroupNumbered
     | BridgeMoved
+    | Restored
 )
 _TAGS = frozenset(kind.__struct_config__.tag for kind in Meta.__args__)
 _decode = msgspec.msgpack.Decoder(Meta).decode

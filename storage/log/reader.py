@@ -24,6 +24,10 @@ class Reader:
         where = self._state.queue(topic, queue)
         return where.start, where.visible
 
+    def count(self, topic: str, queue: int, first: int, end: int) -> int:
+        key = self._state.queue(topic, queue).key
+        return max(0, end - first - self._state.gaps.between(key, first, end))
+
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         where = self._state.queue(topic, queue)
         return self._payloads.messages(where, self._entries(where, offset, limit), max_bytes)

@@ -142,5 +142,7 @@ class Replay:
                 state.set_producer_group(record.number, record.name)
             case meta.BridgeMoved(bridge):
                 state.bridges[bridge.source] = bridge
+            case meta.Restored():
+                state.begin_generation(record.generation)
             case None:
                 return  # of a version that knows more

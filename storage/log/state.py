@@ -14,9 +14,10 @@ from notify.errors import NotFound
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
 from notify.storage.log.entry import group_number_of
+from notify.storage.log.gaps import OFFSETS_APART, Gaps
 from notify.storage.log.parts import Parts
 from notify.storage.log.pending import PendingTable
-from notify.storage.log.queues import LogTopic, Queue, TopicsById
+from notify.storage.log.queues import LogTopic, Queue, TopicsById, queue_key
 from notify.storage.log.times import TimeIndex
 from notify.storage.progress import QueueProgress
 
@@ -42,6 +43,9 @@ class LogState:
         """Payloads that were carried out of a dropped segment: position as entries know it, to where it is now."""
         self.dropped_to = 0
         """Position below which segments were dropped on purpose: whoever reads the log tells that from a loss."""
+        self.generation = 1
+        """Which life of the log this is: one more after each restore from shipped segments."""
+        self.gaps = Gaps()
         self.parts = Parts()
         self.times = TimeIndex(self.parts)
 
@@ -56,7 +60,14 @@ class LogState:
         key = (group, topic_id, queue)
         progress = self.progress.get(key)
         if progress is None:
-            progress = self.progress[key] = QueueProgress()
+            progress = self.progress[key] = self._progress_from(0, topic_id, queue)
+        return progress
+
+    def _progress_from(self, offset: int, topic_id: int, queue: int) -> QueueProgress:
+        """A group's progress from an offset on. Nothing is in the gaps: nobody waits for what they would hold."""
+        progress = QueueProgress(offset)
+        for first, count in self.gaps.of(queue_key(topic_id, queue)):
+            progress.settle(first, count)
         return progress
 
     def move_starts_of(self, keys: Sequence[int]) -> None:
@@ -78,8 +89,31 @@ class LogState:
         if topic is None:
             topic = LogTopic.numbered(topic_id, name, queues)
             self.topics[name] = self.topics_by_id[topic_id] = topic
+            self._skip_earlier(topic.queues)
+        before = len(topic.queues)
         topic.grow(queues)
+        self._skip_earlier(topic.queues[before:])
         return topic
+
+    def _skip_earlier(self, queues: Sequence[Queue]) -> None:
+        """New queues of a restored log: an earlier life of it may have had them, and is forgotten."""
+        skipped = (self.generation - 1) * OFFSETS_APART
+        for queue in queues if skipped else ():
+            self.gaps.add(queue.key, 0, skipped)
+            queue.next_offset = queue.visible = skipped
+
+    def begin_generation(self, generation: int) -> None:
+        """The log is a restored one from here on: every queue goes on behind the offsets that were lost."""
+        apart = (generation - self.generation) * OFFSETS_APART
+        self.generation = generation
+        for topic in self.topics_by_id.values():
+            for queue in topic.queues:
+                self.gaps.add(queue.key, queue.next_offset, apart)
+                queue.next_offset += apart
+                queue.visible = queue.next_offset
+        for (_, topic_id, number), progress in self.progress.items():
+            for first, count in self.gaps.of(queue_key(topic_id, number))[-1:]:
+                progress.settle(first, count)
 
     def drop_topic(self, name: str) -> None:
         topic = self.topics.pop(name, None)
@@ -93,7 +127,7 @@ class LogState:
         topic = self.topics[subscription.topic]
         if offsets is not None:
             for queue, offset in enumerate(offsets):
-                self.progress[(subscription.group, topic.id, queue)] = QueueProgress(offset)
+                self.progress[(subscription.group, topic.id, queue)] = self._progress_from(offset, topic.id, queue)
 
     def drop_subscription(self, group: str, topic: str) -> None:
         self.subscriptions.pop((group, topic), None)

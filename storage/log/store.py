@@ -10,7 +10,7 @@ from typing import final
 import structlog
 
 from notify.clock import Clock, wall_clock
-from notify.errors import DiskFull, StorageFailed
+from notify.errors import DiskFull, InvalidRequest, StorageFailed
 from notify.storage.log.ballast import Ballast
 from notify.storage.log.bridges import Bridges
 from notify.storage.log.carry import Carrier
@@ -27,6 +27,7 @@ from notify.storage.log.husks import Husks
 from notify.storage.log.journal import NO_ROOM, Journal
 from notify.storage.log.live import LivePart
 from notify.storage.log.lock import DirectoryLock
+from notify.storage.log.meta import Restored
 from notify.storage.log.opening import Opening
 from notify.storage.log.outcomes import Outcomes
 from notify.storage.log.payloads import Payloads
@@ -134,6 +135,7 @@ class LogStore:
         self.delete_topic = topics.delete
         self.trim = topics.trim
         self.bounds = reader.bounds
+        self.count = reader.count
         self.read = reader.read
         self.read_tagged = reader.read_tagged
         self.keyed = reader.keyed
@@ -219,6 +221,20 @@ class LogStore:
         self._visible_callbacks.append(callback)
 
     async def sync(self) -> None:
+        await self.journal.sync()
+
+    async def begin_generation(self, generation: int, known_to_us: int) -> None:
+        """Note that the log is a restored one from here on, whose queues go on behind every offset that may be lost.
+
+        `generation`: higher than that of any log before; `known_to_us`: when the last that is known was written. Raises
+        InvalidRequest otherwise, and where the last segment is not empty: a segment has no such gap inside.
+        """
+        if generation <= self.state.generation:
+            raise InvalidRequest(f"generation {generation} is not above that of the log, {self.state.generation}")
+        if self.state.parts.live.count:
+            raise InvalidRequest("a generation of a log begins with a segment of its own")
+        self.journal.append_meta(Restored(generation, known_to_us))
+        self.state.begin_generation(generation)
         await self.journal.sync()
 
     def complaints(self) -> list[str]:

@@ -148,6 +148,9 @@ class MemoryQueues:
         where = self._queue(topic, queue)
         return where.start, len(where.messages)
 
+    def count(self, topic: str, queue: int, first: int, end: int) -> int:
+        return max(0, end - first)
+
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         chosen: list[StoredMessage] = []
         size = 0

@@ -47,6 +47,7 @@ class MemoryStore:
         self.topic = queues.topic
         self.has_topic = queues.has_topic
         self.bounds = queues.bounds
+        self.count = queues.count
         self.read = queues.read
         self.read_tagged = queues.read_tagged
         self.keyed = queues.keyed

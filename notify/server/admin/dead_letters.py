@@ -91,14 +91,13 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
 async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[str, Any]:
     if write.ids is not None:
         raise InvalidRequest("give ids or all, not both", "invalid_schema")
-    start, end = await desk.letters.bounds(name)
+    start, end, at_most = await desk.letters.bounds(name)
     spec = {"group": name, "wanted": write.wanted.wanted().plain(), "from": start, "until": end}
     spec |= {"replay_effects": write.replay_effects, "force": write.force}
 
     async def begin() -> Any:
-        return {"job": await desk.jobs.start("redrive", name, spec, end - start)}
+        return {"job": await desk.jobs.start("redrive", name, spec, at_most)}
 
     effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
-    return await desk.carry_out(
-        write, who, "dead_letter.redrive", name, begin, {"at_most": end - start, "effects": effects}
-    )
+    preview = {"at_most": at_most, "effects": effects}
+    return await desk.carry_out(write, who, "dead_letter.redrive", name, begin, preview)

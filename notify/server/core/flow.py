@@ -154,7 +154,9 @@ class Flow:
             for queue in range(topic.queues):
                 start, end = queues.bounds(topic.name, queue)
                 floor = self._delivery.followers.floor(topic.name, queue)
-                if floor is not None and end - max(start, floor) > a_queue:
+                if floor is None or queues.count(topic.name, queue, max(start, floor), end) <= a_queue:
+                    continue
+                if queues.count(topic.name, queue, end - a_queue, end) == a_queue:  # else they lie around a gap
                     queues.trim(topic.name, queue, end - a_queue)
 
 

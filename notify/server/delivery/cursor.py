@@ -93,7 +93,10 @@ class Cursor:
         if self.subscription.mode == "broadcast":
             return 0
         start, end = self._store.bounds(self.topic, self.queue)
-        return max(0, end - max(self.progress.floor, start) - self.progress.settled.offsets)
+        floor, settled = self.progress.floor, self.progress.settled
+        if start <= floor or not settled.offsets:
+            return max(0, end - max(floor, start) - settled.offsets)
+        return max(0, end - start - settled.between(start, end))
 
     def is_paused(self) -> bool:
         """Whether it looks no further: it has too many gaps to keep account of more, or its filter is refused."""
@@ -141,7 +144,7 @@ class Cursor:
 
     def is_behind(self, messages: int) -> bool:
         """Whether so many messages lie ahead."""
-        return self._store.bounds(self.topic, self.queue)[1] - self.next > messages
+        return self._store.bounds(self.topic, self.queue)[1] - self.progress.next_unsettled(self.next) > messages
 
     def has_more(self) -> bool:
         """Whether messages lie ahead that it could look at now."""
@@ -186,7 +189,7 @@ class Cursor:
         if self._filter is not None or self._hashes:
             wanted = [m for m in found if self._wants(m)]
             kept = {m.offset for m in wanted}
-            self._leave_out([m.offset for m in found if m.offset not in kept])
+            self._leave_out(to_runs(m.offset for m in found if m.offset not in kept))
             found = wanted
         if self._ahead:
             self._ahead = {offset for offset in self._ahead if offset >= end}
@@ -218,24 +221,27 @@ class Cursor:
         if len(found) > limit:
             end = found[limit].offset
             del found[limit:]
-        between: list[int] = []
-        expected = begin
-        for message in found:
-            between += range(expected, message.offset)
-            expected = message.offset + 1
-        between += range(expected, end)
-        self._leave_out([offset for offset in between if not self.progress.is_settled(offset)])
+        self._leave_out(self._between(found, begin, end))
         return found, end
 
     @staticmethod
     def _before_until(messages: list[StoredMessage], until: int) -> list[StoredMessage]:
         return [m for m in messages if m.offset < until]
 
-    def _leave_out(self, offsets: list[int]) -> None:
+    def _between(self, found: list[StoredMessage], begin: int, end: int) -> list[tuple[int, int]]:
+        """The runs of [begin, end) that are neither among these messages nor settled."""
+        runs: list[tuple[int, int]] = []
+        for offset in [*[m.offset for m in found], end]:
+            if offset > begin:
+                runs += self.progress.unsettled(begin, offset)
+            begin = offset + 1
+        return runs
+
+    def _leave_out(self, runs: list[tuple[int, int]]) -> None:
         """These are not what the group wants."""
-        if offsets:
-            self._settle(to_runs(offsets), SettleKind.FILTERED)
-            self._metrics.filtered += len(offsets)
+        if runs:
+            self._settle(runs, SettleKind.FILTERED)
+            self._metrics.filtered += sum([count for _, count in runs])
 
     def _wants(self, message: StoredMessage) -> bool:
         if self._hashes and decode_payload(message.payload).tag not in self.subscription.tags:
@@ -268,12 +274,9 @@ class Cursor:
 
     def _settle_gaps(self, found: list[StoredMessage], expected: int) -> None:
         """Offsets that retention or a backlog's bound dropped are done with, or the floor could never pass them."""
-        gaps = []
-        for message in found:
-            if message.offset > expected:
-                gaps.append((expected, message.offset - expected))
-            expected = message.offset + 1
-        self._settle(gaps, SettleKind.EXPIRED)
+        gaps = self._between(found, expected, found[-1].offset)
+        if gaps:
+            self._settle(gaps, SettleKind.EXPIRED)
 
     def _settle(self, runs: list[tuple[int, int]], kind: SettleKind) -> None:
         self._store.settle_soon(self.subscription.group, self.topic, self.queue, runs, kind)

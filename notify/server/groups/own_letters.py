@@ -23,8 +23,7 @@ class OwnLetters:
         self._core = core
 
     def count(self, group: str) -> int:
-        start, end = DeadLetters(self._core, group).bounds()
-        return end - start
+        return DeadLetters(self._core, group).bounds()[2]
 
     async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
         first = dead_letter_topic("")
@@ -51,7 +50,7 @@ class OwnLetters:
 
         return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
 
-    async def bounds(self, group: str) -> tuple[int, int]:
+    async def bounds(self, group: str) -> tuple[int, int, int]:
         return DeadLetters(self._core, group).bounds()
 
     async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:

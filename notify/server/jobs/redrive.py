@@ -86,8 +86,11 @@ class Wanted:
 class Redriving(Protocol):
     """Sends a group's dead letters again, some at a time, whoever keeps them."""
 
-    async def bounds(self, group: str) -> tuple[int, int]:
-        """The offset of a group's first letter, and the one behind its last. Raises Unavailable."""
+    async def bounds(self, group: str) -> tuple[int, int, int]:
+        """The offset of a group's first letter, the one behind its last, and how many there are at most between them.
+
+        Raises Unavailable.
+        """
         ...
 
     async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
@@ -118,9 +121,13 @@ class DeadLetters:
         self.group = group
         self.topic = dead_letter_topic(group)
 
-    def bounds(self) -> tuple[int, int]:
-        """First offset and the one behind the last."""
-        return self._core.queues.bounds(self.topic, 0) if self._core.queues.has_topic(self.topic) else (0, 0)
+    def bounds(self) -> tuple[int, int, int]:
+        """First offset, the one behind the last, and how many letters there are at most between them."""
+        queues = self._core.queues
+        if not queues.has_topic(self.topic):
+            return 0, 0, 0
+        start, end = queues.bounds(self.topic, 0)
+        return start, end, queues.count(self.topic, 0, start, end)
 
     def read(self, offset: int, limit: int) -> list[StoredMessage]:
         if not self._core.queues.has_topic(self.topic):

@@ -103,10 +103,11 @@ class KafkaLetters:
         there = (letter for letter in reading if ids.get(letter.spot) == letter.id)
         return [item for lot in _lots(itertools.islice(there, len(ids))) for item in self._sent(name, lot)]
 
-    async def bounds(self, group: str) -> tuple[int, int]:
-        def ask() -> tuple[int, int]:
+    async def bounds(self, group: str) -> tuple[int, int, int]:
+        def ask() -> tuple[int, int, int]:
             self._check_takes_again(group)
-            return letters.numbers(self._look.again().letters_of(group))
+            start, end = letters.numbers(self._look.again().letters_of(group))
+            return start, end, end - start
 
         return await self._thread.call(ask)
 
