@@ -189,6 +189,20 @@ class Settings:
         86_400,
         live=True,
     )
+    alarm_dead_letters: int = _setting(
+        1,
+        "How many dead letters of a group that nobody has sent again raise an alarm; 0: no alarm.",
+        0,
+        1_000_000_000,
+        live=True,
+    )
+    alarm_consumer_seconds: float = _setting(
+        60.0,
+        "How long a consumer may be stuck or slow before an alarm, in seconds; 0: no alarm.",
+        0,
+        86_400 * 40,
+        live=True,
+    )
     alarm_disk_share: float = _setting(
         0.9, "How full the log's disk may be before an alarm, as a share; 0: no alarm.", 0, 1, live=True
     )

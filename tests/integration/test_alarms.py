@@ -23,7 +23,7 @@ from notify.server.watch.alarms import MEANING
 from notify.settings import Settings
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
-from tests.support.groups import publish, subscribe
+from tests.support.groups import Caller, publish, subscribe
 from tests.support.http import admin, ask, call, metric, post, refusal
 from tests.support.transactions import half_request, new_id
 
@@ -142,6 +142,65 @@ def test_alarms_are_raised_said_and_cleared(watched: InMemoryServer, receiver: R
     assert said == Counter([("raised", name) for name in wanted] + [("cleared", name) for name in wanted - {"bridge"}])
     assert receiver.unsigned == 0
     assert metric(url, 'notify_alarms{alarm="parked"}') == 0
+
+
+def test_a_consumer_that_is_gone_with_a_long_lease_is_no_consumer(watched: InMemoryServer) -> None:
+    url = watched.url
+    subscribe(url, "workers", "tasks")
+    publish(url, "tasks", ["a", "b"])
+    caller = Caller(url, "workers", "dead")
+    (held,) = caller.receive("tasks", max=1, lease=3600)
+
+    def state() -> str:
+        return str(admin(url, "GET", "groups/workers")["instances"][0]["state"])
+
+    watched.advance(50)
+    caller.settle([held], "renew", lease=3600)  # it asks for nothing, and lives
+    watched.advance(50)
+    assert state() == "ok"
+    watched.advance(50)
+    assert state() == "gone"
+
+    def is_raised() -> bool:
+        watched.advance(100)
+        return names(watched) == {"no_consumers"}
+
+    eventually(is_raised, "the alarm, though the lease goes on")
+
+
+def test_dead_letters_and_stuck_consumers_are_alarms_until_they_are_seen_to(watched: InMemoryServer) -> None:
+    url = watched.url
+    subscribe(url, "workers", "tasks", max_attempts=1000)
+    publish(url, "tasks", ["a", "b", "c"])
+    caller = Caller(url, "workers", "w")
+    caller.settle(caller.receive("tasks", max=2), "dead_letter", reason="no such customer")
+    eventually(lambda: names(watched) == {"dead_letters"}, "the alarm")
+    (alarm,) = admin(url, "GET", "overview")["alarms"]
+    assert (alarm["target"], alarm["severity"]) == ("workers", "warning") and "2 dead letters" in alarm["text"]
+    assert "redrive" in alarm["meaning"]
+    ids = [m["id"] for m in admin(url, "GET", "groups/workers/dead-letters")["messages"]]
+    admin(url, "POST", "groups/workers/dead-letters/redrive", {"ids": ids[:1]})
+    admin(url, "POST", "groups/workers/dead-letters/redrive", {"ids": ids[:1]})  # which sends nothing
+    assert admin(url, "GET", "overview")["queues"]["dead_letters"] == 1
+    assert admin(url, "GET", "dead-letters")["groups"] == [{"group": "workers", "count": 1, "redriven": 1}]
+    watched.restart()  # what it has counted is counted again
+    eventually(lambda: admin(url, "GET", "overview")["queues"]["dead_letters"] == 1, "the count")
+    admin(url, "POST", "groups/workers/dead-letters/redrive", {"ids": ids[1:]})
+    eventually(lambda: names(watched) == set(), "the alarm to be cleared")
+    caller.receive("tasks", max=10, lease=1)
+    watched.advance(2)
+
+    def is_raised() -> bool:
+        watched.advance(30)
+        caller.receive("tasks", max=10, lease=1, wait=0)
+        return names(watched) == {"consumers"}
+
+    eventually(is_raised, "the alarm")
+    (alarm,) = admin(url, "GET", "overview")["alarms"]
+    assert "1 stuck" in alarm["text"]
+    watched.advance(2)
+    caller.settle(caller.receive("tasks", max=10))
+    eventually(lambda: names(watched) == set(), "the alarm to be cleared")
 
 
 def test_refused_messages_of_a_source_are_shown_until_somebody_decides(watched: InMemoryServer) -> None:

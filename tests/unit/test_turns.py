@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from notify import ids
-from notify.server.delivery.instances import ACTIVE_US, Instance, states
+from notify.server.delivery.instances import ACTIVE_US, AT_LEAST, Instance, states
 from notify.server.rate import TokenBucket
 from notify.storage.groups import Priorities, PriorityClass, Subscription
 from notify.storage.records import NewMessage, NewTransaction
@@ -110,6 +110,24 @@ def test_a_share_is_more_turns_and_changes_while_it_runs() -> None:
     asyncio.run(run())
 
 
+def test_what_waits_shares_each_request() -> None:
+    async def run() -> None:
+        s = Groups()
+        await s.subscribe("small", "large")
+        await s.fill("large", 10_000)
+        await s.fill("small", 40)
+        assert Counter(await s.receive(80)) == {"large": 40, "small": 40}
+        await s.fill("small", 1000)
+        got = Counter(await s.receive(300))
+        assert abs(got["large"] - got["small"]) <= 1
+        # So do classes, by their weight.
+        two = Priorities((PriorityClass("high", 3, ("small",)), PriorityClass("low", 1)))
+        await s.delivery.following.set_priorities("g", two)
+        assert Counter(await s.receive(200)) == {"small": 150, "large": 50}
+
+    asyncio.run(run())
+
+
 def test_queues_without_messages_are_not_visited() -> None:
     async def run() -> None:
         s = Groups()
@@ -147,8 +165,9 @@ def test_a_stuck_consumer_gets_less_and_is_seen() -> None:
         await s.subscribe("t")
         await s.fill("t", 10_000)
         assert len(await s.receive(100, instance="stuck", ack=False, lease=1)) == 100
-        assert len(await s.receive(100, instance="good")) == 100
-        for expected in (50, 25, 12):
+        for expected in (AT_LEAST, 2 * AT_LEAST, 100):
+            assert len(await s.receive(100, instance="good")) == expected
+        for expected in (AT_LEAST, 16, 8):
             s.now_us += 1_100_000
             await s.delivery.tick()
             assert states(s.delivery.groups["g"].instances, s.now_us)["stuck"] == "stuck"
@@ -182,7 +201,48 @@ def test_many_leases_that_run_out_at_once_count_once_and_renewed_ones_not_at_all
         assert (instance.bound, instance.expired) == (None, 0)
         s.now_us += 1_500_000
         await s.delivery.tick()
-        assert (instance.bound, instance.expired) == (40, 80)
+        assert (instance.expired, instance.in_flight) == (80, 0)
+        assert {topic: bound.most for topic, bound in instance.bounds.items()} == {f"t-{n}": 5 for n in range(8)}
+
+    asyncio.run(run())
+
+
+def test_a_bound_shrinks_by_the_share_that_ran_out_and_is_of_one_topic() -> None:
+    async def run() -> None:
+        s = Groups()
+        await s.subscribe("bad", "good")
+        await s.fill("bad", 1000)
+        await s.receive(1000)  # it is known to be fast
+        await s.fill("bad", 1000)
+        for number in range(10):
+            assert len(await s.receive(10, ack=False, lease=1 if number == 0 else 3600)) == 10
+        s.now_us += 1_100_000
+        await s.delivery.tick()
+        instance = s.delivery.groups["g"].instances["i"]
+        assert (instance.bounds["bad"].most, instance.in_flight) == (95, 90)
+        await s.receive(1, instance="other")
+        await s.fill("good", 500)
+        assert Counter(await s.receive(200, ack=False)) == {"good": 195, "bad": 5}
+        # The bound of the topic is reached: of that it gets one at a time, of the others all.
+        assert Counter(await s.receive(100, ack=False)) == {"good": 99, "bad": 1}
+        held = instance.bounds["bad"].in_flight
+        assert held == sum(len(lease.open) for lease in s.delivery.groups["g"].leases.values()
+                           if lease.cursor.topic == "bad" and lease.instance is instance)  # fmt: skip
+
+    asyncio.run(run())
+
+
+def test_a_new_consumer_beside_others_gets_little_until_it_has_finished_something() -> None:
+    async def run() -> None:
+        s = Groups()
+        await s.subscribe("t")
+        await s.fill("t", 60_000)
+        await s.receive(1, instance="fast")
+        assert len(await s.receive(1000, instance="new", ack=False)) == AT_LEAST
+        assert await s.receive(1000, instance="new") == []
+        assert len(await s.receive(1000, instance="quick")) == AT_LEAST
+        got = [len(await s.receive(1000, instance="quick")) for _ in range(6)]
+        assert got == [2 * AT_LEAST, 4 * AT_LEAST, 8 * AT_LEAST, 16 * AT_LEAST, 1000, 1000]
 
     asyncio.run(run())
 
@@ -234,8 +294,8 @@ def test_a_slow_consumer_has_no_more_than_it_finishes_in_a_while() -> None:
 def test_an_instance_forgets_idle_time() -> None:
     i = Instance("i", T0)
     for begin in (100_000_000, 300_000_000):
-        i.handed(5, T0 + begin)
-        i.finish(5, T0 + begin + 500_000)
+        i.handed("t", 5, T0 + begin)
+        i.finish("t", 5, T0 + begin + 500_000)
     assert i.per_second == 10
 
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from notify.errors import Conflict, NotifyError
+from notify.server.delivery.asked import Asked
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.growth import Growth
-from notify.server.delivery.instances import Instance, Instances
+from notify.server.delivery.instances import Instances
 from notify.server.delivery.leases import Handed, Leases
 from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.owners import OWNED, Owners
@@ -144,7 +145,8 @@ class Group:
         handed: list[Handed] = []
         if self.paused or now_us < self._paced_until_us:
             return handed
-        if len(self.instances) > 1 and self.instances.others_ask(instance, now_us):
+        is_beside_others = len(self.instances) > 1 and self.instances.others_ask(instance, now_us)
+        if is_beside_others:
             limit = instance.room(limit)
         if self.rate is not None:
             limit = min(limit, self.rate.available(now_us))
@@ -152,7 +154,7 @@ class Group:
         if self._growth.before:
             self._growth.look()
         try:
-            self._hand_out(handed, instance, topics, limit, lease_us, now_us, may)
+            self._hand_out(handed, Asked(instance, topics, limit, lease_us, now_us, may, is_beside_others))
         except NotifyError:
             if not handed:  # what is leased already must reach its consumer
                 raise
@@ -160,18 +162,10 @@ class Group:
             self.rate.take(sum([len(h.messages) for h in handed]), now_us)
         return handed
 
-    def _hand_out(
-        self,
-        handed: list[Handed],
-        instance: Instance,
-        topics: frozenset[str] | None,
-        limit: int,
-        lease_us: int,
-        now_us: int,
-        may: Callable[[str], bool] | None,
-    ) -> None:
-        """Add leases to `handed`, queue by queue, until there are `limit` messages or no more."""
+    def _hand_out(self, handed: list[Handed], asked: Asked) -> None:
+        """Add leases to `handed`, queue by queue, until there are as many messages as were asked for, or no more."""
         size = count = 0
+        limit, now_us = asked.limit, asked.now_us
         aside: list[Cursor] = []
         turns = self.turns
         is_busy = self._pace.is_busy
@@ -185,9 +179,8 @@ class Group:
                         continue
                     break
                 if (
-                    (topics is not None and cursor.serves not in topics)
-                    or (may is not None and not may(cursor.serves))
-                    or (cursor.subscription.mode in OWNED and not self._owns(instance, cursor.topic, lease_us, now_us))
+                    not asked.wants(cursor)
+                    or (cursor.subscription.mode in OWNED and not self._owns(asked, cursor.topic))
                     or (cursor.evaluates and self._must_wait())
                 ):
                     turns.put_aside(cursor)
@@ -196,11 +189,11 @@ class Group:
                 if is_busy and not started and cursor.is_behind(BEHIND // turns.awake()):
                     started = time.perf_counter()
                     limit = min(limit, BUSY_LIMIT)
-                asked = turns.left(cursor, limit - count)
-                taken = self._take_evaluating(cursor, asked, now_us) if cursor.evaluates else cursor.take(asked, now_us)
-                turns.served(cursor, len(taken), asked)
+                most = min(turns.left(cursor, limit - count, limit), asked.room_of(cursor.serves))
+                taken = self._take_evaluating(cursor, most, now_us) if cursor.evaluates else cursor.take(most, now_us)
+                turns.served(cursor, len(taken), most)
                 if taken:
-                    handed.append(self._lease(cursor, taken, instance, lease_us, now_us))
+                    handed.append(self._lease(cursor, taken, asked))
                     count += len(taken)
                     size += sum([len(m.payload) for m in taken])
                 elif cursor.is_awake:
@@ -250,8 +243,9 @@ class Group:
                     "topic_is_taken",
                 )
 
-    def _owns(self, instance: Instance, topic: str, lease_us: int, now_us: int) -> bool:
+    def _owns(self, asked: Asked, topic: str) -> bool:
         """Whether the instance has the topic, taking it if nobody has it any more."""
+        instance, now_us = asked.instance, asked.now_us
         owner = self._owners.by_topic.get(topic)
         if owner is not None and owner.instance != instance.name:
             if owner.until_us > now_us:
@@ -259,14 +253,13 @@ class Group:
             # Its last owner's messages are available again, in order; each is at its next attempt.
             self._settling.come_back(self._held.open_of(topic), now_us)
             self._owners.forget(topic)
-        self._owners.keep(topic, instance.name, now_us + lease_us)
+        self._owners.keep(topic, instance.name, now_us + asked.lease_us)
         return True
 
-    def _lease(
-        self, cursor: Cursor, taken: list[StoredMessage], instance: Instance, lease_us: int, now_us: int
-    ) -> Handed:
-        lease = self._held.add(cursor, [m.offset for m in taken], now_us, lease_us, instance)
-        instance.handed(len(taken), now_us)
+    def _lease(self, cursor: Cursor, taken: list[StoredMessage], asked: Asked) -> Handed:
+        offsets = [m.offset for m in taken]
+        lease = self._held.add(cursor, offsets, asked.now_us, asked.lease_us, asked.instance)
+        asked.handed(cursor.serves, len(taken))
         token = f"{lease.id:x}."
         self._metrics.delivered += len(taken)
         before, replay = cursor.progress.attempts, cursor.subscription.replay

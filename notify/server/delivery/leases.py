@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -88,13 +89,20 @@ class Leases:
         """Receipts of this queue become stale."""
         stale = [ls for ls in self.by_id.values() if ls.cursor.topic == topic and ls.cursor.queue == queue]
         for lease in stale:
-            lease.instance.drop(len(lease.open))
+            lease.instance.drop(lease.cursor.serves, len(lease.open))
             self.close(lease, range(len(lease.offsets)))
 
     def open_of(self, topic: str) -> list[tuple[Lease, int]]:
         """The messages of a topic that are leased, each with its place in its lease; within a lease in their order."""
         leases = [lease for lease in self.by_id.values() if lease.cursor.topic == topic]
         return [(lease, place) for lease in leases for place in sorted(lease.open)]
+
+    def held(self) -> Counter[tuple[Instance, str]]:
+        """How many messages of each topic each instance has."""
+        counts: Counter[tuple[Instance, str]] = Counter()
+        for lease in self.by_id.values():
+            counts[(lease.instance, lease.cursor.serves)] += len(lease.open)
+        return counts
 
     def in_flight(self) -> int:
         """How many messages are leased."""

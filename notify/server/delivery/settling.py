@@ -71,6 +71,7 @@ class Settling:
         refused: dict[int, NotifyError] = {}
         for lease, places, until_us in plan.renewed:
             lease.extended.update(dict.fromkeys(places, until_us))
+            lease.instance.seen_us = now_us
         if self._owners.by_topic:
             self._keep_owners(plan, now_us)
         for cursor, acked in plan.acked.items():
@@ -96,7 +97,7 @@ class Settling:
         offsets.sort()
         self._store.settle_soon(self._group, cursor.topic, cursor.queue, to_runs(offsets), SettleKind.ACK)
         for lease, of_lease in acked.items():
-            lease.instance.finish(len(of_lease.places), now_us)
+            lease.instance.finish(cursor.serves, len(of_lease.places), now_us)
             self._leases.close(lease, of_lease.places)
         self._metrics.acked += len(offsets)
         if cursor.keeps_order:
@@ -105,7 +106,7 @@ class Settling:
             self._turns.wake(cursor)
 
     def _try_again(
-        self, cursor: Cursor, again: list[Attempt], now_us: int, expired: Counter[Instance] | None = None
+        self, cursor: Cursor, again: list[Attempt], now_us: int, expired: Counter[tuple[Instance, str]] | None = None
     ) -> None:
         """These attempts failed: another follows when it is due. `expired` counts those whose lease ran out."""
         if not again:
@@ -120,7 +121,9 @@ class Settling:
             else:
                 self._turns.wake(cursor)
 
-    def _bury(self, cursor: Cursor, dead: list[Dead], now_us: int, expired: Counter[Instance] | None = None) -> None:
+    def _bury(
+        self, cursor: Cursor, dead: list[Dead], now_us: int, expired: Counter[tuple[Instance, str]] | None = None
+    ) -> None:
         """Move messages to the dead letters; damaged ones and those that are not retained are only settled."""
         letters: list[tuple[StoredMessage, bytes]] = []
         gone: list[tuple[int, SettleKind]] = []
@@ -144,19 +147,19 @@ class Settling:
             cursor.finished((d.lease.offsets[d.place],))
             self._turns.wake(cursor)
 
-    def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[Instance] | None) -> None:
+    def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[tuple[Instance, str]] | None) -> None:
         """One message of a lease is no longer with its instance."""
         if expired is None:
-            lease.instance.finish(1, now_us)
+            lease.instance.finish(lease.cursor.serves, 1, now_us)
         else:
-            expired[lease.instance] += 1
+            expired[(lease.instance, lease.cursor.serves)] += 1
         self._leases.close(lease, (index,))
 
     def give_back(self, lease: Lease, now_us: int) -> None:
         """The messages of a lease that nobody has seen are available at once; it was no attempt."""
         cursor, places = lease.cursor, sorted(lease.open)
         self._leases.close(lease, range(len(lease.offsets)))
-        lease.instance.drop(len(places))
+        lease.instance.drop(cursor.serves, len(places))
         for place in places:
             cursor.come_back(lease.offsets[place], now_us)
         self._turns.wake(cursor)
@@ -169,16 +172,18 @@ class Settling:
         by_cursor: dict[Cursor, list[tuple[Lease, int]]] = {}
         for lease, index in ended:
             by_cursor.setdefault(lease.cursor, []).append((lease, index))
-        expired: Counter[Instance] = Counter()
+        expired: Counter[tuple[Instance, str]] = Counter()
         try:
             self._end_all(by_cursor, now_us, expired)
         finally:
-            for instance, count in expired.items():
-                instance.expire(count)
+            is_new = any(topic not in instance.bounds for instance, topic in expired)
+            still_held = self._leases.held() if is_new else Counter[tuple[Instance, str]]()
+            for (instance, topic), count in expired.items():
+                instance.expire(topic, count, count + still_held[(instance, topic)])
                 self._metrics.leases_expired += count
 
     def _end_all(
-        self, by_cursor: dict[Cursor, list[tuple[Lease, int]]], now_us: int, expired: Counter[Instance]
+        self, by_cursor: dict[Cursor, list[tuple[Lease, int]]], now_us: int, expired: Counter[tuple[Instance, str]]
     ) -> None:
         for cursor, ended in by_cursor.items():
             again: list[Attempt] = []

@@ -98,16 +98,24 @@ class Turns:
         """How many queues may have something to hand out."""
         return sum(len(c.ring) for c in self._classes)
 
-    def left(self, cursor: Cursor, limit: int) -> int:
-        """How many messages its turn still has, at most `limit`."""
-        ring = self._of_topic[cursor.serves].ring
-        if len(ring) == 1:
-            # Nobody of its class waits; other classes get theirs by their weight.
-            is_alone = len(self._classes) == 1 or sum([bool(c.ring) for c in self._classes]) == 1
-            return limit if is_alone else min(limit, LONGEST_TURN)
+    def left(self, cursor: Cursor, limit: int, asked: int) -> int:
+        """How many messages its turn still has, at most `limit`. `asked`: how many the whole request is for.
+
+        The queues that wait share a request, so that what has few messages does not wait behind what has many.
+        """
+        own_class = self._of_topic[cursor.serves]
+        waiting = len(own_class.ring)
+        if waiting == 1 and len(self._classes) == 1:
+            return limit
+        weights = sum([c.weight for c in self._classes if c.ring])
+        if waiting == 1 and weights == own_class.weight:
+            return limit
+        shared = -(-asked * own_class.weight // (weights * waiting))
+        turn = max(SHORTEST_TURN, min(LONGEST_TURN, MESSAGES_A_ROUND // waiting, shared))
+        if waiting == 1:  # nobody of its class waits; other classes get theirs by their weight
+            return min(limit, turn)
         if cursor.turn_left <= 0:
-            share = self.priorities.shares.get(cursor.serves, 1)
-            cursor.turn_left = share * max(SHORTEST_TURN, min(LONGEST_TURN, MESSAGES_A_ROUND // len(ring)))
+            cursor.turn_left = self.priorities.shares.get(cursor.serves, 1) * turn
         return min(limit, cursor.turn_left)
 
     def served(self, cursor: Cursor, count: int, asked: int) -> None:

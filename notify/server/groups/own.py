@@ -50,7 +50,9 @@ class OwnGroups:
         if not self._core.has_queues:
             return []
         now_us = self._core.clock()
-        return [_state(group, now_us) for group in self._core.delivery.groups.values()]
+        groups = list(self._core.delivery.groups.values())
+        await self._letters.open.look([group.name for group in groups])
+        return [_state(group, self._letters.count(group.name), now_us) for group in groups]
 
     async def refused(self) -> list[dict[str, Any]]:
         return self._core.refusals.shown()
@@ -184,13 +186,13 @@ def oldest_seconds(core: Core, group: str, now_us: int) -> float | None:
     return None if oldest is None else round(max(0, now_us - oldest) / 1e6, 3)
 
 
-def _state(group: Group, now_us: int) -> GroupState:
+def _state(group: Group, dead_letters: int, now_us: int) -> GroupState:
     lags: dict[str, int] = {}
     for cursor in group.cursors.values():
         lags[cursor.topic] = lags.get(cursor.topic, 0) + cursor.lag()
     consumers = Counter(states(group.instances, now_us).values())
-    asked_us = max((i.asked_us for i in group.instances.values()), default=0)
-    return GroupState(group.name, lags, group.paused, consumers, asked_us)
+    seen_us = max((i.seen_us for i in group.instances.values()), default=0)
+    return GroupState(group.name, lags, group.paused, consumers, seen_us, dead_letters)
 
 
 def _described(s: Subscription) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from notify.errors import NotFound
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.server.groups import Change, Chosen, purging
+from notify.server.groups.open_letters import OpenLetters
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, RedriveSpec, Wanted
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
@@ -21,15 +22,22 @@ class OwnLetters:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self.open = OpenLetters(core)
 
     def count(self, group: str) -> int:
-        return DeadLetters(self._core, group).bounds()[2]
+        """How many letters a group has that were not sent again."""
+        return self.open.count(group)
 
     async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
         first = dead_letter_topic("")
         names = [t.name.removeprefix(first) for t in self._core.queues.topics() if t.name.startswith(first + prefix)]
-        counted = [{"group": name, "count": self.count(name)} for name in names]
-        return heapq.nlargest(most, (row for row in counted if row["count"]), key=lambda row: row["count"])
+        rows = []
+        for name in names:
+            letters = DeadLetters(self._core, name).bounds()[2]
+            if letters:
+                count = self.count(name)
+                rows.append({"group": name, "count": count, "redriven": letters - count})
+        return heapq.nlargest(most, rows, key=lambda row: (row["count"], row["redriven"]))
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
         letters = DeadLetters(self._core, name)
@@ -46,6 +54,7 @@ class OwnLetters:
 
         async def do() -> Any:
             items = await letters.send_again(sent, replay_effects=chosen.replay_effects, force=chosen.force)
+            self.open.sent(name, sent, items)
             return {"items": items + not_letters(name, chosen.ids, names)}
 
         return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
@@ -60,6 +69,7 @@ class OwnLetters:
             return None
         chosen = [m for m in batch if spec.wanted.matches(m)]
         items = await letters.send_again(chosen, replay_effects=spec.replay_effects, force=spec.force)
+        self.open.sent(spec.group, chosen, items)
         return items, batch[-1].offset + 1
 
     async def purge(self, name: str, before: str | int) -> Change:

@@ -39,6 +39,10 @@ MEANING = {
     "alarm_no_consumer_seconds: start them, or pause the group.",
     "lag_growing": "A group's lag has risen steadily for alarm_lag_growing_seconds: its consumers are too few or too "
     "slow, or one message holds up an ordered queue.",
+    "dead_letters": "A group has at least alarm_dead_letters dead letters that nobody has sent again. Look at their "
+    "reasons (`notify dead-letter list`), mend the cause, then redrive or purge them.",
+    "consumers": "A consumer has been stuck (its leases run out) or slow (far behind the fastest of its group) for "
+    "alarm_consumer_seconds. `notify group show` names it: look at its log and at what its handler waits for.",
     "disk": "The disk of the log is fuller than alarm_disk_share. Once it is full, writes get 507; reading goes on.",
     "bridge": "A bridge or relay has not written for alarm_bridge_seconds; one that runs writes every 10 s at least.",
     "refused": "Messages of a source wait for a decision: no queue takes them as they are. See them with "
@@ -56,6 +60,10 @@ MEANING = {
 """Each alarm's meaning and remedy; docs/operating.md has this table."""
 
 
+CRITICAL = frozenset({"no_consumers", "disk", "kafka", "retention", "damage"})
+"""Alarms of what stands still, or will soon; the others are warnings."""
+
+
 @dataclass(frozen=True, slots=True)
 class Alarm:
     """An alarm: `name` of MEANING; `target`, such as a group; `since_us` when it was first seen."""
@@ -66,7 +74,14 @@ class Alarm:
     since_us: int
 
     def shown(self) -> dict[str, Any]:
-        return {"name": self.name, "target": self.target, "text": self.text, "since": instant(self.since_us)}
+        return {
+            "name": self.name,
+            "target": self.target,
+            "severity": "critical" if self.name in CRITICAL else "warning",
+            "text": self.text,
+            "meaning": MEANING[self.name],
+            "since": instant(self.since_us),
+        }
 
 
 class Alarms:
@@ -84,6 +99,8 @@ class Alarms:
         self._newest_audit = newest_audit
         self.raised: dict[tuple[str, str], Alarm] = {}
         self._seen_us: dict[str, int] = {}
+        self._ailing_us: dict[str, int] = {}
+        """Since when a group has a consumer that is stuck or slow."""
         self._lags: dict[str, deque[tuple[int, int]]] = {}
         self._notices: deque[dict[str, Any]] = deque(maxlen=WAITING)
         self._wake = asyncio.Event()
@@ -160,18 +177,40 @@ class Alarms:
         names = {group.name for group in groups}
         for name in [name for name in self._lags if name not in names]:
             del self._lags[name]
+        for known in (self._seen_us, self._ailing_us):
+            for name in known.keys() - names:
+                del known[name]
         for group in groups:
-            name, behind = group.name, group.lag
+            name, behind, is_alone = group.name, group.lag, False
             if behind and not group.is_paused and most_us:
-                since_us = max(group.asked_us, self._seen_us.setdefault(name, now_us))
-                if not group.has_consumer and now_us - since_us > most_us:
+                since_us = max(group.seen_us, self._seen_us.setdefault(name, now_us))
+                is_alone = not group.has_consumer and now_us - since_us > most_us
+                if is_alone:
                     yield "no_consumers", name, f"Group {name} has {behind:,} messages to receive, and no consumer asks"
             elif not behind:
                 self._seen_us.pop(name, None)
+            yield from self._of_consumers(group, now_us)
             if not group.is_whole:
                 yield "kafka", name, f"The lag of group {name} is larger than it is shown: partitions have no leader"
-            if self._grows(name, behind, now_us):
+            if self._grows(name, behind, now_us) and not is_alone:
                 yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages"
+
+    def _of_consumers(self, group: GroupState, now_us: int) -> Iterator[tuple[str, str, str]]:
+        settings, name = self._core.settings, group.name
+        if settings.alarm_dead_letters and group.dead_letters >= settings.alarm_dead_letters:
+            yield (
+                "dead_letters",
+                name,
+                f"Group {name} has {group.dead_letters:,} dead letters that nobody has sent again",
+            )
+        ailing = {state: group.consumers.get(state, 0) for state in ("stuck", "slow")}
+        if not any(ailing.values()):
+            self._ailing_us.pop(name, None)
+            return
+        since_us = self._ailing_us.setdefault(name, now_us)
+        if settings.alarm_consumer_seconds and now_us - since_us >= settings.alarm_consumer_seconds * 1e6:
+            counts = " and ".join(f"{count:,} {state}" for state, count in ailing.items() if count)
+            yield "consumers", name, f"Group {name} has consumers that get less than the others: {counts}"
 
     def _filters(self) -> Iterator[tuple[str, str, str]]:
         for name, group in self._core.delivery.groups.items():

@@ -17,8 +17,10 @@ class GroupState:
     is_paused: bool
     consumers: Mapping[str, int]
     """The number of its consumers in each state: `ok`, `slow`, `stuck`, `gone`."""
-    asked_us: int
-    """When one of them asked last, in microseconds since 1970; 0: not known."""
+    seen_us: int
+    """When one of them asked, settled or renewed last, in microseconds since 1970; 0: not known."""
+    dead_letters: int = 0
+    """Its dead letters that nobody has sent again."""
     is_whole: bool = True
     """Whether the lag is known as a whole."""
 

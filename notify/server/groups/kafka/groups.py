@@ -64,15 +64,15 @@ class KafkaGroups:
         return sum(group.lag for group in self._look.last.groups.values())
 
     async def states(self) -> list[GroupState]:
-        taken = await self._thread.call(self._look.now)
-        return [self._state(group, taken.is_whole(group)) for group in taken.groups.values()]
+        taken, letters = await self._thread.call(lambda: (self._look.now(), self._letters.counts()))
+        return [self._state(g, letters.pop(g.base, 0), taken.is_whole(g)) for g in taken.groups.values()]
 
-    def _state(self, group: KafkaGroup, is_whole: bool) -> GroupState:
+    def _state(self, group: KafkaGroup, dead_letters: int, is_whole: bool) -> GroupState:
         lags: dict[str, int] = {}
         for position in group.positions:
             lags[position.topic] = lags.get(position.topic, 0) + position.lag
         consumers = Counter(self._look.stalls.state(group, member) for member in group.members)
-        return GroupState(group.name, lags, group.base in self._look.paused, consumers, 0, is_whole)
+        return GroupState(group.name, lags, group.base in self._look.paused, consumers, 0, dead_letters, is_whole)
 
     async def refused(self) -> list[dict[str, Any]]:
         known = await self._thread.call(self._refused.read)
