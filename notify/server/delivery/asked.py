@@ -25,7 +25,7 @@ class Asked:
     is_beside_others: bool
     """Other instances of the group ask, too: what is kept from this one they can have."""
     _rooms: dict[str, int] = field(default_factory=dict)
-    """What is left for this request of topics of which the instance may have so many in flight."""
+    """Messages that it may still be handed, by topic, where the instance has a bound."""
 
     def wants(self, cursor: Cursor) -> bool:
         """Whether it asks for this topic, and may be handed more of it."""

@@ -38,7 +38,7 @@ class Bound:
 
     @property
     def room(self) -> int:
-        """What it may be handed now: one message at least, so that it can show that it works again."""
+        """Messages that it may be handed now: one at least, so that it can show that it works again."""
         return max(1, int(self.most) - self.in_flight)
 
 
