@@ -17,7 +17,8 @@
     │   ├── Backpressure          a rate limit, or a full backlog: try again after `retry_after` s (429)
     │   ├── Closed                this producer or client was closed: make another one (not retryable)
     │   ├── Timeout               no answer in time; the request may have been carried out (504)
-    │   └── DiskFull              the server's disk is full: reads go on, writes are refused (507)
+    │   ├── DiskFull              the server's disk is full: reads go on, writes are refused (507)
+    │   └── ObjectStoreFailed     the object store that a log is shipped to is away, refuses, or lost an object (503)
     ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)
     │   └── Corrupt               bytes on the disk differ from what was written
     ├── BindingRefused            the session or engine cannot carry a transactional message safely
@@ -141,6 +142,10 @@ class Backpressure(Unavailable):
 class DiskFull(Unavailable):
     code = "disk_full"
     status = 507
+
+
+class ObjectStoreFailed(Unavailable):
+    code = "object_store_failed"
 
 
 class StorageFailed(NotifyError):

@@ -1,4 +1,4 @@
-"""Checkpoints: the state at a frame boundary, so that a start replays only what came after. Two are kept.
+"""Checkpoints: the state at a frame boundary, so that a start replays only what came after. Two or three are kept.
 
 The structs below are the file's content. `capture` makes it of a state, `restore` a state of it.
 """
@@ -137,12 +137,17 @@ def encoded(state: SavedState, position: int, time_us: int) -> bytes:
 
 
 def write(disk: Disk, data: bytes, position: int) -> None:
-    """Store an encoded checkpoint durably, then drop all but the two newest."""
+    """Store an encoded checkpoint durably, then drop all but the two newest, and the newest at a segment's beginning:
+    with that one, finished segments can be restored elsewhere without the one that is being written."""
     crash_point.reached("checkpoint.before_rename")
     disk.replace(checkpoint_name(position), [data])
-    names = [name for name in disk.names() if name.endswith(_SUFFIX)]
-    for name in names[:-2]:
-        disk.unlink(name)
+    everything = disk.names()
+    names = [name for name in everything if name.endswith(_SUFFIX)]
+    begun = {name.removesuffix(".log") + _SUFFIX for name in everything if name.endswith(".log")}
+    kept = {*names[-2:], *[name for name in names if name in begun][-1:]}
+    for name in names:
+        if name not in kept:
+            disk.unlink(name)
 
 
 def names_behind(disk: Disk, position: int) -> list[str]:

@@ -1,0 +1,71 @@
+"""The file system of a store's URL, as fsspec gives it, and what this project adds for local directories."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from notify.errors import InvalidRequest
+
+WHOLE_PUTS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
+"""Protocols whose objects appear and are replaced as a whole."""
+
+
+def opened(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path there."""
+    try:
+        import fsspec
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise InvalidRequest(f"a store needs the extra ship: pip install 'notify-tx[ship]' ({error})") from None
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        raise InvalidRequest("a store's URL must not hold credentials: put them where the store's library reads them")
+    if not url or (parts.scheme not in fsspec.available_protocols() if parts.scheme else not url.startswith("/")):
+        raise InvalidRequest(f"{url!r} is no store: name one as file:///directory, s3://bucket/prefix or hdfs://…")
+    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+    if parts.scheme in ("s3", "s3a"):
+        # Each request once: this module tries again, and says how often.
+        options["config_kwargs"] = {"retries": {"max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}
+    try:
+        fs, root = url_to_fs(url, **options)
+    except ImportError as error:
+        raise InvalidRequest(f"{url}: {error}; S3 comes with the extra ship, others with a library of theirs") from None
+    except Exception as error:
+        raise InvalidRequest(f"{url} is no store: {said(error)}") from None
+    return fs, str(root).rstrip("/")
+
+
+def said(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def discard(file: Any) -> None:
+    """Let go of an object that is not complete: it must not appear."""
+    try:
+        if hasattr(file, "f"):  # a local file, which has nothing to discard
+            file.f.close()
+        else:
+            file.discard()
+            file.closed = True  # or the end of the Python object would complete the upload
+    except Exception:
+        pass  # what led here is reported; a store lets go of unfinished uploads by rules of its own
+
+
+def sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_directory(path)
+
+
+def sync_directory(path: str) -> None:
+    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,62 @@
+"""`shipping.json` in a data directory: of which line of descent its log is, and its generation.
+
+It is made when the log is shipped for the first time, and by a restore. A server without it refuses a store that has a
+manifest already: the manifest is another log's.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from notify.errors import Corrupt
+
+NAME = "shipping.json"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Which log this is a copy of."""
+
+    lineage: str
+    """A UUID that all copies of a log share."""
+    generation: int = 1
+    """Rises by one at each restore."""
+
+
+def new() -> Identity:
+    return Identity(str(uuid.uuid4()))
+
+
+def read(data_dir: Path) -> Identity | None:
+    """The identity of a data directory's log; None where it was never shipped. Raises Corrupt, or OSError."""
+    path = data_dir / NAME
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Identity)
+        uuid.UUID(found.lineage)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Corrupt(
+            f"{path} cannot be read ({error}). It names the log's line of descent: take lineage and generation from "
+            "the manifest.json of the store that this log was shipped to"
+        ) from None
+    return found
+
+
+def write(data_dir: Path, identity: Identity) -> None:
+    """Store it durably. Raises OSError."""
+    temporary = data_dir / (NAME + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(msgspec.json.encode(identity) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, data_dir / NAME)
+    handle = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

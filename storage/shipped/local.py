@@ -1,0 +1,100 @@
+"""The part of a log's directory that can be shipped: segments whose index is written, with the checkpoint at their end.
+
+It reads files alone, so that it works beside the server that has the log open. A segment is sealed once its index file
+is there; the segment's own file may be longer for a moment, by room that is cut next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from notify.errors import Corrupt
+from notify.storage.log import checkpoint
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header
+from notify.storage.log.index import index_name
+from notify.storage.log.sealed import SealedPart
+from notify.storage.log.segments import segment_name
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSegment:
+    """A finished segment of a log's directory."""
+
+    base: int
+    end: int
+    created_us: int
+    first_us: int
+    """Times of the first and the last entry, 0 for a segment without entries."""
+    last_us: int
+    messages: int
+    """Messages that it put into queues."""
+
+
+class LocalLog:
+    """The files of one log. One thread at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory` is the one with the segments: `log` in a data directory."""
+        self.directory = directory
+        self.disk = Disk(directory)
+
+    def bases(self) -> list[int]:
+        """Where the segments begin that are there."""
+        return sorted(int(path.stem) for path in self.directory.glob("*.log") if path.stem.isdigit())
+
+    def sealed_at(self, base: int) -> SealedSegment | None:
+        """The segment that begins there, None if it is not sealed yet. Raises Corrupt for one that cannot be read."""
+        try:
+            with self.index(base) as part:
+                end, first_us, last_us = part.end, part.time_min, part.time_max
+                messages = int(part.runs["count"].sum())
+        except FileNotFoundError:
+            return None
+        with (self.directory / segment_name(base)).open("rb") as file:
+            _, created_us = read_segment_header(file.read(SEGMENT_HEADER_SIZE))
+        return SealedSegment(base, end, created_us, first_us, last_us, messages)
+
+    @contextlib.contextmanager
+    def index(self, base: int) -> Iterator[SealedPart]:
+        """The index file of a segment. Raises FileNotFoundError, and Corrupt for one that cannot be read."""
+        name = index_name(base)
+        try:
+            part = SealedPart(self.disk, name)
+        except ValueError as error:
+            raise Corrupt(f"{name}: {error}. Restart the server: it is built again from the segment") from None
+        try:
+            yield part
+        finally:
+            with contextlib.suppress(BufferError):  # an exception that is on its way holds a part of it
+                part.close()
+
+    def waiting(self, position: int) -> list[tuple[int, int]]:
+        """(base, bytes) of the segments from a position on that are finished: another one follows each."""
+        bases = self.bases()
+        at = bisect_right(bases, position - 1)
+        return [(one, following - one) for one, following in zip(bases[at:], bases[at + 1 :], strict=False)]
+
+    def checkpoint_at(self, position: int) -> bytes | None:
+        """The file of the checkpoint at a position, None where there is none."""
+        try:
+            return (self.directory / checkpoint.checkpoint_name(position)).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def topic_names(self, position: int) -> dict[int, str] | None:
+        """Topics' names by their numbers, by a checkpoint at or behind a position; None while there is none.
+
+        Raises Corrupt where the newest checkpoints cannot be read.
+        """
+        try:
+            newest = checkpoint.load(self.disk)
+        except FileNotFoundError:
+            return None  # it gave way to a newer one just now
+        if newest is None or newest.position < position:
+            return None
+        return {topic.number: topic.name for topic in newest.state.topics}

@@ -1,0 +1,239 @@
+"""The manifest of a store: which segments of which log were shipped. What it lists is there, and is whole.
+
+The newest segments stand in the manifest itself; older ones stand in pages, which never change, so that replacing the
+manifest costs the same however long the log is. Segments are in log order and follow each other without gaps.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from notify.errors import ObjectStoreFailed
+from notify.storage.shipped import layout
+from notify.storage.shipped.store import ObjectMissing, Store, digest_of
+
+FORMAT = 1
+MOST_INLINE = 1000
+"""How many segments stand in the manifest itself; beyond it the oldest PAGE_SEGMENTS go into a page."""
+PAGE_SEGMENTS = 500
+MOST_BYTES = 64 << 20
+"""How large a manifest or a page may be: a reader takes no more into its memory."""
+
+
+class StoredObject(msgspec.Struct, frozen=True):
+    """The content of an object as it was read back after it was written."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """In hexadecimal digits."""
+
+
+class ShippedSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment of the log with all that was shipped of it."""
+
+    base: int
+    """Position of its first byte; `end`: behind its last."""
+    end: int
+    generation: int
+    """The generation of the log that shipped it: a part of its objects' names."""
+    created_us: int
+    first_us: int
+    """Times of the first and the last entry of its index, in microseconds since 1970; 0 for a segment without one."""
+    last_us: int
+    messages: int
+    """Messages that it put into queues: the rows of its table."""
+    unreadable: int = 0
+    """How many of these have no body in the table, since their payload could not be read."""
+    log: StoredObject
+    idx: StoredObject
+    parquet: StoredObject
+    checkpoint: StoredObject | None = None
+    """The state at `end`. None where it was dropped before the segment was shipped."""
+
+    @property
+    def log_name(self) -> str:
+        return layout.log_name(self.base, self.generation)
+
+    @property
+    def index_name(self) -> str:
+        return layout.index_name(self.base, self.generation)
+
+    @property
+    def checkpoint_name(self) -> str:
+        """The name of the object, if there is one."""
+        return layout.checkpoint_name(self.end, self.generation)
+
+    @property
+    def parquet_name(self) -> str:
+        return layout.parquet_name(self.base, self.generation)
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """An object that lists segments: those of [base, end)."""
+
+    base: int
+    end: int
+    generation: int
+    first_us: int
+    """The lowest time of an entry in its segments; `last_us`: the highest. 0 for both: there is no entry."""
+    last_us: int
+    segments: int
+    messages: int
+    bytes: int
+    """The size of its segments' logs together."""
+    object: StoredObject
+
+    @property
+    def name(self) -> str:
+        return layout.page_name(self.base, self.end, self.generation)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The list of all that a store holds."""
+
+    format: int = FORMAT
+    lineage: str
+    """A UUID: the log's line of descent. A restored log has that of the log that it continues."""
+    generation: int = 1
+    """Rises by one at each restore: a server of a lower generation ships no more."""
+    pages: tuple[Page, ...] = ()
+    segments: tuple[ShippedSegment, ...] = ()
+    """Those behind the last page."""
+    dropped_to: int = 0
+    """Position below which no segments are listed, since retention dropped them on purpose."""
+    shipped_us: int = 0
+    """When it was written, in microseconds since 1970."""
+
+    @property
+    def base(self) -> int:
+        """Position of the first byte that is listed."""
+        parts: Sequence[Page | ShippedSegment] = self.pages or self.segments
+        return parts[0].base if parts else self.dropped_to
+
+    @property
+    def end(self) -> int:
+        """Position behind the last byte that is listed."""
+        parts: Sequence[Page | ShippedSegment] = self.segments or self.pages
+        return parts[-1].end if parts else self.dropped_to
+
+    @property
+    def count(self) -> int:
+        """How many segments are listed."""
+        return sum(page.segments for page in self.pages) + len(self.segments)
+
+
+_decode_manifest = msgspec.json.Decoder(Manifest).decode
+_decode_page = msgspec.json.Decoder(tuple[ShippedSegment, ...]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def decoded(data: bytes) -> Manifest:
+    """The manifest of these bytes. Raises ObjectStoreFailed, saying what is wrong with it."""
+    try:
+        manifest = _decode_manifest(data)
+    except msgspec.DecodeError as error:
+        raise ObjectStoreFailed(f"{layout.MANIFEST} is no manifest that this version can read ({error})") from None
+    if manifest.format != FORMAT:
+        raise ObjectStoreFailed(
+            f"{layout.MANIFEST} has format {manifest.format}, this version reads {FORMAT}: use the version of Notify "
+            "that wrote it, or a newer one"
+        )
+    try:
+        uuid.UUID(manifest.lineage)
+    except ValueError:
+        raise ObjectStoreFailed(f"{layout.MANIFEST}: its lineage is no UUID") from None
+    parts: list[Page | ShippedSegment] = [*manifest.pages, *manifest.segments]
+    _refuse_gaps(layout.MANIFEST, manifest.dropped_to, parts)
+    return manifest
+
+
+def _refuse_gaps(name: str, start: int, parts: Sequence[Page | ShippedSegment]) -> None:
+    if parts and (parts[0].base < start or any(part.base >= part.end for part in parts)):
+        raise ObjectStoreFailed(f"{name} is not sound: it lists what was dropped, or a segment without bytes")
+    for one, following in pairwise(parts):
+        if one.end != following.base:
+            raise ObjectStoreFailed(f"{name} is not sound: nothing is listed between {one.end} and {following.base}")
+
+
+def load(store: Store) -> Manifest | None:
+    """The manifest of a store, None where there is none. Raises ObjectStoreFailed."""
+    try:
+        return decoded(store.read(layout.MANIFEST, MOST_BYTES))
+    except ObjectMissing:
+        return None
+
+
+def replace(store: Store, manifest: Manifest) -> None:
+    """Put a manifest in the place of the one that is there, and read it back. Raises ObjectStoreFailed."""
+    data = _encode(manifest)
+    store.replace(layout.MANIFEST, data)
+    if store.read(layout.MANIFEST, MOST_BYTES) != data:
+        raise ObjectStoreFailed(
+            f"{store.url} said that it replaced {layout.MANIFEST}, and gives another one: the store does not keep what "
+            "it acknowledges, or another server writes to it"
+        )
+
+
+def load_page(store: Store, page: Page) -> tuple[ShippedSegment, ...]:
+    """The segments of a page. Raises ObjectStoreFailed."""
+    data = store.read(page.name, MOST_BYTES)
+    if digest_of(data) != (page.object.size, page.object.sha256):
+        raise ObjectStoreFailed(f"{store.url}/{page.name} differs from what the manifest says of it")
+    try:
+        segments = _decode_page(data)
+    except msgspec.DecodeError as error:
+        raise ObjectStoreFailed(f"{page.name} is no page that this version can read ({error})") from None
+    _refuse_gaps(page.name, page.base, segments)
+    return segments
+
+
+def segments_from(
+    store: Store, manifest: Manifest, position: int = 0, first_us: int = 0, last_us: int = 1 << 63
+) -> Iterator[ShippedSegment]:
+    """The listed segments in log order, those apart that end at or before a position or have no entry in the span of
+    time [first_us, last_us]. Pages are read when they are reached, and only where they hold such a segment.
+
+    A span keeps segments without entries out, unless it is the whole of time. Raises ObjectStoreFailed.
+    """
+    whole = first_us == 0 and last_us >= 1 << 63
+
+    def wanted(part: Page | ShippedSegment) -> bool:
+        return part.end > position and (whole or (part.last_us >= first_us and 0 < part.first_us <= last_us))
+
+    for page in manifest.pages:
+        if wanted(page):
+            yield from filter(wanted, load_page(store, page))
+    yield from filter(wanted, manifest.segments)
+
+
+def with_page(
+    store: Store, manifest: Manifest, most_inline: int = MOST_INLINE, page_segments: int = PAGE_SEGMENTS
+) -> Manifest:
+    """The same list with the oldest segments in a page, which is written, if more than `most_inline` stand in it.
+
+    Raises ObjectStoreFailed.
+    """
+    if len(manifest.segments) <= most_inline:
+        return manifest
+    paged, kept = manifest.segments[:page_segments], manifest.segments[page_segments:]
+    name = layout.page_name(paged[0].base, paged[-1].end, manifest.generation)
+    data = _encode(paged)
+    size, sha256 = store.put(name, lambda sink: sink.write(data))
+    timed = [segment for segment in paged if segment.first_us]
+    page = Page(
+        base=paged[0].base,
+        end=paged[-1].end,
+        generation=manifest.generation,
+        first_us=min((segment.first_us for segment in timed), default=0),
+        last_us=max((segment.last_us for segment in timed), default=0),
+        segments=len(paged),
+        messages=sum(segment.messages for segment in paged),
+        bytes=sum(segment.end - segment.base for segment in paged),
+        object=StoredObject(size, sha256),
+    )
+    return msgspec.structs.replace(manifest, pages=(*manifest.pages, page), segments=kept)

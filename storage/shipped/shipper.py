@@ -1,0 +1,238 @@
+"""Shipping: the sealed segments of a log's directory go to a store one after the other, and then into its manifest.
+
+A segment is listed once all its objects were written and read back. What a crash left in the store without being
+listed is written again. Before each change of the manifest the one in the store is compared with what this shipper
+wrote last: another server that writes there, or a restore that went on with the log, ends the shipping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from notify.clock import Clock, wall_clock
+from notify.errors import Conflict, Corrupt, ObjectStoreFailed
+from notify.storage import crash_point
+from notify.storage.log.index import index_name
+from notify.storage.log.segments import segment_name
+from notify.storage.shipped import identity, layout
+from notify.storage.shipped import manifest as manifests
+from notify.storage.shipped.identity import Identity
+from notify.storage.shipped.local import LocalLog, SealedSegment
+from notify.storage.shipped.manifest import Manifest, ShippedSegment, StoredObject
+from notify.storage.shipped.payloads import Payloads
+from notify.storage.shipped.sink import CHUNK
+from notify.storage.shipped.store import Store
+from notify.storage.shipped.table import write_messages
+
+FOREIGN = "foreign_store"
+"""Code of the error for a store that holds another log, or this log as another copy of it went on."""
+SUPERSEDED = "superseded"
+"""Code of the error for a log that was restored elsewhere: the restored one has taken its place."""
+
+
+class Shipper:
+    """Ships one data directory's log to one store. One thread at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        data_dir: Path,
+        *,
+        clock: Clock = wall_clock,
+        most_inline: int = manifests.MOST_INLINE,
+        page_segments: int = manifests.PAGE_SEGMENTS,
+    ) -> None:
+        """`most_inline`, `page_segments`: see manifest.py. Nothing is read before `begin`."""
+        self.store = store
+        self._data_dir = data_dir
+        self._log = LocalLog(data_dir / "log")
+        self._clock = clock
+        self._most_inline = most_inline
+        self._page_segments = page_segments
+        self._manifest: Manifest | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it was written last. Raises LookupError before `begin`."""
+        if self._manifest is None:
+            raise LookupError("the shipper has not begun")
+        return self._manifest
+
+    # --- whether this log may go there ------------------------------------------------------------------------
+
+    def begin(self) -> Manifest:
+        """See whether the store holds this log or none, and claim it; what it lists.
+
+        Raises Conflict (codes `foreign_store` and `superseded`) for a store that holds something else, and
+        ObjectStoreFailed where it does not answer or cannot be written.
+        """
+        bases = self._log.bases()
+        if not bases:
+            raise Corrupt(f"{self._log.directory} has no log (no *.log files): name the data directory of a server")
+        own = identity.read(self._data_dir)
+        listed = manifests.load(self.store)
+        if listed is None:
+            if own is None:
+                own = identity.new()
+                identity.write(self._data_dir, own)
+            listed = Manifest(lineage=own.lineage, generation=own.generation, dropped_to=bases[0])
+        else:
+            self._refuse_foreign(own, listed)
+            assert own is not None
+            self._refuse_divergence(bases, listed)
+        # Written in any case: a store that cannot be written says so now, not when the first segment is full.
+        self._manifest = msgspec.structs.replace(listed, generation=own.generation, shipped_us=self._clock())
+        manifests.replace(self.store, self._manifest)
+        return self._manifest
+
+    def _refuse_foreign(self, own: Identity | None, listed: Manifest) -> None:
+        if own is None or own.lineage != listed.lineage:
+            raise Conflict(
+                f"{self.store.url} holds another log (lineage {listed.lineage}): restore from it (notify restore), or "
+                "name another URL",
+                FOREIGN,
+            )
+        if listed.generation > own.generation:
+            raise Conflict(
+                f"{self.store.url} was restored elsewhere: generation {listed.generation} of this log has taken the "
+                f"place of generation {own.generation}. Stop this server, or give the log another URL",
+                SUPERSEDED,
+            )
+
+    def _refuse_divergence(self, bases: list[int], listed: Manifest) -> None:
+        """The log must go on where the list ends."""
+        if bases[0] > listed.end:
+            raise Conflict(
+                f"{self.store.url} lists this log up to position {listed.end}, and the log begins at {bases[0]}: "
+                "retention dropped what lay between while shipping was off. Name another URL",
+                FOREIGN,
+            )
+        if listed.count and listed.end not in bases:
+            raise Conflict(
+                f"{self.store.url} lists this log up to position {listed.end}, where no segment of {self._data_dir} "
+                "begins: this is an older or another copy of the log. Restore from the store, or name another URL",
+                FOREIGN,
+            )
+        last = listed.segments[-1] if listed.segments else None
+        if last is not None and last.base in bases:
+            sealed = self._log.sealed_at(last.base)
+            if sealed is not None and (sealed.end, sealed.created_us) != (last.end, last.created_us):
+                raise Conflict(
+                    f"{self.store.url} lists another segment at position {last.base} than {self._data_dir} has: they "
+                    "are two copies of one log that went on separately. Name another URL",
+                    FOREIGN,
+                )
+
+    # --- shipping ---------------------------------------------------------------------------------------------
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """(base, bytes) of the finished segments that are not listed yet, in log order."""
+        return self._log.waiting(self.manifest.end)
+
+    def ship_next(self) -> ShippedSegment | None:
+        """Ship the next sealed segment and list it; None where there is none that can be shipped now.
+
+        Raises ObjectStoreFailed where the store does not do it (call again), Conflict where another one writes to it,
+        and Corrupt or OSError where the log's files cannot be read.
+        """
+        manifest = self.manifest
+        sealed = self._log.sealed_at(manifest.end)
+        if sealed is None:
+            return None
+        topics = self._log.topic_names(sealed.end)
+        if topics is None:
+            return None  # its checkpoint is being written
+        crash_point.reached("ship.before_log")
+        shipped = self._put(sealed, manifest, topics)
+        listed = msgspec.structs.replace(manifest, segments=(*manifest.segments, shipped), shipped_us=self._clock())
+        paged = manifests.with_page(self.store, listed, self._most_inline, self._page_segments)
+        if paged is not listed:
+            crash_point.reached("ship.after_page")
+        crash_point.reached("ship.before_manifest")
+        self._replace(paged)
+        crash_point.reached("ship.after_manifest")
+        return shipped
+
+    def _replace(self, new: Manifest) -> None:
+        there = manifests.load(self.store)
+        if there != self.manifest:
+            if there is None:
+                raise ObjectStoreFailed(f"{self.store.url} has lost its {layout.MANIFEST}")
+            self._refuse_foreign(Identity(self.manifest.lineage, self.manifest.generation), there)
+            if there != new:  # else the store had done what it reported as failed
+                raise Conflict(
+                    f"{self.store.url}: another process ships this log, too. Stop one of them, or give it another URL",
+                    FOREIGN,
+                )
+        manifests.replace(self.store, new)
+        self._manifest = new
+
+    def _put(self, sealed: SealedSegment, manifest: Manifest, topics: dict[int, str]) -> ShippedSegment:
+        """Write the objects of a segment."""
+        base, generation = sealed.base, manifest.generation
+        directory = self._log.directory
+        log = self._put_file(layout.log_name(base, generation), directory / segment_name(base), sealed.end - base)
+        crash_point.reached("ship.after_log")
+        idx = self._put_file(layout.index_name(base, generation), directory / index_name(base))
+        saved = self._log.checkpoint_at(sealed.end)
+        checkpoint = None
+        if saved is not None:
+            name = layout.checkpoint_name(sealed.end, generation)
+            checkpoint = StoredObject(*self.store.put(name, lambda sink: sink.write(saved)))
+        unreadable: list[int] = []
+        with self._log.index(base) as part, Payloads(self._log, self.store, manifest, part.entries) as payloads:
+
+            def fill(sink: Any) -> None:
+                unreadable.append(write_messages(part.entries, topics, payloads.read, sink))
+
+            parquet = self.store.put(layout.parquet_name(base, generation), fill)
+        return ShippedSegment(
+            base=base,
+            end=sealed.end,
+            generation=generation,
+            created_us=sealed.created_us,
+            first_us=sealed.first_us,
+            last_us=sealed.last_us,
+            messages=sealed.messages,
+            unreadable=unreadable[-1],
+            log=log,
+            idx=idx,
+            parquet=StoredObject(*parquet),
+            checkpoint=checkpoint,
+        )
+
+    def _put_file(self, name: str, path: Path, size: int | None = None) -> StoredObject:
+        """Write an object of a file's first `size` bytes, or of all. Raises Corrupt for a file that is shorter."""
+        with path.open("rb") as file:
+            written = self.store.put(name, lambda sink: _copy(file, size, sink))
+        if size is not None and written[0] != size:
+            raise Corrupt(f"{path} has {written[0]:,} bytes, its index speaks of {size:,}: run notify backup verify")
+        return StoredObject(*written)
+
+
+def _copy(file: IO[bytes], size: int | None, sink: Any) -> None:
+    file.seek(0)
+    left = size if size is not None else 1 << 62
+    while left and (chunk := file.read(min(CHUNK, left))):
+        sink.write(chunk)
+        left -= len(chunk)
+
+
+def ship_directory(
+    data_dir: Path | str, url: str, *, on_segment: Callable[[ShippedSegment], None] | None = None, **options: Any
+) -> Manifest:
+    """Ship all sealed segments of a data directory that no server has open; the manifest behind the last.
+
+    The segment that was written last is not sealed, and stays behind. `options` are those of `Shipper`. Raises what
+    `Shipper.begin` and `Shipper.ship_next` raise.
+    """
+    shipper = Shipper(Store(url), Path(data_dir), **options)
+    shipper.begin()
+    while (shipped := shipper.ship_next()) is not None:
+        if on_segment is not None:
+            on_segment(shipped)
+    return shipper.manifest

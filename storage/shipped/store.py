@@ -1,0 +1,234 @@
+"""An object store by its URL, through fsspec: a directory (`file:///…`), S3 (`s3://bucket/prefix`), HDFS and others.
+
+Each call has a bound: a store that gives no sign of life for a time is given up, one that fails is tried again a few
+times. What was written is read back, since a store may acknowledge what it does not keep. Credentials and addresses
+come from where the store's library looks for them (for S3: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from typing import IO, TypeVar
+
+from notify.backoff import Backoff
+from notify.errors import NotifyError, ObjectStoreFailed
+from notify.storage.shipped.bounded import Bounded
+from notify.storage.shipped.filesystem import WHOLE_PUTS, discard, opened, said, sync, sync_directory
+from notify.storage.shipped.sink import FillFailed, Sink, no_pace
+
+T = TypeVar("T")
+
+CHUNK = 4 << 20
+"""Bytes that are read at once."""
+BLOCK = 16 << 20
+"""Bytes of one request of a large upload; a few of them are in memory at once."""
+STALL_SECONDS = 60.0
+TRIES = 3
+FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.2, 5.0
+NEXT = ".next"
+"""Behind a name: what is about to take its place, in a store that has to rename for it."""
+_FINAL = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""Errors that another try does not help."""
+
+
+class ObjectMissing(ObjectStoreFailed):
+    """The store answers, and has no object of that name."""
+
+    code = "object_missing"
+    retryable = False
+
+
+def digest_of(data: bytes) -> tuple[int, str]:
+    """(size, SHA-256 in hexadecimal digits)."""
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+class Store:
+    """The objects below one URL. For any thread; every method raises ObjectStoreFailed where the store does."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        stall_seconds: float = STALL_SECONDS,
+        tries: int = TRIES,
+        pace: Callable[[int], None] = no_pace,
+    ) -> None:
+        """`stall_seconds`: how long a call may give no sign of life. `pace` is called with the size of each piece
+        before it is written or read back, and waits as long as it likes within that time.
+
+        Raises InvalidRequest for a URL that names no store, or one whose library is not installed.
+        """
+        self.url = url.rstrip("/")
+        self._stall_seconds = stall_seconds
+        self._tries = tries
+        self._pace = pace
+        self._fs, self._root = opened(self.url)
+        self._protocol = self._fs.protocol if isinstance(self._fs.protocol, str) else self._fs.protocol[0]
+        self._is_local = self._protocol in ("file", "local")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def read(self, name: str, most: int) -> bytes:
+        """A whole object of at most `most` bytes. Raises ObjectMissing, also for one that is larger than that."""
+        data = self._tried(f"read {name}", lambda _: self._fs.cat_file(self._present(name), start=0, end=most + 1))
+        if len(data) > most:
+            raise ObjectStoreFailed(f"{self.url}/{name} is larger than {most:,} bytes")
+        return bytes(data)
+
+    def _present(self, name: str) -> str:
+        """The path of an object. Where a rename was cut short, it is that of what was to take its place."""
+        path = self._path(name)
+        if self._protocol in WHOLE_PUTS or self._is_local or self._fs.exists(path):
+            return path
+        return path + NEXT if self._fs.exists(path + NEXT) else path
+
+    def read_range(self, name: str, start: int, size: int) -> bytes:
+        """Up to `size` bytes of an object from `start` on; fewer where it ends before. Raises ObjectMissing."""
+        if size <= 0:
+            return b""
+        path = self._path(name)
+        return bytes(self._tried(f"read {name}", lambda _: self._fs.cat_file(path, start=start, end=start + size)))
+
+    def copy_to(self, name: str, sink: IO[bytes]) -> tuple[int, str]:
+        """Write an object into a file that can seek, from its current place on; its (size, SHA-256).
+
+        Compare them with the manifest's. Raises ObjectMissing, and OSError as the file does.
+        """
+        start = sink.tell()
+
+        def copy(alive: Callable[[], None]) -> tuple[int, str]:
+            sink.seek(start)
+            sink.truncate()
+            return self._each_chunk(name, alive, sink.write)
+
+        return self._tried(f"read {name}", copy)
+
+    def digest(self, name: str) -> tuple[int, str]:
+        """(size, SHA-256) of what the store gives for a name. Raises ObjectMissing."""
+        return self._tried(f"read {name}", lambda alive: self._each_chunk(name, alive, len))
+
+    def _each_chunk(self, name: str, alive: Callable[[], None], take: Callable[[bytes], object]) -> tuple[int, str]:
+        digest, size = hashlib.sha256(), 0
+        with self._fs.open(self._path(name), "rb", cache_type="none") as file:
+            while chunk := file.read(CHUNK):
+                self._pace(len(chunk))
+                alive()
+                digest.update(chunk)
+                size += len(chunk)
+                take(chunk)
+        return size, digest.hexdigest()
+
+    def exists(self, name: str) -> bool:
+        return bool(self._tried(f"look for {name}", lambda _: self._fs.exists(self._path(name))))
+
+    def names(self, folder: str) -> list[str]:
+        """The names of all objects in a folder (`segments`), in order; none where there is no such folder."""
+
+        def find(_: Callable[[], None]) -> list[str]:
+            try:
+                found = self._fs.find(self._path(folder))
+            except FileNotFoundError:
+                return []
+            root = self._fs._strip_protocol(self._root)
+            return sorted(str(path).removeprefix(root).lstrip("/") for path in found)
+
+        return self._tried(f"list {folder}", find)
+
+    # --- writing ----------------------------------------------------------------------------------------------
+
+    def put(self, name: str, fill: Callable[[Sink], object]) -> tuple[int, str]:
+        """Write an object of what `fill` writes, and read it back; its (size, SHA-256).
+
+        `fill` is called again where the store fails, so it must write the same each time. An object of that name is
+        overwritten: only what no manifest lists may be put again. Raises what `fill` raises.
+        """
+
+        def write(alive: Callable[[], None]) -> tuple[int, str]:
+            return self._write(self._path(name), fill, alive)
+
+        written = self._tried(f"write {name}", write)
+        if self.digest(name) != written:
+            raise ObjectStoreFailed(
+                f"{self.url} said that it stored {name}, and gives something else back: it is not listed"
+            )
+        return written
+
+    def _write(self, path: str, fill: Callable[[Sink], object], alive: Callable[[], None]) -> tuple[int, str]:
+        if self._is_local or self._protocol not in WHOLE_PUTS:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        file = self._fs.open(path, "wb", **({} if self._is_local else {"block_size": BLOCK}))
+        sink = Sink(file, self._pace, alive)
+        try:
+            fill(sink)
+            alive()
+            sink.guarded(file.close)
+        except BaseException as error:
+            discard(file)
+            if sink.failed is None:
+                raise FillFailed(error) from error
+            raise sink.failed from None
+        if self._is_local:
+            sync(self._fs._strip_protocol(path))
+        return sink.size, sink.digest.hexdigest()
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put an object in the place of the one of that name: whoever reads it gets one of the two, whole."""
+        path = self._path(name)
+        if self._protocol in WHOLE_PUTS:
+            self._tried(f"write {name}", lambda _: self._fs.pipe_file(path, data))
+            return
+
+        def rename(alive: Callable[[], None]) -> None:
+            self._write(path + NEXT, lambda sink: sink.write(data), alive)
+            if self._is_local:
+                local = self._fs._strip_protocol(path)
+                os.replace(local + NEXT, local)
+                sync_directory(local)
+            else:
+                self._fs.mv(path + NEXT, path)
+
+        self._tried(f"replace {name}", rename)
+
+    def delete(self, name: str) -> None:
+        """Remove an object; none of that name is fine."""
+
+        def remove(_: Callable[[], None]) -> None:
+            try:
+                self._fs.rm_file(self._path(name))
+            except FileNotFoundError:
+                pass
+
+        self._tried(f"delete {name}", remove)
+
+    # --- bounds -----------------------------------------------------------------------------------------------
+
+    def _tried(self, what: str, call: Callable[[Callable[[], None]], T]) -> T:
+        """The result of a call, which is given a function to call whenever it got on."""
+        waits = Backoff(FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS)
+        for left in reversed(range(self._tries)):
+            bounded = Bounded(call, self._stall_seconds)
+            try:
+                result: T = bounded.result()
+                return result
+            except FillFailed as error:
+                raise error.raised from None
+            except NotifyError:
+                raise
+            except FileNotFoundError as error:
+                if what.startswith(("write", "replace")):  # a bucket that does not exist
+                    raise ObjectStoreFailed(
+                        f"{self.url}: cannot {what}: {said(error)}; make the bucket or folder"
+                    ) from None
+                raise ObjectMissing(f"{self.url}: cannot {what}: there is no such object") from None
+            except Exception as error:
+                if not left or isinstance(error, _FINAL):
+                    raise ObjectStoreFailed(f"{self.url}: cannot {what}: {said(error)}") from error
+            time.sleep(waits.next())
+        raise AssertionError("unreachable: the last try returns or raises")

@@ -1,0 +1,303 @@
+"""Shipping a log's segments to a store: what is listed is there and whole, and nothing else is listed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from notify.errors import Conflict, InvalidRequest, ObjectStoreFailed
+from notify.storage.log import LogStore
+from notify.storage.records import NewTransaction, State
+from notify.storage.shipped import identity, layout, manifest
+from notify.storage.shipped.manifest import Manifest, Page, ShippedSegment, StoredObject
+from notify.storage.shipped.shipper import Shipper, ship_directory
+from notify.storage.shipped.store import ObjectMissing, Store, digest_of
+from notify.storage.topics import Topic
+from tests.support.transactions import sent
+
+T0 = 1_800_000_000_000_000
+
+
+def write_log(data_dir: Path, count: int = 60, first: int = 0) -> None:
+    """Commit messages `first`, `first` + 1, … in a log of small segments, and stop."""
+
+    async def run() -> None:
+        store = LogStore(data_dir / "log", segment_bytes=4096)
+        await store.open(T0)
+        if not store.has_topic("t"):
+            await store.create_topic(Topic("t", 1))
+        for n in range(first, first + count):
+            one = sent(b"%06d" % n, key=f"k{n}", tag="a" if n % 2 else None)
+            await put(store, one)
+        await store.sealed_up()
+        await store.close()
+
+    data_dir.mkdir(exist_ok=True)
+    asyncio.run(run())
+
+
+async def put(store: LogStore, one: NewTransaction) -> None:
+    await store.put([one], T0)
+    await store.decide([(one.id, one.producer_group, State.COMMITTED)], T0)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data_dir = tmp_path_factory.mktemp("written") / "data"
+    write_log(data_dir)
+    return data_dir
+
+
+@pytest.fixture
+def data(written: Path, tmp_path: Path) -> Path:
+    """A data directory with several sealed segments."""
+    return Path(shutil.copytree(written, tmp_path / "data"))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+def rows(store: Store, listed: Manifest, tmp_path: Path) -> list[dict[str, Any]]:
+    """The messages of all listed tables."""
+    found: list[dict[str, Any]] = []
+    for segment in manifest.segments_from(store, listed):
+        copy = tmp_path / "copy.parquet"
+        with copy.open("wb") as file:
+            assert store.copy_to(segment.parquet_name, file) == (segment.parquet.size, segment.parquet.sha256)
+        found += pq.read_table(copy).to_pylist()
+    return found
+
+
+def test_sealed_segments_are_shipped_as_they_are_and_as_tables(data: Path, url: str, tmp_path: Path) -> None:
+    listed = ship_directory(data, url)
+    store = Store(url)
+    assert manifest.load(store) == listed
+    assert listed.count > 3
+    names = sorted(path.name for path in (data / "log").glob("*.log"))
+    assert [f"{s.base:020d}.log" for s in listed.segments] == names[:-1]
+    for segment in listed.segments:
+        local = (data / "log" / f"{segment.base:020d}.log").read_bytes()
+        assert store.read(segment.log_name, 1 << 20) == local
+        assert digest_of(local) == (segment.log.size, segment.log.sha256)
+        assert store.read(segment.index_name, 1 << 20) == (data / "log" / f"{segment.base:020d}.idx").read_bytes()
+    last = listed.segments[-1]
+    assert last.checkpoint is not None
+    assert store.digest(last.checkpoint_name) == (last.checkpoint.size, last.checkpoint.sha256)
+    messages = rows(store, listed, tmp_path)
+    assert len(messages) == sum(s.messages for s in listed.segments) > 40
+    assert [m["body"] for m in messages] == [b"%06d" % n for n in range(len(messages))]
+    assert messages[1] == messages[1] | {
+        "topic": "t",
+        "queue": 0,
+        "offset": 1,
+        "key": "k1",
+        "tag": "a",
+        "headers": None,
+    }
+    assert messages[0]["tag"] is None and messages[0]["committed_at"].timestamp() == T0 / 1e6
+
+
+def test_shipping_goes_on_where_it_stood(data: Path, url: str, tmp_path: Path) -> None:
+    first = ship_directory(data, url)
+    assert ship_directory(data, url).segments == first.segments
+    write_log(data, 60, first=60)
+    then = ship_directory(data, url)
+    assert then.segments[: first.count] == first.segments and then.count > first.count
+    bodies = [m["body"] for m in rows(Store(url), then, tmp_path)]
+    assert bodies == [b"%06d" % n for n in range(len(bodies))]
+
+
+def test_old_segments_go_into_pages(data: Path, url: str) -> None:
+    plain = ship_directory(data, url + "-plain")
+    paged = ship_directory(data, url, most_inline=2, page_segments=1)
+    store = Store(url)
+    assert len(paged.segments) <= 2 and len(paged.pages) >= 2
+    strip = [s.base for s in plain.segments]
+    assert [s.base for s in manifest.segments_from(store, paged)] == strip
+    assert (paged.base, paged.end, paged.count) == (plain.base, plain.end, plain.count)
+    from_there = paged.pages[0].end
+    assert [s.base for s in manifest.segments_from(store, paged, from_there)] == [b for b in strip if b >= from_there]
+    assert not list(manifest.segments_from(store, paged, first_us=T0 + 3600_000_000))
+    page = Path(url.removeprefix("file://")) / paged.pages[0].name
+    page.write_bytes(page.read_bytes().replace(b'"messages":', b'"Messages":'))
+    with pytest.raises(ObjectStoreFailed, match="differs"):
+        list(manifest.segments_from(store, paged))
+
+
+def test_another_log_is_refused(data: Path, url: str, tmp_path: Path) -> None:
+    ship_directory(data, url)
+    write_log(tmp_path / "other")
+    with pytest.raises(Conflict, match="restore from it"):
+        ship_directory(tmp_path / "other", url)
+    identity.write(tmp_path / "other", identity.new())
+    with pytest.raises(Conflict, match="restore from it") as raised:
+        ship_directory(tmp_path / "other", url)
+    assert raised.value.code == "foreign_store"
+
+
+def test_a_restored_log_takes_the_place_of_this_one(data: Path, url: str) -> None:
+    own = ship_directory(data, url)
+    store = Store(url)
+    shipper = Shipper(store, data)
+    shipper.begin()
+    manifest.replace(store, msgspec.structs.replace(own, generation=2))
+    with pytest.raises(Conflict) as raised:
+        ship_directory(data, url)
+    assert raised.value.code == "superseded"
+    write_log(data, 60, first=60)
+    with pytest.raises(Conflict) as raised:
+        shipper.ship_next()
+    assert raised.value.code == "superseded"
+    listed = manifest.load(store)
+    assert listed is not None and listed.segments == own.segments
+    identity.write(data, identity.Identity(own.lineage, 2))
+    assert ship_directory(data, url).segments[-1].generation == 2
+
+
+def test_two_shippers_of_one_log_notice_each_other(data: Path, url: str) -> None:
+    one, other = Shipper(Store(url), data), Shipper(Store(url), data)
+    one.begin()
+    other.begin()
+    assert other.ship_next() is not None
+    with pytest.raises(Conflict, match="another process"):
+        one.ship_next()
+
+
+def test_an_older_copy_of_the_log_is_refused(data: Path, url: str, tmp_path: Path) -> None:
+    ship_directory(data, url)
+    shutil.copytree(data, tmp_path / "older")
+    write_log(data, 60, first=60)
+    ship_directory(data, url)
+    with pytest.raises(Conflict, match="older or another copy"):
+        ship_directory(tmp_path / "older", url)
+
+
+@pytest.mark.parametrize("lie", ["lost", "short", "other", "empty"])
+@pytest.mark.parametrize("suffix", [".log", ".idx", ".ckpt", ".parquet"])
+def test_a_store_that_lies_lists_nothing(data: Path, url: str, lie: str, suffix: str) -> None:
+    class Lying(Store):
+        def _write(self, path: str, *others: Any) -> tuple[int, str]:
+            written = super()._write(path, *others)
+            file = Path(path.removeprefix("file://"))
+            if path.endswith(suffix):
+                content = file.read_bytes()
+                file.write_bytes({"short": content[:-1], "other": b"?" + content[1:]}.get(lie, b""))
+                if lie == "lost":
+                    file.unlink()
+            return written
+
+    shipper = Shipper(Lying(url, tries=1), data)
+    shipper.begin()
+    with pytest.raises(ObjectStoreFailed):
+        while shipper.ship_next() is not None:
+            pass
+    listed = manifest.load(Store(url))
+    assert listed is not None
+    store = Store(url)
+    for segment in listed.segments:  # segments without a checkpoint may have been listed
+        assert segment.checkpoint is None and store.digest(segment.log_name)[1] == segment.log.sha256
+    whole = ship_directory(data, url)
+    assert whole.end == int(sorted((data / "log").glob("*.log"))[-1].stem)
+
+
+def segment_of(base: int, end: int, **fields: Any) -> ShippedSegment:
+    something = StoredObject(1, "0" * 64)
+    return ShippedSegment(
+        base=base, end=end, generation=1, created_us=1, first_us=1, last_us=2, messages=1,
+        log=something, idx=something, parquet=something, **fields,
+    )  # fmt: skip
+
+
+def bad_manifests() -> Iterator[tuple[bytes, str]]:
+    encode = msgspec.json.encode
+    lineage = identity.new().lineage
+    good = Manifest(lineage=lineage, segments=(segment_of(0, 9), segment_of(9, 12)))
+    yield b"", "no manifest"
+    yield b"{}", "no manifest"
+    yield encode(good)[:-5], "no manifest"
+    yield encode(msgspec.structs.replace(good, format=2)), "format 2"
+    yield encode(msgspec.structs.replace(good, lineage="x")), "UUID"
+    yield encode(msgspec.structs.replace(good, segments=(segment_of(0, 9), segment_of(10, 12)))), "between 9 and 10"
+    yield encode(msgspec.structs.replace(good, segments=(segment_of(0, 0),))), "without bytes"
+    yield encode(msgspec.structs.replace(good, dropped_to=4)), "dropped"
+    page = Page(
+        base=0, end=8, generation=1, first_us=0, last_us=0, segments=1, messages=1, bytes=8,
+        object=StoredObject(1, "0"),
+    )  # fmt: skip
+    yield encode(msgspec.structs.replace(good, pages=(page,))), "between 8 and 0"
+
+
+@pytest.mark.parametrize(("data", "what"), list(bad_manifests()))
+def test_a_manifest_that_is_not_sound_is_refused(data: bytes, what: str) -> None:
+    with pytest.raises(ObjectStoreFailed, match=what):
+        manifest.decoded(data)
+
+
+def test_unknown_fields_of_a_newer_version_are_passed_over() -> None:
+    listed = Manifest(lineage=identity.new().lineage, segments=(segment_of(0, 9),))
+    newer = json.loads(msgspec.json.encode(listed)) | {"news": 1}
+    assert manifest.decoded(json.dumps(newer).encode()) == listed
+
+
+def test_the_store_of_a_directory(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path}/a")
+    assert store.names("segments") == [] and not store.exists("x")
+    with pytest.raises(ObjectMissing):
+        store.read("x", 10)
+    assert store.put("segments/x", lambda sink: sink.write(b"abc")) == digest_of(b"abc") == store.digest("segments/x")
+    assert store.read_range("segments/x", 1, 1) == b"b" and store.read("segments/x", 3) == b"abc"
+    with pytest.raises(ObjectStoreFailed, match="larger"):
+        store.read("segments/x", 2)
+    store.replace("m", b"1")
+    store.replace("m", b"2")
+    assert store.read("m", 9) == b"2" and store.names("segments") == ["segments/x"]
+    store.delete("m")
+    store.delete("m")
+    assert not store.exists("m") and list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "segments"]
+    with pytest.raises(ZeroDivisionError):
+        store.put("segments/y", lambda sink: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [("", "no store"), ("relative/path", "no store"), ("nope://x", "no store"), ("s3://k:secret@b/p", "credentials")],
+)
+def test_a_url_that_names_no_store_is_refused(url: str, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=what) as raised:
+        Store(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_store_without_a_sign_of_life_is_given_up(tmp_path: Path) -> None:
+    hangs = threading.Event()
+    store = Store(f"file://{tmp_path}/a", stall_seconds=0.05, tries=2)
+    with pytest.raises(ObjectStoreFailed, match="no sign of life"):
+        store._tried("wait", lambda _: hangs.wait(60))
+    hangs.set()
+
+
+def test_a_failure_that_passes_is_tried_again(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path}/a")
+    failures = [OSError("away"), OSError("away")]
+
+    def call(_: Any) -> str:
+        if failures:
+            raise failures.pop()
+        return "there"
+
+    assert store._tried("ask", call) == "there"
+
+
+def test_names_have_one_form() -> None:
+    assert layout.log_name(64, 2) == "segments/00000000000000000064-000002.log"
