@@ -44,6 +44,7 @@ def register() -> None:
         message,
         overview,
         refused,
+        restore,
         serve,
         settings,
         storage,
@@ -64,6 +65,7 @@ def register() -> None:
     overview.register(app)
     access.register(app)
     backup.register(app)
+    restore.register(app)
     settings.register(app)
     limits.register(app)
     database.register(app)

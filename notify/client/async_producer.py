@@ -43,6 +43,7 @@ class AsyncTransactionProducer:
         group: str,
         engine: Any = None,
         mode: Mode = "half",
+        keep_messages: bool = False,
         batching: bool = True,
         answer_checks: bool = True,
         half_timeout: float = HALF_SECONDS,
@@ -60,7 +61,11 @@ class AsyncTransactionProducer:
             url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls
         )
         self.outgoing = LoopOutgoing(self._plan)
-        self._binding = None if engine is None else Binding(engine.sync_engine, group, mode, self.outgoing)
+        self._binding = (
+            None
+            if engine is None
+            else Binding(engine.sync_engine, group, mode, self.outgoing, keep_messages=keep_messages)
+        )
         if engine is not None:
             self.outgoing.start_in_a_loop()
 

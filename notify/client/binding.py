@@ -69,11 +69,13 @@ def existing(binding: Binding | None) -> Binding:
 class Binding:
     """One producer's listeners on its engine, and on sessions that use it."""
 
-    def __init__(self, engine: Engine, group: str, mode: Mode, outgoing: Outgoing) -> None:
+    def __init__(
+        self, engine: Engine, group: str, mode: Mode, outgoing: Outgoing, *, keep_messages: bool = False
+    ) -> None:
         self._engine = engine
         self._mode = mode
         self._outgoing = outgoing
-        self._rows = HalfRows(group, mode)
+        self._rows = HalfRows(group, mode, keep_messages=keep_messages)
         self._base: Engine = base_of(engine)
         self._lock = threading.Lock()
         """Between the beginning of a transaction and `detach`, which may run in another thread."""

@@ -34,7 +34,9 @@ class TransactionProducer:
     """Sends messages with the transactions of a SQLAlchemy engine, from threads.
 
     `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
-    transactions run; `mode`: `half` (server first, one round trip) or `outbox` (the table, moved by `notify relay`).
+    transactions run; `mode`: `half` (server first, one round trip) or `outbox` (the table, moved by `notify relay`);
+    `keep_messages`: in mode `half` the local rows keep the whole messages, too, so that `notify audit --repair` can
+    publish again what a server loses with its disk.
     Times in seconds: `half_timeout` to wait for the server; `check_after` until the server asks what became of a half,
     None: its own 5. `batching`: whether halves of several threads share a request; `answer_checks`: whether this
     process answers checks, from its construction on; `purge_after`: where it does, half_message rows of this group
@@ -51,6 +53,7 @@ class TransactionProducer:
         group: str,
         engine: Engine | None = None,
         mode: Mode = "half",
+        keep_messages: bool = False,
         batching: bool = True,
         answer_checks: bool = True,
         half_timeout: float = HALF_SECONDS,
@@ -68,7 +71,9 @@ class TransactionProducer:
             url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls
         )
         self.outgoing = ThreadOutgoing(self._plan)
-        self._binding = None if engine is None else Binding(engine, group, mode, self.outgoing)
+        self._binding = (
+            None if engine is None else Binding(engine, group, mode, self.outgoing, keep_messages=keep_messages)
+        )
         if engine is not None:
             self.outgoing.start()
 

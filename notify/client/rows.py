@@ -25,9 +25,11 @@ _INSERT = half_message.insert().values(created_at=database_now())
 class HalfRows:
     """Inserts the rows of one producer group's transactions."""
 
-    def __init__(self, group: str, mode: Mode) -> None:
+    def __init__(self, group: str, mode: Mode, *, keep_messages: bool = False) -> None:
+        """`keep_messages`: rows carry the messages in mode `half`, too."""
         self._group = group
         self._mode = mode
+        self._with_bodies = keep_messages or mode == "outbox"
         self._mark: SQLCompiler | None = None
         """The statement that inserts rows without bodies, once it is compiled."""
         self._with_digest: bool | None = None
@@ -44,7 +46,7 @@ class HalfRows:
             "state": "COMMITTED",
             "shards": shard or "",
         }
-        if self._mode == "half":
+        if not self._with_bodies:
             rows = [
                 fixed | {"message_no": number, "topic": m.topic, "key": m.key, "tag": m.tag, "relayed": RELAYED}
                 for number, m in enumerate(messages)
@@ -64,7 +66,7 @@ class HalfRows:
                 "delay": m.delay,
                 "deliver_at": naive_utc(m.deliver_at),
                 "ttl": m.ttl,
-                "relayed": UNSENT,
+                "relayed": UNSENT if self._mode == "outbox" else RELAYED,
             }
             for number, m in enumerate(messages)
         ]

@@ -51,9 +51,10 @@ sa.Index(
     sqlite_where=is_waiting,
     postgresql_where=is_waiting,
 )
-"""One row a message. mode half: no body, the server has it; mode outbox: the whole message, `relayed` 0 until the
-relay has sent it. A tombstone is message 0 with state ROLLED_BACK. Times are UTC by the database's clock. `digest`
-(notify/digest.py) is that of the body; NULL in a row of an older SDK, and a table of an older version lacks it."""
+"""One row a message. mode half: no body, the server has it, unless the producer keeps messages; mode outbox: the whole
+message, `relayed` 0 until the relay has sent it. A tombstone is message 0 with state ROLLED_BACK. Times are UTC by the
+database's clock. `digest` (notify/digest.py) is that of the body; NULL in a row of an older SDK, and a table of
+an older version lacks it."""
 
 notify_source = sa.Table(
     "notify_source",

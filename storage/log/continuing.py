@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from notify.storage.log.disk import Disk
-from notify.storage.log.segments import Segments
+from notify.storage.log.recovery import walk
+from notify.storage.log.segments import Segment, Segments, segment_name
 
 
 def begin_at_the_end(disk: Disk, created_us: int) -> None:
@@ -13,3 +14,17 @@ def begin_at_the_end(disk: Disk, created_us: int) -> None:
     last = segments.last
     segments.create(last.base + disk.size(last.fd), created_us)
     segments.close()
+
+
+def last_frame_us(disk: Disk, base: int) -> int:
+    """When the last sound frame of the segment that begins there was written, in microseconds since 1970; 0: it has
+    none. Raises OSError."""
+    name = segment_name(base)
+    fd = disk.open(name)
+    try:
+        time_us = 0
+        for frame in walk(disk, Segment(base, name, fd, 0), 0, True, []):
+            time_us = frame.time_us
+        return time_us
+    finally:
+        disk.close(fd)

@@ -7,6 +7,7 @@
 | `segments/{base}-{generation}.log` | a segment's bytes |
 | `segments/{base}-{generation}.idx` | its sealed index |
 | `segments/{position}-{generation}.ckpt` | the checkpoint at its end |
+| `records/{time}-{generation}.db` | the administrators' records, an SQLite database |
 | `messages/{base}-{generation}.parquet` | its messages as a table (table.py) |
 
 Positions have 20 digits and generations 6, so that names sort as numbers do.
@@ -31,6 +32,10 @@ def checkpoint_name(position: int, generation: int) -> str:
 
 def parquet_name(base: int, generation: int) -> str:
     return f"messages/{base:020d}-{generation:06d}.parquet"
+
+
+def records_name(at_us: int, generation: int) -> str:
+    return f"records/{at_us:020d}-{generation:06d}.db"
 
 
 def page_name(base: int, end: int, generation: int) -> str:

@@ -93,6 +93,19 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         return layout.page_name(self.base, self.end, self.generation)
 
 
+class ShippedRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """The administrators' records (settings, limits, tokens, jobs) beside the log: an SQLite database."""
+
+    at_us: int
+    """When the copy was taken, in microseconds since 1970: before the last segment listed with it was sealed."""
+    generation: int
+    object: StoredObject
+
+    @property
+    def name(self) -> str:
+        return layout.records_name(self.at_us, self.generation)
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The list of all that a store holds."""
 
@@ -104,6 +117,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     pages: tuple[Page, ...] = ()
     segments: tuple[ShippedSegment, ...] = ()
     """Those behind the last page."""
+    records: ShippedRecords | None = None
     dropped_to: int = 0
     """Position below which no segments are listed, since retention dropped them on purpose."""
     shipped_us: int = 0

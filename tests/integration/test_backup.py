@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from notify.cli.backup import backup as backup_command
-from notify.cli.backup import restore as restore_command
+from notify.cli.restore import restore as restore_command
 from notify.client import Message, Reader, TransactionProducer
 from notify.errors import InvalidRequest, NotifyError
 from notify.testing.process import ServerProcess
@@ -165,10 +165,10 @@ def test_a_restore_that_is_cut_off_leaves_no_log(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "copyfile", cut_off)
         with pytest.raises(OSError, match="stopped"):
-            restore_command(copy, data_dir, True)
+            restore_command(copy, data_dir, "", None, True)
     assert copied[0].exists() and not (data_dir / "log").exists()
     monkeypatch.setattr(os, "fsync", noted)
-    restore_command(copy, data_dir, True)
+    restore_command(copy, data_dir, "", None, True)
     restored = [path for path in data_dir.rglob("*") if path.is_file()]
     assert {path.name for path in restored} >= {path.name for path in (copy / "log").iterdir()}
     assert {path.stat().st_ino for path in restored} <= synced
@@ -235,7 +235,7 @@ def test_no_name_of_a_server_or_an_archive_leads_out_of_the_directory(
         target.write_text("four")
     before = set(tmp_path.rglob("*"))
     with pytest.raises(InvalidRequest, match="nothing was written"):
-        restore_command(archive, place / "data", True)
+        restore_command(archive, place / "data", "", None, True)
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -246,5 +246,5 @@ def test_an_archive_with_links_is_not_restored(tmp_path: Path) -> None:
     (archive / "log").symlink_to(tmp_path)
     (archive / "backup.json").write_text(json.dumps({"name": "b", "files": [{"name": "log/secret", "size": 4}]}))
     with pytest.raises(InvalidRequest, match="link"):
-        restore_command(archive, tmp_path / "data", True)
+        restore_command(archive, tmp_path / "data", "", None, True)
     assert not (tmp_path / "data").exists()

@@ -154,3 +154,27 @@ def test_the_inbox_is_purged_by_time_and_says_so(engine: sa.Engine) -> None:
         from_ms = connection.execute(sa.select(notify_source.c.inbox_from)).scalar_one()
     assert left == ["m0", "m1", "m2"]
     assert begun - 1 <= from_ms / 1000 + age <= ended + 1  # the database's clock may count in seconds
+
+
+def test_rows_of_halves_keep_the_whole_message_where_the_producer_asks_for_it(
+    engine: sa.Engine, server: ServerProcess, unique: str
+) -> None:
+    """They are what a repair publishes again from; no relay moves them."""
+    subscribe(server.url, unique, unique)
+    producer = TransactionProducer(server.url, group=unique, engine=engine, keep_messages=True)
+    moment = (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
+    with Session(engine) as session, session.begin():
+        producer.send(session, Message(unique, {"n": 1}, key="k", tag="x", headers={"h": "v"}, ttl=90))
+        producer.send(session, Message(unique, "later", deliver_at=moment))
+    assert [m["body"] for m in drain(server.url, unique, unique, 1)] == ['{"n":1}']
+    producer.close()
+    t = half_message.c
+    with engine.connect() as connection:
+        rows = connection.execute(
+            sa.select(t.mode, t.relayed, t.body, t.key, t.tag, t.headers, t.ttl, t.deliver_at).order_by(t.message_no)
+        ).all()
+    first = rows[0]
+    assert (first.mode, first.relayed, first.body, first.key, first.tag) == ("half", 1, b'{"n":1}', "k", "x")
+    assert (json.loads(first.headers)["h"], first.ttl, first.deliver_at) == ("v", 90.0, None)
+    assert rows[1].body == b"later" and rows[1].deliver_at == moment.replace(tzinfo=None)
+    assert move(engine, server.url) == (0, 0)

@@ -1,0 +1,96 @@
+"""Making a data directory: in a place of its own within it, until all of it is verified and on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from notify.errors import InvalidRequest
+
+PARTIAL = "restore.partial"
+"""Where a restore puts its files until all of them are verified and on the disk."""
+
+
+def begun(data_dir: Path, *, goes_on: bool = False) -> Path:
+    """The place within a data directory for its files until `take_place`. Raises InvalidRequest where there are others.
+
+    Within: a data directory may be a volume of its own, which cannot be renamed. `goes_on`: keep what a restore that
+    was interrupted has left there.
+    """
+    partial = data_dir / PARTIAL
+    if data_dir.exists() and any(path != partial for path in data_dir.iterdir()):
+        raise InvalidRequest(f"{data_dir} is not empty: name an empty directory, or one that does not exist")
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not goes_on:
+        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(mode=0o700, exist_ok=goes_on)
+    return partial
+
+
+def place(directory: Path, name: str) -> Path:
+    """The path of a backup's file. Raises InvalidRequest for a name that leads out of the directory.
+
+    Names come from a server or from an archive, and neither is trusted.
+    """
+    parts = name.split("/")
+    is_plain = name.isprintable() and "\\" not in name and all(part not in ("", ".", "..") for part in parts)
+    if not is_plain:
+        raise InvalidRequest(f"backup: {name[:100]!r} is no valid file name in a backup: nothing was written to it")
+    target = directory / name
+    if any(place.is_symlink() for place in (target, *target.parents) if directory in place.parents):
+        raise InvalidRequest(f"backup: {name[:100]!r} leads elsewhere by a symbolic link: nothing was written to it")
+    return target
+
+
+def take_place(partial: Path, data_dir: Path) -> None:
+    """Move a verified copy to where a server looks for it, once all of it is on the disk; the log goes last."""
+    sync_all(partial)
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == "log"):
+        path.rename(data_dir / path.name)
+    partial.rmdir()
+    sync(data_dir)
+    sync(data_dir.parent)
+
+
+def sync_all(directory: Path) -> None:
+    """Wait until every file in a directory is on the disk, and the names of all of them."""
+    for path in directory.iterdir():
+        if path.is_dir():
+            sync_all(path)
+        else:
+            sync(path)
+    sync(directory)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+async def facts_of(log: Path, *, reads_all: bool = True) -> dict[str, Any]:
+    """Open the log as a server would; its counts, and its damages. `reads_all`: look at every frame for them."""
+    from notify.clock import wall_clock
+    from notify.storage.log import LogStore
+
+    store = LogStore(log)
+    await store.open(wall_clock())
+    try:
+        damages = [str(d) for d in store.damages]
+        if reads_all:
+            damages += await asyncio.to_thread(store.verify)
+        counts = [store.count(t.name, q, *store.bounds(t.name, q)) for t in store.topics() for q in range(t.queues)]
+        doubt = await store.in_doubt()
+        return {
+            "topics": len(store.topics()),
+            "messages": sum(counts),
+            "undecided": doubt.prepared + doubt.parked,
+            "damages": damages,
+        }
+    finally:
+        await store.close()

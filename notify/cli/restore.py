@@ -1,0 +1,104 @@
+"""`notify restore` makes a server's data directory: of a backup, or of what a server shipped to a store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.progress import Progress
+
+from notify.cli.api import AS_JSON, show
+from notify.cli.data_directory import begun, facts_of, place, take_place
+from notify.errors import InvalidRequest, NotifyError
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(restore)
+
+
+def restore(
+    directory: Path | None = typer.Argument(None, help="A directory that `notify backup` made."),
+    data_dir: Path = typer.Option(..., "--data-dir", envvar="NOTIFY_DATA_DIR", help="The data directory to make."),
+    store: str = typer.Option("", "--from", help="A store's URL instead of a directory: the one that its server ships to."),
+    until: int | None = typer.Option(
+        None, help="Of a store: give up what lies behind this position of the log, since the store has lost some of it."
+    ),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Make a server's data directory from a backup or a store, and verify every checksum.
+
+    From a store the log goes on as a new generation: the server that shipped there before stops shipping. Repeat an
+    interrupted restore: it goes on with the files that it has.
+    """
+    if (directory is None) == (not store):
+        raise InvalidRequest("name a backup's directory, or a store with --from")
+    if directory is not None:
+        if until is not None:
+            raise InvalidRequest("--until is for a store: a backup is whole, or no backup")
+        facts = _of_backup(directory, data_dir)
+    else:
+        facts = _of_store(store, data_dir, until, as_json)
+    show({"data_dir": str(data_dir), **facts}, as_json)
+    if facts["damages"]:
+        raise typer.Exit(1)
+
+
+def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
+    try:
+        made = json.loads((directory / "backup.json").read_text())
+        expected = {file["name"]: int(file["size"]) for file in made["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidRequest(f"{directory} is no backup: backup.json is missing or cannot be read") from None
+    for name, size in expected.items():
+        source = place(directory, name)
+        if not source.is_file() or source.stat().st_size != size:
+            raise InvalidRequest(f"{source} is missing, or its size has changed since the backup: take another backup")
+    partial = begun(data_dir)
+    for name in expected:
+        target = place(partial, name)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(directory / name, target)
+        target.chmod(0o600)
+    try:
+        facts = asyncio.run(facts_of(partial / "log"))
+    except NotifyError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise InvalidRequest(f"the backup cannot be opened: {error}") from None
+    take_place(partial, data_dir)
+    return {"made": made["name"], **facts}
+
+
+def _of_store(url: str, data_dir: Path, until: int | None, quiet: bool) -> dict[str, Any]:
+    from notify.clock import wall_clock
+    from notify.storage.shipped.restoring import Restoring
+    from notify.storage.shipped.store import Store
+    from notify.wire import instant
+
+    store = Store(url)
+    partial = begun(data_dir, goes_on=True)
+    restoring = Restoring(store, partial, until)
+    total = restoring.prepare()
+    free = shutil.disk_usage(partial).free
+    if total > free:
+        raise InvalidRequest(f"{data_dir} has room for {free:,} bytes, and {total:,} are to be fetched: make room")
+    with Progress(disable=quiet, transient=True) as progress:
+        task = progress.add_task("fetching", total=total)
+        restoring.fetch(lambda size: progress.advance(task, size))
+    restored = asyncio.run(restoring.finish(wall_clock()))
+    facts = asyncio.run(facts_of(partial / "log", reads_all=False))
+    take_place(partial, data_dir)
+    return {
+        "from": url,
+        "lineage": restored.lineage,
+        "generation": restored.generation,
+        "position": restored.position,
+        "known_to": instant(restored.known_to_us),
+        "segments": restored.segments,
+        "bytes": restored.bytes,
+        "complaints": restored.complaints,
+        **facts,
+    }

@@ -1,0 +1,340 @@
+"""A data directory restored from what was shipped: whole up to the last segment, and clear about what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.storage.groups import SettleKind, Subscription
+from notify.storage.log import LogStore
+from notify.storage.log.gaps import OFFSETS_APART
+from notify.storage.records import State
+from notify.storage.shipped import identity, manifest, restoring
+from notify.storage.shipped.manifest import Manifest
+from notify.storage.shipped.shipper import ship_directory
+from notify.storage.shipped.store import Store
+from notify.storage.topics import Topic
+from tests.support.commands import cli
+from tests.support.disks import UnsyncedDisk
+from tests.support.transactions import bodies_in, sent
+
+T0 = 1_800_000_000_000_000
+SEGMENT_BYTES = 4096
+
+
+class Shipped:
+    """A log whose sealed segments are in a store."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.data_dir = place / "data"
+        self.root = place / "store"
+        self.url = f"file://{self.root}"
+        self.bodies: list[bytes] = []
+
+    def write(self, count: int = 60, *, data_dir: Path | None = None, closed: bool = True) -> None:
+        """Commit messages, leave halves undecided, settle some, in one life of the log's process."""
+        asyncio.run(self._write(count, data_dir or self.data_dir))
+
+    async def _write(self, count: int, data_dir: Path) -> None:
+        store = open_log(data_dir)
+        await store.open(T0)
+        if not store.has_topic("t"):
+            store.create_topic_soon(Topic("t"))
+            await store.subscribe(Subscription("g", "t"), [0])
+        for n in range(count):
+            body = b"%d" % len(self.bodies)
+            self.bodies.append(body)
+            t = sent(body * 20, key=str(n % 3))
+            await store.put([t, sent(b"undecided")], T0 + n)
+            await store.decide([(t.id, "g", State.COMMITTED)], T0 + n)
+        end = store.bounds("t", 0)[1]
+        await store.settle("g", "t", 0, [(end - count, count // 2)], SettleKind.ACK, T0 + count)
+        await store.close()
+
+    def ship(self, data_dir: Path | None = None, **options: Any) -> Manifest:
+        return ship_directory(data_dir or self.data_dir, self.url, **options)
+
+    def restore(self, name: str = "restored", *flags: str) -> tuple[int, dict[str, Any]]:
+        return cli("restore", "--from", self.url, "--data-dir", str(self.place / name), *flags, "--json")
+
+    def objects(self, pattern: str) -> list[Path]:
+        return sorted(self.root.glob(pattern))
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> Shipped:
+    made = Shipped(tmp_path)
+    made.write()
+    made.ship()
+    return made
+
+
+def open_log(data_dir: Path) -> LogStore:
+    return LogStore(data_dir / "log", segment_bytes=SEGMENT_BYTES, disk=UnsyncedDisk(data_dir / "log"))
+
+
+def looked_at(data_dir: Path, look: Callable[[LogStore], Any]) -> Any:
+    """The result of `look` for a data directory's log."""
+
+    async def opened() -> Any:
+        store = open_log(data_dir)
+        await store.open(T0)
+        try:
+            return look(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(opened())
+
+
+def bodies(data_dir: Path) -> list[bytes]:
+    found: list[bytes] = looked_at(data_dir, lambda s: bodies_in(s.read("t", 0, 0, 10_000, 1 << 30)))
+    return [body[: len(body) // 20] for body in found]
+
+
+def test_a_restored_log_is_what_was_shipped_and_goes_on(shipped: Shipped) -> None:
+    code, told = shipped.restore()
+    assert (code, told["damages"]) == (0, []), told
+    assert told["complaints"] == ["no administrators' records were shipped: settings, limits and tokens are new"]
+    listed = manifest.load(Store(shipped.url))
+    assert listed is not None and (listed.generation, told["generation"]) == (2, 2)
+    assert listed.end == told["position"] and told["segments"] == listed.count > 3
+    assert identity.read(shipped.place / "restored") == identity.Identity(listed.lineage, 2)
+    kept = bodies(shipped.place / "restored")
+    assert kept == shipped.bodies[: len(kept)] and 0 < len(kept) < len(shipped.bodies)
+    shipped.bodies = []
+    shipped.write(data_dir=shipped.place / "restored")
+    again = shipped.ship(shipped.place / "restored")  # the same store, where the former log ended
+    assert again.generation == 2 and again.count > listed.count
+    offsets = looked_at(shipped.place / "restored", lambda s: [m.offset for m in s.read("t", 0, 0, 10_000, 1 << 30)])
+    assert offsets[: len(kept)] == list(range(len(kept)))
+    assert offsets[len(kept) :] == [len(kept) + OFFSETS_APART + n for n in range(60)]
+
+
+def test_the_former_server_ships_no_more(shipped: Shipped) -> None:
+    assert shipped.restore()[0] == 0
+    shipped.write()
+    with pytest.raises(Exception, match="restored elsewhere: generation 2"):
+        shipped.ship()
+
+
+def test_a_restore_is_repeated_from_any_generation(shipped: Shipped) -> None:
+    """The second disk is lost before it shipped anything, the third after it did."""
+    assert shipped.restore("second")[0] == 0
+    shipped.write(1, data_dir=shipped.place / "second")
+    assert shipped.restore("third")[1]["generation"] == 3
+    shipped.write(60, data_dir=shipped.place / "third")
+    shipped.ship(shipped.place / "third")
+    code, told = shipped.restore("fourth")
+    assert (code, told["generation"], told["damages"]) == (0, 4, [])
+    offsets = {
+        name: looked_at(shipped.place / name, lambda s: s.bounds("t", 0)[1]) for name in ("second", "third", "fourth")
+    }
+    assert offsets["second"] < 2 * OFFSETS_APART < offsets["third"] < 3 * OFFSETS_APART < offsets["fourth"]
+
+
+def test_a_directory_that_is_not_empty_is_refused(shipped: Shipped) -> None:
+    (shipped.place / "restored").mkdir()
+    (shipped.place / "restored" / "notes").write_text("mine")
+    code, told = shipped.restore()
+    assert code == 2 and "is not empty" in told["text"]
+    listed = manifest.load(Store(shipped.url))
+    assert listed is not None and listed.generation == 1
+
+
+def test_a_store_without_segments_is_refused(tmp_path: Path) -> None:
+    code, told = Shipped(tmp_path).restore()
+    assert code == 2 and "nothing was shipped" in told["text"]
+
+
+@pytest.mark.parametrize("harm", ["missing", "cut short", "other bytes"])
+def test_a_lost_segment_is_named_with_what_can_still_be_had(shipped: Shipped, harm: str) -> None:
+    log = shipped.objects("segments/*.log")[-2]
+    if harm == "missing":
+        log.unlink()
+    elif harm == "cut short":
+        log.write_bytes(log.read_bytes()[:100])
+    else:
+        data = bytearray(log.read_bytes())
+        data[200] ^= 1
+        log.write_bytes(data)
+    code, told = shipped.restore()
+    base = int(log.name.partition("-")[0])
+    assert code == 2 and log.name in told["text"] and f"--until {base}," in told["text"], told
+    code, told = shipped.restore("restored", "--until", str(base))
+    assert code == 0 and told["position"] == base, told
+    kept = bodies(shipped.place / "restored")
+    assert kept == shipped.bodies[: len(kept)] and kept
+    shipped.write(data_dir=shipped.place / "restored")
+    assert shipped.ship(shipped.place / "restored").generation == 2  # the store goes on from there, too
+
+
+def test_until_is_where_a_segment_ends(shipped: Shipped) -> None:
+    code, told = shipped.restore("restored", "--until", "77")
+    assert code == 2 and "ends at 77" in told["text"]
+    code, told = cli("restore", str(shipped.place), "--data-dir", str(shipped.place / "new"), "--until", "7")
+    assert code == 2 and "--until is for a store" in told["text"]
+
+
+def test_lost_indexes_and_checkpoints_are_made_up_for(shipped: Shipped) -> None:
+    """One index is missing and one damaged; the newest checkpoint is missing, the one before is damaged."""
+    for _ in range(2):
+        shipped.write(20)
+        shipped.ship()
+    missing, damaged, *_ = shipped.objects("segments/*.idx")
+    missing.unlink()
+    damaged.write_bytes(b"rot")
+    *_, before, newest = shipped.objects("segments/*.ckpt")
+    newest.unlink()
+    before.write_bytes(b"rot")
+    code, told = shipped.restore()
+    assert (code, told["damages"]) == (0, []), told
+    assert len([c for c in told["complaints"] if "built again" in c]) == 2, told["complaints"]
+    assert len([c for c in told["complaints"] if "an earlier checkpoint serves" in c]) == 2, told["complaints"]
+    kept = bodies(shipped.place / "restored")
+    assert kept == shipped.bodies[: len(kept)] and kept
+    assert len(list((shipped.place / "restored" / "log").glob("*.idx"))) == told["segments"]
+
+
+def test_without_any_checkpoint_the_whole_log_is_replayed(shipped: Shipped) -> None:
+    for path in shipped.objects("segments/*.ckpt"):
+        path.unlink()
+    code, told = shipped.restore()
+    assert (code, told["damages"]) == (0, []), told
+    assert bodies(shipped.place / "restored")
+
+
+def test_an_interrupted_restore_goes_on(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted while it fetches, then just before the files take their place: the directory is none yet."""
+    fetched: list[str] = []
+    copy_to = Store.copy_to
+
+    def counted(store: Store, name: str, sink: Any) -> tuple[int, str]:
+        fetched.append(name)
+        if len(fetched) == 7:
+            sink.write(b"half of it")
+            raise KeyboardInterrupt
+        return copy_to(store, name, sink)
+
+    monkeypatch.setattr(Store, "copy_to", counted)
+    with pytest.raises(BaseException, match="1"):  # the exit code of a command that is interrupted
+        code, told = shipped.restore()
+        raise SystemExit(code)
+    assert not (shipped.place / "restored" / "log").exists()
+    before = len(fetched)
+
+    def crash(*_: Any) -> None:
+        raise MemoryError("just before the end")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restoring.identity, "write", crash)
+        with pytest.raises(MemoryError):
+            shipped.restore()
+    assert not (shipped.place / "restored" / "log").exists()
+    code, told = shipped.restore()
+    assert (code, told["damages"], told["generation"]) == (0, [], 3), told
+    assert len(set(fetched)) + 1 == len(fetched) and len(fetched) > before, "only the interrupted object came twice"
+    kept = bodies(shipped.place / "restored")
+    assert kept == shipped.bodies[: len(kept)] and kept
+
+
+def test_a_server_that_still_ships_is_noticed(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ships while the restore fetches. Nothing is taken from it; repeated, the restore has that, too."""
+    fetch = restoring.Restoring.fetch
+
+    def while_fetching(self: restoring.Restoring, *arguments: Any) -> None:
+        fetch(self, *arguments)
+        monkeypatch.undo()
+        shipped.write()
+        shipped.ship()
+
+    monkeypatch.setattr(restoring.Restoring, "fetch", while_fetching)
+    code, told = shipped.restore()
+    assert code == 2 and "stop it, and repeat" in told["text"]
+    code, told = shipped.restore()
+    assert (code, told["generation"]) == (0, 2)
+    assert len(bodies(shipped.place / "restored")) > 60
+
+
+def test_segments_that_stand_in_pages_are_restored(tmp_path: Path) -> None:
+    made = Shipped(tmp_path)
+    made.write()
+    listed = made.ship(most_inline=2, page_segments=2)
+    assert len(listed.pages) > 1
+    code, told = made.restore()
+    assert (code, told["segments"]) == (0, listed.count), told
+    base = manifest.load_page(Store(made.url), listed.pages[1])[1].base
+    code, told = made.restore("cut", "--until", str(base))
+    assert (code, told["position"]) == (0, base), told
+    cut = manifest.load(Store(made.url))
+    assert cut is not None and (cut.end, cut.generation, len(cut.pages)) == (base, 3, 1)
+
+
+def test_what_retention_dropped_is_not_fetched_but_for_what_waits(tmp_path: Path) -> None:
+    """Segments that retention dropped stay in the store. Of them a restore takes those with unsettled messages."""
+
+    async def live() -> None:
+        store = LogStore(
+            made.data_dir / "log", segment_bytes=SEGMENT_BYTES, disk=UnsyncedDisk(made.data_dir / "log"),
+            retention_us=60_000_000,
+        )  # fmt: skip
+        await store.open(T0)
+        store.create_topic_soon(Topic("t"))
+        await store.subscribe(Subscription("g", "t"), [0])
+        at_us = T0
+        for n in range(90):
+            at_us += 86_400_000_000
+            t = sent(b"%d" % n * 100)
+            await store.put([t], at_us)
+            await store.decide([(t.id, "g", State.COMMITTED)], at_us)
+            if n != 40:
+                await store.settle("g", "t", 0, [(n, 1)], SettleKind.ACK, at_us)
+            if n in (30, 60):
+                await store.sealed_up()
+                made.ship()
+        await store.sealed_up()
+        made.ship()
+        dropped = await store.retain(at_us)
+        assert dropped > 5
+        for _ in range(30):
+            await store.put([sent(b"more" * 100, committed=True)], at_us)
+        await store.sealed_up()
+        made.ship()
+        await store.close()
+
+    made = Shipped(tmp_path)
+    asyncio.run(live())
+    code, told = made.restore()
+    listed = manifest.load(Store(made.url))
+    assert (
+        code == 0
+        and listed is not None
+        and told["complaints"] == ["no administrators' records were shipped: settings, limits and tokens are new"]
+    ), told
+    assert told["segments"] < listed.count
+    waiting = looked_at(made.place / "restored", lambda s: bodies_in(s.read("t", 0, 40, 1, 1 << 30)))
+    assert waiting == [b"40" * 100]
+
+
+def test_a_disk_without_room_is_told_before_anything_is_fetched(
+    shipped: Shipped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(shipped.place)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    code, told = shipped.restore()
+    assert code == 2 and "has room for 1,000 bytes" in told["text"]
+    assert not list((shipped.place / "restored").glob("*/log/*.log"))
+
+
+def test_a_manifest_of_another_version_is_told_apart(shipped: Shipped) -> None:
+    path = shipped.root / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 9}))
+    code, told = shipped.restore()
+    assert code == 2 and "format 9" in told["text"]
