@@ -98,6 +98,22 @@ class Settings:
         1 << 50,
         live=True,
     )
+    ship_to: str = _setting(
+        "",
+        "The object store that finished segments of the log are shipped to: `s3://bucket/prefix`, `file:///directory`, "
+        "`hdfs://…`; needs the extra `ship`. Its credentials and address come from where the store's library looks for "
+        "them, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`. Empty: nothing is shipped.",
+    )
+    ship_every: float = _setting(
+        60.0,
+        "How often the segment that is written to is finished while the log is shipped, in seconds: about so much is "
+        "lost with the disk. A segment that holds nothing is not finished.",
+        1,
+        86_400,
+    )
+    ship_rate: float = _setting(
+        64.0, "How fast the log is shipped at most, in MiB a second, and read back as fast.", 0.1, 100_000
+    )
     check_attempts: int = _setting(
         15, "After how many answered checks without an outcome a transaction is parked.", 1, 1000, live=True
     )
@@ -208,6 +224,13 @@ class Settings:
     )
     alarm_bridge_seconds: float = _setting(
         30.0, "How long a bridge may be silent before an alarm, in seconds; 0: no alarm.", 0, 86_400, live=True
+    )
+    alarm_shipping_seconds: float = _setting(
+        300.0,
+        "How far the store may be behind the log, beyond `ship_every`, before an alarm, in seconds; 0: no alarm.",
+        0,
+        86_400 * 40,
+        live=True,
     )
     alarm_webhook: str = _setting(
         "",

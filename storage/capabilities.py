@@ -41,6 +41,26 @@ class Complaining(Protocol):
 
 
 @runtime_checkable
+class Shippable(Protocol):
+    """Is a log on a disk, whose finished segments can be copied elsewhere while it is written to."""
+
+    def begin_segment(self) -> int:
+        """Finish the segment that is written to, soon, if it holds anything; the position that bounds all of it.
+
+        Raises DiskFull, Unavailable or StorageFailed where that cannot be done now.
+        """
+        ...
+
+    def hold_from(self, position: int | None) -> None:
+        """Let retention drop nothing behind a position; None: everything that is over."""
+        ...
+
+    def behind(self, position: int) -> tuple[int, int]:
+        """How many finished segments, and how many durable bytes, lie behind a position."""
+        ...
+
+
+@runtime_checkable
 class Sharded(Protocol):
     """Names the shards that it consists of."""
 

@@ -92,6 +92,8 @@ def screen_of(o: dict[str, Any]) -> Group:
         age = "" if undelivered is None else f" oldest {undelivered:.0f} s"
         facts.add_row("lag", f"{queues['lag']:,}{age}", "dead letters", f"{queues['dead_letters']:,}")
         facts.add_row("topics", f"{queues['topics']:,}", "groups", f"{queues['groups']:,}")
+    if o.get("shipping"):
+        facts.add_row("shipping", _shipping(o["shipping"]), "to", o["shipping"]["to"])
     facts.add_row("disk", f"{o['disk']['used_share']:.0%} full", "version", o["version"])
     alarms = [cell(f"{a['text']} (since {a['since'][:19]})", "bold red") for a in o["alarms"]]
     parts: list[Any] = [
@@ -106,3 +108,11 @@ def screen_of(o: dict[str, Any]) -> Group:
             table.add_row(row["name"], f"{row['lag']:,}", age, "paused" if row["paused"] else "")
         parts.append(table)
     return Group(*parts)
+
+
+def _shipping(shipping: dict[str, Any]) -> str:
+    if shipping["refused"]:
+        return "stopped"
+    behind = shipping["behind"]
+    text = f"{behind['seconds']:.0f} s, {behind['bytes']:,} bytes behind"
+    return f"{text}, failing" if shipping["failing"] else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -29,6 +30,13 @@ def register(app: typer.Typer) -> None:
         ),
         room: str | None = typer.Option(None, help="Label of this server's place. [env: NOTIFY_ROOM]"),
         shard: str | None = typer.Option(None, help="Name of this log among several. [env: NOTIFY_SHARD]"),
+        ship_to: str | None = typer.Option(
+            None, help="Object store to ship the log to: s3://bucket/prefix, file:///directory. [env: NOTIFY_SHIP_TO]"
+        ),
+        ship_every: float | None = typer.Option(
+            None, help="Seconds of the log that may be lost with the disk. [env: NOTIFY_SHIP_EVERY]"
+        ),
+        ship_rate: float | None = typer.Option(None, help="MiB a second to ship at most. [env: NOTIFY_SHIP_RATE]"),
         access: bool | None = typer.Option(
             None, "--access/--no-access", help="Require a token or certificate. [env: NOTIFY_ACCESS]"
         ),
@@ -46,8 +54,9 @@ def register(app: typer.Typer) -> None:
         """Run a server: transactions and queues in one log on the local disk, or transactions in a database."""
         from notify.server.serve import serve as run
 
-        flags = {"host": host, "port": port, "data_dir": data_dir, "shard": shard}
+        flags: dict[str, Any] = {"host": host, "port": port, "data_dir": data_dir, "shard": shard}
         flags |= {"access": access, "tls_certificate": tls_certificate, "tls_key": tls_key}
         flags |= {"tls_client_ca": tls_client_ca}
+        flags |= {"ship_to": ship_to, "ship_every": ship_every, "ship_rate": ship_rate}
         flags |= {"storage": storage, "kafka": kafka, "roles": roles, "registry": registry, "room": room}
         raise typer.Exit(run(settings_module.load(flags, config)))

@@ -21,6 +21,7 @@ from notify.server.core.core import Core
 from notify.server.data.answer import Answer
 from notify.server.metrics import Exposition
 from notify.server.running import Running
+from notify.server.shipping import Shipping
 from notify.server.watch.alarms import MEANING, Alarms
 from notify.server.watch.group_state import GroupState
 from notify.wire import JSON, encode_json
@@ -108,6 +109,8 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
         _add_sources(shown, await running.queues.groups.sources())
     if core.has_queues:
         _add_queues(shown, core)
+    if running.shipping is not None:
+        _add_shipping(shown, running.shipping)
     _add_alarms(shown, running.alarms)
     return shown
 
@@ -124,6 +127,19 @@ def _add_alarms(shown: Exposition, alarms: Alarms) -> None:
         "Raised alarms by name; see the operating guide",
         ["alarm"],
         [((name,), raised[name]) for name in MEANING],
+    )
+
+
+def _add_shipping(shown: Exposition, shipping: Shipping) -> None:
+    segments, size, seconds = shipping.behind()
+    shown.gauge("notify_shipping_behind_segments", "Finished segments that the store does not list", segments)
+    shown.gauge("notify_shipping_behind_bytes", "Bytes of the log that the store does not list", size)
+    shown.gauge("notify_shipping_behind_seconds", "Time whose writes would be lost with the disk", seconds)
+    shown.gauge("notify_shipping_listed_segments", "Segments that the store lists", shipping.standing.segments)
+    shown.counter("notify_shipping_bytes", "Bytes of the segments that were listed", shipping.shipped_bytes)
+    shown.counter("notify_shipping_failures", "Tries to ship that failed", shipping.failures)
+    shown.counter(
+        "notify_shipping_unreadable", "Messages without a readable payload in shipped tables", shipping.unreadable
     )
 
 

@@ -15,6 +15,7 @@ from notify.server.core.core import Core
 from notify.server.data.routes import DataRoutes
 from notify.server.groups import QueueEngine
 from notify.server.jobs.runner import Jobs
+from notify.server.shipping import Shipping
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.history import History
 
@@ -34,3 +35,5 @@ class Running:
     data: DataRoutes
     queues: QueueEngine
     """Groups, dead letters and topics as administrators see them."""
+    shipping: Shipping | None = None
+    """Ships the log to an object store; None where that is not set."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -28,11 +29,12 @@ from notify.server.groups.own import own_engine
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
+from notify.server.shipping import Shipping
 from notify.server.tasks import ended
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.history import History
 from notify.settings import Settings
-from notify.storage.capabilities import shard_names
+from notify.storage.capabilities import Shippable, shard_names
 from notify.storage.queues import queues_of
 from notify.storage.sql.registry import Member
 from notify.storage.transactions import TransactionStore
@@ -62,6 +64,7 @@ async def started(
         if membership is not None:
             await membership.start()
             clock = membership.clock
+        shipping = await parts.enter_async_context(_shipping(settings, store))
         core = Core(store, settings, clock)
         parts.push_async_callback(core.stop)
         webhooks = CheckWebhooks(core, json_check)
@@ -81,7 +84,7 @@ async def started(
         history = History(core, queues.groups.lag)
         history.start()
         parts.push_async_callback(history.stop)
-        alarms = Alarms(core, _newest_audit(administration.records), queues.groups)
+        alarms = Alarms(core, _newest_audit(administration.records), queues.groups, shipping)
         alarms.start()
         parts.push_async_callback(alarms.stop)
         run = asyncio.get_running_loop().create_task(core.run())
@@ -95,7 +98,7 @@ async def started(
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
-        yield Running(core, administration, members, history, alarms, jobs, data, queues)
+        yield Running(core, administration, members, history, alarms, jobs, data, queues, shipping)
 
 
 @contextlib.asynccontextmanager
@@ -114,6 +117,32 @@ async def _queues(settings: Settings, core: Core) -> AsyncIterator[QueueEngine]:
         raise InvalidRequest(f"setting kafka needs the extra kafka: pip install 'notify-tx[kafka]' ({error})") from None
     async with kafka_engine(Cluster.of(settings.kafka), core.refusals) as queues:
         yield queues
+
+
+@contextlib.asynccontextmanager
+async def _shipping(settings: Settings, store: TransactionStore) -> AsyncIterator[Shipping | None]:
+    """Ships this server's log while the context lasts; None where that is not set.
+
+    Raises InvalidRequest where there is no log, and what `Shipping.start` raises.
+    """
+    if not settings.ship_to:
+        yield None
+        return
+    if not isinstance(store, Shippable):
+        raise InvalidRequest(
+            "setting ship_to ships the server's own log, and this server has none: with a database as storage, set it "
+            "at the queue servers"
+        )
+    if missing := [name for name in ("fsspec", "pyarrow") if importlib.util.find_spec(name) is None]:
+        raise InvalidRequest(
+            f"setting ship_to needs the extra ship: pip install 'notify-tx[ship]' ({', '.join(missing)} is missing)"
+        )
+    shipping = Shipping(store, settings, wall_clock)
+    try:
+        await shipping.start()
+        yield shipping
+    finally:
+        await shipping.stop()
 
 
 def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | None]]:

@@ -77,6 +77,9 @@ class Journal:
         self.durable = 0
         self.open: Frame
         self._reserved = 0
+        self.is_blank = True
+        """Whether the segment that is written to has no record yet."""
+        self._segment_is_asked_for = False
         self.syncs = 0
         self._sync_average = 0.0
         self.sync_seconds = 0.0
@@ -86,6 +89,7 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         segment = self._segments.last
         self.durable = end
+        self.is_blank = end == segment.base + SEGMENT_HEADER_SIZE
         self._reserved = segment.base + self._disk.size(segment.fd)
         self.open = Frame(end, segment, part)
         self.end = end + FRAME_HEADER_SIZE
@@ -143,6 +147,7 @@ class Journal:
             opened.chunks.append(RECORD_HEADER.pack(length, kind, 0, 0))
         opened.chunks.append(data)
         opened.records += 1
+        self.is_blank = False
         if point:
             opened.points.add(point)
         self.end = position + length
@@ -184,6 +189,21 @@ class Journal:
             waiting.handed_over.append(future)
         await future
 
+    def begin_segment(self) -> int:
+        """Begin another segment at the next frame, soon, if the one that is written to holds a record.
+
+        The position below which everything lies that was appended so far: no later segment will hold any of it.
+        Raises what `reserve` raises.
+        """
+        if self.is_blank:
+            return self.open.segment.base
+        self.reserve(0)
+        self._segment_is_asked_for = True
+        position = self.end
+        if self.in_flight is None:
+            self._take()
+        return position
+
     def _kick(self) -> None:
         """Hand the open frame to the writer if it is idle and there is something to write."""
         self._kick_scheduled = False
@@ -195,7 +215,8 @@ class Journal:
         end = self.end
         segment = taken.segment
         part = taken.part
-        if end - segment.base >= self._segment_bytes:
+        if end - segment.base >= self._segment_bytes or self._segment_is_asked_for:
+            self._segment_is_asked_for = False  # where there is no room, whoever asked asks again
             try:
                 segment = self._segments.create(end, self._clock())
             except OSError as error:
@@ -208,6 +229,7 @@ class Journal:
                 taken.segment.sealed_end = end
                 part = self._on_roll(segment)
                 self._reserved = end + SEGMENT_HEADER_SIZE
+                self.is_blank = True
         base = end if segment is taken.segment else end + SEGMENT_HEADER_SIZE
         self.open = Frame(base, segment, part)
         self.end = base + FRAME_HEADER_SIZE
@@ -252,7 +274,7 @@ class Journal:
         self.in_flight = None
         # Where a segment was begun meanwhile, its header lies between the two frames.
         self.durable = self.open.base
-        if self.open.records:
+        if self.open.records or self._segment_is_asked_for:
             self._take()
         elif not self._marked:
             self._idle_timer = self._loop.call_later(IDLE_MARK_SECONDS, self._mark)

@@ -48,6 +48,11 @@ class Retention:
         self._needed = Needed(state)
         self._keep_us = 0
         self._most_bytes = 0
+        self._held_from: int | None = None
+
+    def hold_from(self, position: int | None) -> None:
+        """Drop no segment that ends behind a position, whatever its time or room; None: any may be dropped."""
+        self._held_from = position
 
     def keep(self, retention_us: int, retention_bytes: int) -> None:
         """Another retention from now on: 0 keeps messages for ever, or whatever room they take."""
@@ -66,6 +71,8 @@ class Retention:
         dropped = 0
         newest = self._segments.last.base
         while (part := self._oldest()) is not None and part.base < newest:
+            if self._held_from is not None and part.end > self._held_from:
+                break
             is_due = self._is_due(part, now_us)
             log_bytes = self._journal.end - part.base
             if not is_due and not (self._most_bytes and log_bytes > self._most_bytes):

@@ -167,6 +167,8 @@ class LogStore:
 
         # Lent: further capabilities.
         self.keep = self._retention.keep
+        self.hold_from = self._retention.hold_from
+        self.begin_segment = journal.begin_segment
         self.tend = checks.ripen
         self.checkpoint = self._checkpoints.take
         self.sealed_up = self._sealer.idle
@@ -267,6 +269,13 @@ class LogStore:
         Raises StorageFailed where that cannot be done; nothing is left then.
         """
         return await snapshot(self.disk.directory, self.segments, self.journal, directory)
+
+    def behind(self, position: int) -> tuple[int, int]:
+        """How many finished segments, and how many durable bytes, lie behind a position."""
+        segments = self.segments.all()
+        finished = sum(1 for segment in segments[:-1] if segment.base >= position)
+        end = segments[-1].base if self.journal.is_blank else self.journal.durable
+        return finished, max(0, end - max(position, segments[0].base))
 
     def verify(self) -> list[str]:
         """Read every frame; the damage, in words. For any thread."""

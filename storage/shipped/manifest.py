@@ -97,7 +97,7 @@ class ShippedRecords(msgspec.Struct, frozen=True, kw_only=True):
     """The administrators' records (settings, limits, tokens, jobs) beside the log: an SQLite database."""
 
     at_us: int
-    """When the copy was taken, in microseconds since 1970: before the last segment listed with it was sealed."""
+    """When the copy was taken, in microseconds since 1970: after the segments that were listed by then were sealed."""
     generation: int
     object: StoredObject
 
@@ -118,10 +118,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[ShippedSegment, ...] = ()
     """Those behind the last page."""
     records: ShippedRecords | None = None
+    """None where there were none, or they were not shipped yet."""
     dropped_to: int = 0
     """Position below which no segments are listed, since retention dropped them on purpose."""
     shipped_us: int = 0
-    """When it was written, in microseconds since 1970."""
+    """When a segment was listed last, 0 for never, in microseconds since 1970."""
 
     @property
     def base(self) -> int:

@@ -18,11 +18,11 @@ from notify.errors import Conflict, Corrupt, ObjectStoreFailed
 from notify.storage import crash_point
 from notify.storage.log.index import index_name
 from notify.storage.log.segments import segment_name
-from notify.storage.shipped import identity, layout
+from notify.storage.shipped import identity, layout, records
 from notify.storage.shipped import manifest as manifests
 from notify.storage.shipped.identity import Identity
 from notify.storage.shipped.local import LocalLog, SealedSegment
-from notify.storage.shipped.manifest import Manifest, ShippedSegment, StoredObject
+from notify.storage.shipped.manifest import Manifest, ShippedRecords, ShippedSegment, StoredObject
 from notify.storage.shipped.payloads import Payloads
 from notify.storage.shipped.sink import CHUNK
 from notify.storage.shipped.store import Store
@@ -54,6 +54,8 @@ class Shipper:
         self._most_inline = most_inline
         self._page_segments = page_segments
         self._manifest: Manifest | None = None
+        self._records: records.Signature | None = None
+        """The signature of the records that are listed."""
 
     @property
     def manifest(self) -> Manifest:
@@ -85,7 +87,7 @@ class Shipper:
             assert own is not None
             self._refuse_divergence(bases, listed)
         # Written in any case: a store that cannot be written says so now, not when the first segment is full.
-        self._manifest = msgspec.structs.replace(listed, generation=own.generation, shipped_us=self._clock())
+        self._manifest = msgspec.structs.replace(listed, generation=own.generation)
         manifests.replace(self.store, self._manifest)
         return self._manifest
 
@@ -149,13 +151,35 @@ class Shipper:
         crash_point.reached("ship.before_log")
         shipped = self._put(sealed, manifest, topics)
         listed = msgspec.structs.replace(manifest, segments=(*manifest.segments, shipped), shipped_us=self._clock())
+        listed, signature = self._with_records(listed)
         paged = manifests.with_page(self.store, listed, self._most_inline, self._page_segments)
         if paged is not listed:
             crash_point.reached("ship.after_page")
         crash_point.reached("ship.before_manifest")
         self._replace(paged)
+        self._records = signature
         crash_point.reached("ship.after_manifest")
         return shipped
+
+    def ship_records(self) -> bool:
+        """Ship the administrators' records if they have changed; whether they had. Raises what `ship_next` raises."""
+        listed, signature = self._with_records(self.manifest)
+        if listed is self.manifest:
+            return False
+        self._replace(listed)
+        self._records = signature
+        return True
+
+    def _with_records(self, listed: Manifest) -> tuple[Manifest, records.Signature | None]:
+        """The manifest with the administrators' records as they are now, and their signature."""
+        signature = records.signature(self._data_dir)
+        if signature is None or signature == self._records:
+            return listed, self._records
+        now_us = self._clock()
+        with records.copied(self._data_dir) as copy:
+            stored = self._put_file(layout.records_name(now_us, listed.generation), copy)
+        shipped = ShippedRecords(at_us=now_us, generation=listed.generation, object=stored)
+        return msgspec.structs.replace(listed, records=shipped), signature
 
     def _replace(self, new: Manifest) -> None:
         there = manifests.load(self.store)
@@ -168,8 +192,11 @@ class Shipper:
                     f"{self.store.url}: another process ships this log, too. Stop one of them, or give it another URL",
                     FOREIGN,
                 )
+        before = self.manifest.records
         manifests.replace(self.store, new)
         self._manifest = new
+        if before is not None and new.records != before:
+            self.store.delete(before.name)  # the one object that is not kept: it is replaced every now and then
 
     def _put(self, sealed: SealedSegment, manifest: Manifest, topics: dict[int, str]) -> ShippedSegment:
         """Write the objects of a segment."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import threading
@@ -15,39 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from notify.errors import Conflict, InvalidRequest, ObjectStoreFailed
-from notify.storage.log import LogStore
-from notify.storage.records import NewTransaction, State
 from notify.storage.shipped import identity, layout, manifest
 from notify.storage.shipped.manifest import Manifest, Page, ShippedSegment, StoredObject
 from notify.storage.shipped.shipper import Shipper, ship_directory
 from notify.storage.shipped.store import ObjectMissing, Store, digest_of
-from notify.storage.topics import Topic
-from tests.support.transactions import sent
-
-T0 = 1_800_000_000_000_000
-
-
-def write_log(data_dir: Path, count: int = 60, first: int = 0) -> None:
-    """Commit messages `first`, `first` + 1, … in a log of small segments, and stop."""
-
-    async def run() -> None:
-        store = LogStore(data_dir / "log", segment_bytes=4096)
-        await store.open(T0)
-        if not store.has_topic("t"):
-            await store.create_topic(Topic("t", 1))
-        for n in range(first, first + count):
-            one = sent(b"%06d" % n, key=f"k{n}", tag="a" if n % 2 else None)
-            await put(store, one)
-        await store.sealed_up()
-        await store.close()
-
-    data_dir.mkdir(exist_ok=True)
-    asyncio.run(run())
-
-
-async def put(store: LogStore, one: NewTransaction) -> None:
-    await store.put([one], T0)
-    await store.decide([(one.id, one.producer_group, State.COMMITTED)], T0)
+from tests.support.logs import T0, write_log
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             },
             "parked": {"count": doubt.parked, "is_more": doubt.parked == doubt.counted_to != 0},
             "disk": {"total": disk.total, "free": disk.free, "used_share": round(1 - disk.free / disk.total, 4)},
+            "shipping": None if desk.shipping is None else desk.shipping.shown(),
             "alarms": desk.alarms.now(),
         } | await _queues(desk)
 

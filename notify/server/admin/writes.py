@@ -18,6 +18,7 @@ from notify.server.core.core import Core
 from notify.server.groups import Groups, Letters, TopicViews
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
+from notify.server.shipping import Shipping
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.history import History
 from notify.storage.topics import Topic
@@ -88,6 +89,10 @@ class Desk:
     @property
     def alarms(self) -> Alarms:
         return self._running().alarms
+
+    @property
+    def shipping(self) -> Shipping | None:
+        return self._running().shipping
 
     def members(self) -> dict[str, Any]:
         """The answer of `GET /v1/members`."""

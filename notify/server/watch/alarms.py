@@ -16,6 +16,7 @@ from notify import faults
 from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server import webhooks
 from notify.server.core.core import Core
+from notify.server.shipping import Shipping
 from notify.server.tasks import ended
 from notify.server.watch.group_state import GroupState, Watched
 from notify.storage.capabilities import Complaining
@@ -54,13 +55,16 @@ MEANING = {
     "the group gets no messages of that topic. Change the subscription's filter.",
     "retention": "Retention failed; the server's log has the reason. It is tried again every 30 s. If the messages "
     "that wait for consumers exceed retention_bytes, let the consumers catch up, or raise the bound.",
+    "shipping": "The store of ship_to is behind the log for longer than alarm_shipping_seconds beyond ship_every, or "
+    "refuses the log. What is not listed there would be lost with this disk, and retention waits for it. The alarm and "
+    "the server's log say why.",
     "damage": "Durable bytes of the log are damaged; the server keeps a copy of them in the file that the alarm names. "
     "Compare with a backup (notify backup verify), and run notify audit.",
 }
 """Each alarm's meaning and remedy; docs/operating.md has this table."""
 
 
-CRITICAL = frozenset({"no_consumers", "disk", "kafka", "retention", "damage"})
+CRITICAL = frozenset({"no_consumers", "disk", "kafka", "retention", "shipping", "damage"})
 """Alarms of what stands still, or will soon; the others are warnings."""
 
 
@@ -92,8 +96,10 @@ class Alarms:
         core: Core,
         newest_audit: Callable[[], Awaitable[dict[str, Any] | None]],
         watched: Watched,
+        shipping: Shipping | None = None,
     ) -> None:
         """`newest_audit` gives the verdict that was published last."""
+        self._shipping = shipping
         self._core = core
         self._watched = watched
         self._newest_audit = newest_audit
@@ -168,6 +174,8 @@ class Alarms:
             current += self._filters()
         if isinstance(core.store, Complaining):
             current += [("damage", "", f"The log is damaged: {complaint}") for complaint in core.store.complaints()[:1]]
+        if self._shipping is not None and (reason := self._shipping.alarm(settings.alarm_shipping_seconds)):
+            current.append(("shipping", "", reason))
         if core.retention_failed:
             current.append(("retention", "", f"Retention failed: {core.retention_failed}"))
         return current

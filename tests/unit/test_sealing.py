@@ -1,0 +1,113 @@
+"""Finishing segments before they are full, and what retention drops while their shipping is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.storage.log import LogStore
+from notify.storage.topics import Topic
+from tests.support.clock import eventually_async
+from tests.support.logs import SMALL_SEGMENT, T0, commit
+from tests.support.transactions import bodies_in, sent
+
+HOUR_US = 3_600_000_000
+
+
+def run(directory: Path, scenario: Callable[[LogStore], Coroutine[Any, Any, None]], **options: Any) -> None:
+    async def whole() -> None:
+        store = LogStore(directory, **options)
+        await store.open(T0)
+        try:
+            if not store.has_topic("t"):
+                await store.create_topic(Topic("t", 1))
+            await scenario(store)
+        finally:
+            await store.close()
+
+    asyncio.run(whole())
+
+
+def names(directory: Path, suffix: str) -> list[int]:
+    return sorted(int(path.stem) for path in directory.glob(f"*{suffix}"))
+
+
+def test_a_segment_that_holds_something_is_finished(tmp_path: Path) -> None:
+    async def scenario(store: LogStore) -> None:
+        await commit(store, sent(b"1"))
+        end = store.begin_segment()
+        await eventually_async(lambda: names(tmp_path, ".idx") == [0], "the index of the finished segment")
+        assert names(tmp_path, ".log")[1] >= end
+        assert store.begin_segment() == names(tmp_path, ".log")[1], "a blank segment is left as it is"
+        await store.sync()
+        assert len(names(tmp_path, ".log")) == 2
+        assert store.behind(0)[0] == 1 and store.behind(names(tmp_path, ".log")[1]) == (0, 0)
+        await commit(store, sent(b"2"))
+        assert bodies_in(store.read("t", 0, 0, 10, 1 << 20)) == [b"1", b"2"]
+
+    run(tmp_path, scenario)
+
+    async def after(store: LogStore) -> None:
+        assert bodies_in(store.read("t", 0, 0, 10, 1 << 20)) == [b"1", b"2"]
+
+    run(tmp_path, after)
+
+
+def test_a_segment_is_finished_while_frames_are_on_their_way(tmp_path: Path) -> None:
+    async def scenario(store: LogStore) -> None:
+        for n in range(20):
+            waiting = [asyncio.ensure_future(commit(store, sent(b"%d-%d" % (n, i)))) for i in range(5)]
+            await asyncio.sleep(0)  # their halves are appended, and the first frame is perhaps being written
+            store.begin_segment()
+            await asyncio.gather(*waiting)
+        store.begin_segment()
+        await store.sync()
+        await eventually_async(
+            lambda: names(tmp_path, ".idx") == names(tmp_path, ".log")[:-1], "an index for each finished segment"
+        )
+        assert len(names(tmp_path, ".log")) >= 20
+        assert len(store.read("t", 0, 0, 1000, 1 << 20)) == 100
+
+    run(tmp_path, scenario)
+
+
+def test_a_checkpoint_at_a_segments_beginning_is_kept(tmp_path: Path) -> None:
+    async def scenario(store: LogStore) -> None:
+        await commit(store, sent(b"1"))
+        store.begin_segment()
+        await store.sync()
+        await store.sealed_up()
+        for n in range(4):
+            await commit(store, sent(b"%d" % n))
+            await store.checkpoint()
+        assert names(tmp_path, ".log")[1] in names(tmp_path, ".ckpt")
+        assert len(names(tmp_path, ".ckpt")) == 3
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("bound", ["time", "room"])
+def test_retention_waits_for_what_is_not_listed(tmp_path: Path, bound: str) -> None:
+    options = {"retention_us": HOUR_US} if bound == "time" else {"retention_us": HOUR_US, "retention_bytes": 1}
+    now_us = T0 + (2 * HOUR_US if bound == "time" else 0)
+
+    async def scenario(store: LogStore) -> None:
+        for n in range(60):
+            await commit(store, sent(b"%d" % n))
+        await store.sealed_up()
+        bases = names(tmp_path, ".log")
+        store.hold_from(0)
+        assert await store.retain(now_us) == 0
+        store.hold_from(bases[2])
+        assert await store.retain(now_us) == 2
+        assert names(tmp_path, ".log")[0] == bases[2]
+        store.hold_from(bases[3] - 1)
+        assert await store.retain(now_us) == 0
+        store.hold_from(None)
+        assert await store.retain(now_us) >= 2
+
+    run(tmp_path, scenario, segment_bytes=SMALL_SEGMENT, **options)
