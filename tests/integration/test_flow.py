@@ -388,6 +388,8 @@ def test_a_stuck_consumer_is_in_the_metrics_and_in_the_admin_api(frozen_server: 
     assert state() == "stuck"
     assert metric(url, 'notify_consumers{state="stuck"}') >= 1
     Caller(url, unique, "other").receive(unique, max=1, lease=3600)
+    (why,) = admin(url, "GET", f"groups/{unique}")["held_back"]
+    assert f"sleeper has 0 messages of topic {unique}, and gets more only up to 4" in why
     few = caller.receive(unique)
     assert len(few) == 4  # half of its former bound, since another instance could have the rest
     caller.settle(few)

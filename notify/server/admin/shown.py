@@ -6,7 +6,7 @@ from typing import Any
 
 from notify import ids
 from notify.server.data.encode import json_pulled
-from notify.storage.records import Transaction
+from notify.storage.records import StoredMessage, Transaction
 from notify.wire import instant
 
 
@@ -24,5 +24,10 @@ def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, A
         "decided_at": instant(t.decided_us) if t.decided_us else None,
         "checks_answered": t.attempts,
         "next_check_at": instant(t.next_check_us) if t.next_check_us else None,
-        "messages": [json_pulled(m) | {"topic": m.topic} for m in t.messages if not m.corrupt],
+        "messages": [json_unplaced(m) | {"topic": m.topic} for m in t.messages if not m.corrupt],
     }
+
+
+def json_unplaced(m: StoredMessage) -> dict[str, Any]:
+    """A message of a transaction, which says nothing of a queue: it may be in none yet, or never."""
+    return {name: value for name, value in json_pulled(m).items() if name not in ("queue", "offset", "committed_at")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,8 +13,8 @@ from notify.limits import check_between
 from notify.server.admin.shown import transaction_row
 from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.server.core.core import Core
-from notify.storage.records import State, Transaction
-from notify.wire import instant
+from notify.storage.records import State, StoredMessage, Transaction
+from notify.wire import decode_payload, instant
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -78,9 +79,31 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
             await desk.core.store.resume_checks(stored.id, desk.core.clock(), anew=action == "resume")
             return {"state": "PREPARED" if action == "resume" else stored.state.name}
 
-        return await desk.carry_out(
-            write, who, f"transaction.{action}", transaction_id, do, {"state": stored.state.name}
-        )
+        preview = _preview(desk.core, stored, wanted, action)
+        return await desk.carry_out(write, who, f"transaction.{action}", transaction_id, do, preview)
+
+
+def _preview(core: Core, t: Transaction, wanted: State | None, action: str) -> dict[str, Any]:
+    """The state before and after an action, and which messages reach whom by it."""
+    if wanted is None:
+        return {"state": t.state.name, "becomes": "PREPARED" if action == "resume" else t.state.name}
+    messages = [_message_row(core, m, wanted) for m in t.messages if not m.corrupt]
+    return {"state": t.state.name, "becomes": wanted.name, "messages": messages}
+
+
+def _message_row(core: Core, m: StoredMessage, wanted: State) -> dict[str, Any]:
+    """A message's topic and key, and the groups that will get it; None where another server has the queues.
+
+    A group with a filter is named, too: whether the filter is true for a message shows when it is delivered.
+    """
+    payload = decode_payload(m.payload)
+    groups: list[str] | None = [] if core.has_queues else None
+    if groups is not None and wanted == State.COMMITTED:
+        subscribed = [s for s, _ in core.delivery.followers.subscriptions_of(m.topic)]
+        if not core.queues.has_topic(m.topic):
+            subscribed += [s for s in core.queues.patterns() if fnmatchcase(m.topic, s.topic)]
+        groups = sorted({s.group for s in subscribed if not s.tags or payload.tag in s.tags})
+    return {"topic": m.topic, "key": payload.key, "tag": payload.tag, "groups": groups}
 
 
 async def _one(core: Core, transaction_id: str) -> Transaction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from notify.errors import Conflict, NotifyError
 from notify.server.delivery.asked import Asked
@@ -12,7 +12,7 @@ from notify.server.delivery.growth import Growth
 from notify.server.delivery.instances import Instances
 from notify.server.delivery.leases import Handed, Leases
 from notify.server.delivery.ordered import OrderedCursor
-from notify.server.delivery.owners import OWNED, Owners
+from notify.server.delivery.owners import OWNED, Owner, Owners
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.receipts import lease_of
 from notify.server.delivery.retries import Retries
@@ -316,6 +316,14 @@ class Group:
             self._settling.come_back(over, now_us)
         finally:
             self._held.look_again(leases, now_us)
+
+    def is_paced(self, now_us: int) -> bool:
+        """Whether the group waits because it reads far behind while producers are busy."""
+        return self._paced_until_us > now_us
+
+    def owners(self) -> Iterable[tuple[str, Owner]]:
+        """The topics that one instance has alone, and which one."""
+        return self._owners.by_topic.items()
 
     def lag(self) -> int:
         """Messages that the group has not settled yet, in all its queues."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from notify.errors import NotFound
 from notify.server.core.core import Core
-from notify.server.delivery import inboxes
+from notify.server.delivery import held_back, inboxes
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import states
@@ -128,6 +128,7 @@ class OwnGroups:
                 for lease in list(g.leases.values())[:MOST_LEASES]
             ],
             "instances": _instances(g, self._core.clock()),
+            "held_back": held_back.reasons(g, self._core.clock()),
         }
 
     def _known(self, name: str) -> Group:

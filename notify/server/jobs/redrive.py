@@ -18,7 +18,7 @@ from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_letter
 from notify.storage.groups import Subscription
 from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic, retry_topic
-from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage
+from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage, Transaction
 from notify.storage.topics import Topic
 from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
 
@@ -175,6 +175,11 @@ class DeadLetters:
             again if state is not None else self._older_id_again(m) or again
             for m, again, state in zip(letters, new, states, strict=True)
         ]
+
+    async def sent_again(self, letter: StoredMessage) -> Transaction | None:
+        """The transaction in which a letter was sent again; None where it was not."""
+        (again,) = await self._ids_again([letter])
+        return await self._core.queues.transaction(again)
 
     def _older_id_again(self, m: StoredMessage) -> bytes | None:
         """The id under which an earlier version sent a letter again, if its message is still there.

@@ -1,0 +1,96 @@
+"""One message's life, as an operator sees it: what happened to it, who has it, when it is tried again, and why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notify.testing import InMemoryServer
+from tests.support.groups import Caller, publish, subscribe
+from tests.support.http import admin, post
+from tests.support.transactions import half_request, new_id
+
+
+def events(life: dict[str, Any]) -> list[str]:
+    """Each event of a timeline, with its group and reason."""
+    return [" ".join(filter(None, (e.get("group"), e["event"], e.get("reason")))) for e in life["timeline"]]
+
+
+def life_of(server: InMemoryServer, message_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = admin(server.url, "GET", f"messages/{message_id}")
+    return found
+
+
+def test_an_undecided_half_is_in_no_queue(memory: InMemoryServer, unique: str) -> None:
+    name = new_id()
+    post(memory.url, "/v1/transactions", half_request(unique, name, topic=unique, key="k"))
+    for shown in (
+        life_of(memory, f"{name}.0")["message"],
+        admin(memory.url, "GET", f"transactions/{name}")["messages"][0],
+    ):
+        assert shown["key"] == "k" and not {"queue", "offset", "committed_at"} & shown.keys()
+
+
+def test_a_forced_outcome_is_previewed_with_what_it_does(memory: InMemoryServer, unique: str) -> None:
+    subscribe(memory.url, f"{unique}-all", unique)
+    subscribe(memory.url, f"{unique}-vip", unique, tags=["vip"])
+    subscribe(memory.url, f"{unique}-later", f"{unique}.*")
+    name = new_id()
+    request = half_request(unique, name, topic=unique, key="7", tag="plain")
+    request["transactions"][0]["messages"].append({"topic": f"{unique}.new", "body": "x"})
+    post(memory.url, "/v1/transactions", request)
+
+    def preview(action: str) -> Any:
+        return admin(memory.url, "POST", f"transactions/{name}/{action}", {"dry_run": True})["result"]
+
+    first = {"topic": unique, "key": "7", "tag": "plain"}
+    second = {"topic": f"{unique}.new", "key": None, "tag": None}
+    assert preview("commit") == {
+        "state": "PREPARED",
+        "becomes": "COMMITTED",
+        "messages": [first | {"groups": [f"{unique}-all"]}, second | {"groups": [f"{unique}-later"]}],
+    }
+    assert preview("rollback") == {
+        "state": "PREPARED",
+        "becomes": "ROLLED_BACK",
+        "messages": [first | {"groups": []}, second | {"groups": []}],
+    }
+
+
+def test_what_waits_for_another_attempt_says_when(frozen_server: InMemoryServer, unique: str) -> None:
+    server = frozen_server
+    subscribe(server.url, unique, unique)
+    publish(server.url, unique, ["x"])
+    caller = Caller(server.url, unique, "i")
+    (message,) = caller.receive(unique, lease=10)
+    (group,) = life_of(server, message["id"])["groups"]
+    assert (group["state"], group["instance"]) == ("handed out", "i") and group["next_attempt_at"] is None
+    handed = life_of(server, message["id"])["timeline"][-1]
+    assert (handed["event"], handed["instance"]) == ("handed out", "i")
+    server.advance(11)
+    (group,) = life_of(server, message["id"])["groups"]
+    assert (group["state"], group["instance"], group["attempts"]) == ("to be tried again", None, 1)
+    assert group["next_attempt_at"] == admin(server.url, "GET", "overview")["at"]  # with the next request
+    (again,) = caller.receive(unique)
+    caller.settle([again], "retry", delay=60)
+    (group,) = life_of(server, message["id"])["groups"]
+    assert (group["state"], group["attempts"]) == ("to be tried again", 2)
+    assert group["next_attempt_at"] > admin(server.url, "GET", "overview")["at"]
+
+
+def test_a_dead_letter_says_why_and_when_it_was_sent_again(frozen_server: InMemoryServer, unique: str) -> None:
+    server = frozen_server
+    subscribe(server.url, unique, unique)
+    publish(server.url, unique, ["x"])
+    caller = Caller(server.url, unique, "i")
+    (message,) = caller.receive(unique)
+    caller.settle([message], "dead_letter", reason="no such customer")
+    life = life_of(server, message["id"])
+    assert events(life)[-1] == f"{unique} moved to the dead letters no such customer"
+    assert sum("dead letters" in event for event in events(life)) == 1
+    server.advance(5)
+    (item,) = admin(server.url, "POST", f"groups/{unique}/dead-letters/redrive", {"ids": [message["id"]]})["result"][
+        "items"
+    ]
+    life = life_of(server, message["id"])
+    assert events(life)[-1] == f"{unique} sent to the group again as {item['as']}"
+    assert life["timeline"][-1]["at"] > life["timeline"][-2]["at"]
