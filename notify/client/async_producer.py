@@ -13,6 +13,7 @@ from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
 from notify.client.binding import Binding, existing, unscoped
 from notify.client.callables import check_transactional
+from notify.client.choosing import Chooser, room_then_load
 from notify.client.handles import AsyncTransactionHandle, Prepared
 from notify.client.http import error_of
 from notify.client.inbox import PURGE_AFTER_SECONDS
@@ -51,6 +52,7 @@ class AsyncTransactionProducer:
         purge_after: float | None = PURGE_AFTER_SECONDS,
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
+        chooser: Chooser = room_then_load,
     ) -> None:
         if engine is not None and not is_async(engine):
             raise BindingRefused("a sync Engine needs TransactionProducer; give this one an AsyncEngine")
@@ -58,7 +60,8 @@ class AsyncTransactionProducer:
         self.group = group
         self.mode = mode
         self._plan = Plan(
-            url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls
+            url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls,
+            chooser,
         )
         self.outgoing = LoopOutgoing(self._plan)
         self._binding = (

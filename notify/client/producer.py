@@ -16,6 +16,7 @@ from notify.check.listener import CheckMessageListener
 from notify.check.local import is_async
 from notify.client.binding import Binding, existing, unscoped
 from notify.client.callables import check_transactional, refuse_coroutine
+from notify.client.choosing import Chooser, room_then_load
 from notify.client.handles import TransactionHandle
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
@@ -43,7 +44,8 @@ class TransactionProducer:
     whose outcome the server has go after so long, a day at least; None: they stay. `token`, `tls`: what to show and to
     believe; None: what the environment says (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a
     function that gives the one to show now, without blocking: it is called again every 10 s, and when a server refuses
-    the one before. Raises InvalidRequest, and BindingRefused for an AsyncEngine.
+    the one before. `chooser` takes one of several servers (notify/client/choosing.py): by default one of the room
+    `NOTIFY_ROOM`, and of these the less loaded are likelier. Raises InvalidRequest, and BindingRefused for an AsyncEngine.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class TransactionProducer:
         purge_after: float | None = PURGE_AFTER_SECONDS,
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
+        chooser: Chooser = room_then_load,
     ) -> None:
         if engine is not None and is_async(engine):
             raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
@@ -68,7 +71,8 @@ class TransactionProducer:
         self.group = group
         self.mode = mode
         self._plan = Plan(
-            url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls
+            url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls,
+            chooser,
         )
         self.outgoing = ThreadOutgoing(self._plan)
         self._binding = (

@@ -10,6 +10,7 @@ from typing import Any
 
 from notify.check.listener import CheckMessageListener
 from notify.client.checker import Checker
+from notify.client.choosing import Chooser, room_then_load
 from notify.client.instance import instance_name
 from notify.client.login import Shown
 from notify.client.purge import RowPurge, check_purge_after
@@ -36,6 +37,7 @@ class Plan:
     purge_after: float | None
     token: Shown
     tls: ssl.SSLContext | None
+    chooser: Chooser = room_then_load
     instance: str = field(default_factory=instance_name)
     listeners: list[CheckMessageListener] = field(default_factory=list)
 
@@ -83,6 +85,7 @@ class Running:
             check_after=plan.check_after,
             token=plan.token,
             tls=plan.tls,
+            chooser=plan.chooser,
         )
         self._checker: Checker | None = None
         self._purging: RowPurge | None = None

@@ -12,13 +12,13 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import ssl
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 
+from notify.client.choosing import Candidate, Chooser, room_then_load
 from notify.client.http import HttpClient
 from notify.client.login import Shown, Token
 from notify.errors import Closed, DiskFull, InvalidRequest, NotifyError, Unavailable
@@ -44,6 +44,7 @@ class _Member(msgspec.Struct):
     roles: list[str] = []
     shards: list[str] = []
     room: str = ""
+    load: float = 0.0
 
 
 class _Members(msgspec.Struct):
@@ -65,16 +66,18 @@ class Servers:
         *,
         tls: ssl.SSLContext | None = None,
         token: Shown | Token = None,
+        chooser: Chooser = room_then_load,
     ) -> None:
         """`url`: one address, or several separated by commas; `role`: transactions or queue.
 
         `room`: where this client stands, default `NOTIFY_ROOM`; `tls`, `token`: as for HttpClient. Raises
-        InvalidRequest for what is no address.
+        InvalidRequest for what is no address. `chooser` says which of several servers a request goes to.
         """
         self._seeds = [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
         if not self._seeds:
             raise InvalidRequest("give the address of a server, such as http://127.0.0.1:7400")
         self._role = role
+        self._chooser = chooser
         self._room = os.environ.get("NOTIFY_ROOM", "") if room is None else room
         self._tls, self._token = tls, token if isinstance(token, Token) else Token(token)
         self._clients = {seed: HttpClient(seed, tls=tls, token=self._token) for seed in self._seeds}
@@ -133,13 +136,14 @@ class Servers:
         return urls
 
     def _pick(self, shard: str | None, urls: Sequence[str]) -> str:
-        """One of them: the current one, else one of the same room, else any that has not failed just now."""
+        """One of them: the current one, else one that the chooser takes of those that have not failed just now."""
         now = asyncio.get_running_loop().time()
         alive = [url for url in urls if self._down.get(url, 0.0) <= now] or urls
         if shard is None and self._current in alive:
             return self._current
-        near = [url for url in alive if self._room and self._room_of(url) == self._room] or alive
-        chosen = random.choice(near)
+        chosen = self._chooser([self._candidate(url) for url in alive], self._room).url
+        if chosen not in alive:
+            raise InvalidRequest(f"the chooser returned {chosen!r}, which is none of {', '.join(alive)}")
         if shard is None:
             self._current = chosen
         return chosen
@@ -160,8 +164,8 @@ class Servers:
             members = [m for m in members if shard in m.shards] or members
         return [m.url for m in members]
 
-    def _room_of(self, url: str) -> str:
-        return next((m.room for m in self._members if m.url == url), "")
+    def _candidate(self, url: str) -> Candidate:
+        return next((Candidate(url, m.room, m.load) for m in self._members if m.url == url), Candidate(url))
 
     async def _refresh_for_ever(self) -> None:
         while not self._closed:
@@ -187,9 +191,10 @@ class Servers:
     def _learn(self, members: list[_Member]) -> None:
         members = self._not_in_the_clear(members)
         known = tuple((m.name, m.url, *m.roles, m.room) for m in members)
+        self._members = members  # their loads, at any rate
         if known == self._known:
             return
-        self._known, self._members = known, members
+        self._known = known
         # Choose anew, so that a server that was added gets its share.
         self._current = ""
         wanted = {*self._seeds, *(m.url for m in members)}

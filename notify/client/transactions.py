@@ -14,6 +14,7 @@ import msgspec
 from notify import ids
 from notify.backoff import Backoff
 from notify.client.batch import Batcher, Later
+from notify.client.choosing import Chooser, room_then_load
 from notify.client.http import error_of
 from notify.client.login import Shown
 from notify.client.servers import Servers
@@ -124,8 +125,9 @@ class TransactionClient:
         check_after: float | None = None,
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
+        chooser: Chooser = room_then_load,
     ) -> None:
-        self.http = Servers(url, "transactions", tls=tls, token=token)
+        self.http = Servers(url, "transactions", tls=tls, token=token, chooser=chooser)
         self.group = group
         self.instance = instance
         self.source = ""
