@@ -60,7 +60,17 @@ class AsyncTransactionProducer:
         self.group = group
         self.mode = mode
         self._plan = Plan(
-            url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls,
+            url,
+            group,
+            engine,
+            mode,
+            batching,
+            answer_checks,
+            half_timeout,
+            check_after,
+            purge_after,
+            token,
+            tls,
             chooser,
         )
         self.outgoing = LoopOutgoing(self._plan)

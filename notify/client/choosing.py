@@ -25,7 +25,7 @@ Chooser = Callable[[Sequence[Candidate], str], Candidate]
 def room_then_load(candidates: Sequence[Candidate], room: str) -> Candidate:
     """One of the client's room, if there is any, else any one; the less a server has to do, the likelier.
 
-    By chance, and not the idlest: clients that all choose at once, after a server has failed, would all choose the same.
+    Chance decides, not the load alone: clients that choose at once, after a server has failed, would all take one.
     """
     near = [candidate for candidate in candidates if room and candidate.room == room] or list(candidates)
     return random.choices(near, [1 / (1 + max(0.0, candidate.load)) for candidate in near])[0]

@@ -45,7 +45,8 @@ class TransactionProducer:
     believe; None: what the environment says (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a
     function that gives the one to show now, without blocking: it is called again every 10 s, and when a server refuses
     the one before. `chooser` takes one of several servers (notify/client/choosing.py): by default one of the room
-    `NOTIFY_ROOM`, and of these the less loaded are likelier. Raises InvalidRequest, and BindingRefused for an AsyncEngine.
+    `NOTIFY_ROOM`, and of these the less loaded are likelier. Raises InvalidRequest, and BindingRefused for an
+    AsyncEngine.
     """
 
     def __init__(
@@ -71,7 +72,17 @@ class TransactionProducer:
         self.group = group
         self.mode = mode
         self._plan = Plan(
-            url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls,
+            url,
+            group,
+            engine,
+            mode,
+            batching,
+            answer_checks,
+            half_timeout,
+            check_after,
+            purge_after,
+            token,
+            tls,
             chooser,
         )
         self.outgoing = ThreadOutgoing(self._plan)
