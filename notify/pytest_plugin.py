@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notify.extras import remedy
+
 if TYPE_CHECKING:
     from notify.testing.server import InMemoryServer
 
@@ -14,7 +16,13 @@ if TYPE_CHECKING:
 @pytest.fixture
 def notify_server() -> Iterator[InMemoryServer]:
     """A server in memory. Needs the extra `server`."""
-    from notify.testing.server import InMemoryServer
+    try:
+        from notify.testing.server import InMemoryServer
+    except ImportError as error:
+        sentence = remedy(error)
+        if sentence is None:
+            raise
+        pytest.fail(f"the fixture notify_server runs a server: {sentence}", pytrace=False)
 
     with InMemoryServer() as server:
         yield server

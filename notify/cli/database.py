@@ -278,12 +278,20 @@ def _bridge_findings(engine: sa.Engine) -> list[str]:
         with engine.connect() as connection:
             return [str(finding) for finding in source.findings(connection, default_server_id(""))]
     except sa.exc.SQLAlchemyError as error:
-        return [f"the database does not answer: {str(error).splitlines()[0]}. Start it, or correct --dsn."]
+        return [_away(error)]
+
+
+def _away(error: sa.exc.SQLAlchemyError) -> str:
+    return f"the database does not answer: {str(error).splitlines()[0]}. Start it, or correct --dsn."
 
 
 def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
     """Findings about lost durability or missing tables; `facts` gets the source id and the counts of the tables."""
     findings = []
+    try:
+        engine.connect().close()
+    except sa.exc.SQLAlchemyError as error:
+        return [_away(error)]
     try:
         with engine.connect() as connection:
             facts["source"] = read_source(connection)[0]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 import typer
 
 from notify import __version__
 from notify.cli.printed import say
 from notify.errors import NotifyError
+from notify.extras import remedy
 
 app = typer.Typer(
     name="notify",
@@ -84,9 +86,18 @@ def main() -> None:
     try:
         app(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:
-        with suppress(OSError):  # nobody may be reading any more
-            say(f"notify: {error}", err=True)
-        sys.exit(2)
+        _fail(str(error))
+    except ImportError as error:
+        sentence = remedy(error)
+        if sentence is None:
+            raise
+        _fail(sentence)
+
+
+def _fail(why: str) -> NoReturn:
+    with suppress(OSError):  # nobody may be reading any more
+        say(f"notify: {why}", err=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from notify import tracing
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
-from notify.client.binding import Binding, existing, unscoped
+from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_transactional
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.handles import AsyncTransactionHandle, Prepared
@@ -105,7 +105,10 @@ class AsyncTransactionProducer:
         """Send a message with the transaction of an AsyncSession, or of an async_scoped_session's current one; see
         TransactionProducer.send."""
         self.outgoing.start()
-        await unscoped(session).run_sync(self.binding.send_in_session, message)
+        session = unscoped(session)
+        if not hasattr(session, "sync_session"):
+            raise BindingRefused(no_session(session, "AsyncSession"))
+        await session.run_sync(self.binding.send_in_session, message)
 
     @contextlib.asynccontextmanager
     async def transaction(self, target: Any) -> AsyncIterator[AsyncTransactionHandle]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, TwoPhaseTransaction
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import OperationalError, ProgrammingError, UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from notify import ids, tracing
@@ -57,6 +57,16 @@ def base_of(engine: Any) -> Any:
 def unscoped(session: Any) -> Any:
     """The session itself, where this is a scoped_session or an async_scoped_session: a registry of sessions."""
     return session() if hasattr(session, "registry") else session
+
+
+def no_session(given: Any, takes: str = "Session") -> str:
+    """Why something that is no session carries no message, and what to write instead."""
+    name = type(given).__name__
+    if isinstance(given, Connection) or hasattr(given, "sync_connection"):
+        begin = "with" if isinstance(given, Connection) else "async with"
+        write = f"{begin} producer.transaction(connection) as tx"
+        return f"send takes a {takes}, not a {name}; write `{write}`, and tx.send(…)"
+    return f"send takes the {takes} whose commit is to send the message; this is a {name}"
 
 
 def existing(binding: Binding | None) -> Binding:
@@ -112,6 +122,8 @@ class Binding:
         """
         if self._closed:
             raise Closed(CLOSED)
+        if not isinstance(session, Session):
+            raise BindingRefused(no_session(session))
         if isinstance(session.bind, Connection):
             raise BindingRefused(
                 "this session is bound to a Connection whose transaction may still roll back after the session's "
@@ -253,7 +265,7 @@ class Binding:
         messages = [packed for _, packed, _ in bound.sends]
         bound.id = ids.to_text(ids.new_id())
         if not self._source:
-            self._source = read_source(connection)[0]
+            self._source = _source_of(connection)
         if self._mode == "outbox":
             with tracing.sending(messages):
                 pass  # the row carries the context; a bridge or relay moves it
@@ -305,6 +317,19 @@ def _check_outbox(packed: PackedMessage, before: Sequence[PackedMessage]) -> Non
         raise TooLarge(
             f"the transaction's messages have {size} bytes with this one; at most {LIMITS.request_bytes} are allowed"
         )
+
+
+def _source_of(connection: Connection) -> str:
+    """The source id of the database. Raises BindingRefused where Notify's tables are missing."""
+    try:
+        return read_source(connection)[0]
+    except (ProgrammingError, OperationalError) as error:
+        if "notify_source" not in str(error.orig):
+            raise
+        raise BindingRefused(
+            "nothing is committed: the database has no table notify_source; call notify.client.create_tables(engine) "
+            "once, or make the tables with the Alembic helper"
+        ) from error
 
 
 def _roll_back(connection: Connection) -> None:

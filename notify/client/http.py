@@ -139,7 +139,7 @@ class HttpClient:
             shown = self._token.instead_of(shown)
         if status == 200:
             return answer
-        raise _refusal(status, answer, path)
+        raise _refusal(status, answer, self.url + path)
 
     async def _within(
         self, seconds: float, method: str, path: str, body: bytes, kind: str, shown: str
@@ -225,12 +225,13 @@ class HttpClient:
 _decode_problem = msgspec.json.Decoder(Problem).decode
 
 
-def _refusal(status: int, body: bytes, path: str) -> NotifyError:
-    """The error that an answer other than 200 stands for."""
+def _refusal(status: int, body: bytes, address: str) -> NotifyError:
+    """The error that an answer other than 200 of this address stands for."""
     try:
         found = _decode_problem(body)
     except msgspec.DecodeError:
-        return error_of(status, f"http_{status}", f"{path} answered {status}")
+        detail = f"{address} answered {status}, and not as a Notify server does: is this the address of one?"
+        return error_of(status, f"http_{status}", detail)
     return error_of(status, found.code, found.detail, found.retry_after)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.engine.url import URL
 
 from notify.databases import KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
 from notify.errors import InvalidRequest
+from notify.extras import remedy
 
 CONNECT_SECONDS = 3
 IO_SECONDS = 10
@@ -44,7 +45,7 @@ def open_engine(url: str, *, pooled: bool = True, statement_seconds: int = IO_SE
             pool = {"pool_size": 8, "max_overflow": 8, "pool_recycle": RECYCLE_SECONDS if is_mysql else -1}
         engine = sa.create_engine(parsed, connect_args=_arguments(parsed, statement_seconds), **pool)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
-        raise InvalidRequest(f"--storage {_shown(url)}: {error}") from None
+        raise InvalidRequest(f"--storage {_shown(url)}: {_reason(error)}") from None
     if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
         raise InvalidRequest(f"--storage: {engine.dialect.name} is not served; PostgreSQL, MySQL, MariaDB, SQLite are")
     if engine.dialect.name == "sqlite":
@@ -69,10 +70,15 @@ def visitor_engine(url: str) -> Engine:
         own = {name: value for name, value in bounds.items() if name not in parsed.query}
         engine = sa.create_engine(parsed, connect_args=own)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
-        raise InvalidRequest(f"--dsn: {error}") from None
+        raise InvalidRequest(f"--dsn: {_reason(error)}") from None
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
     return engine
+
+
+def _reason(error: Exception) -> str:
+    """The fault of a URL; for a missing driver the extra that brings it."""
+    return (remedy(error) if isinstance(error, ImportError) else None) or str(error)
 
 
 @contextlib.contextmanager

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
+import pytest
+
+from notify.extras import EXTRA_OF
 from tests.support.clock import PATIENCE_SECONDS
 
+ROOT = Path(__file__).parents[2]
 OPTIONAL = ("alembic", "confluent_kafka", "psycopg", "pymysql", "pymysqlreplication")
 
 
@@ -39,6 +45,41 @@ def test_a_server_needs_no_more_than_its_extra() -> None:
         [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
     )
     assert done.stdout == "served\n", done.stderr[-2000:]
+
+
+def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
+    """`python` with these arguments where importing the modules fails."""
+    lines = ["import runpy, sys", f"sys.modules.update(dict.fromkeys({modules}))", f"sys.argv = {list(words)}"]
+    lines += ["runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"]
+    return subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "extra"),
+    [
+        (("typer",), ("--help",), "cli"),
+        (("uvicorn", "fastapi"), ("serve",), "server"),
+        (("psycopg",), ("doctor", "--dsn", "postgresql+psycopg://127.0.0.1:9/x"), "postgresql"),
+    ],
+)
+def test_a_missing_extra_is_one_sentence(missing: tuple[str, ...], words: tuple[str, ...], extra: str) -> None:
+    done = without(missing, "notify", *words)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"pip install 'notify-tx[{extra}]'" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_fixture_without_the_server_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(notify_server): pass\n")
+    done = without(("uvicorn",), "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", str(tmp_path))
+    assert "pip install 'notify-tx[server]'" in done.stdout and "Traceback" not in done.stdout
+
+
+def test_each_extra_that_a_sentence_names_brings_the_module() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    guide = (ROOT / "docs" / "reference.md").read_text()
+    for name in set(extras) - {"dev"}:
+        assert f"| `{name}` |" in guide, f"docs/reference.md does not say what the extra {name} is for"
+    assert set(EXTRA_OF.values()) <= set(extras)
 
 
 def test_the_pytest_plugin_needs_only_pytest() -> None:

@@ -13,7 +13,7 @@ MOST = 20
 
 
 def reasons(group: Group, now_us: int) -> list[str]:
-    """What keeps messages from the group's consumers now; empty where nothing does."""
+    """The causes that keep messages from the group's consumers now; empty where there are none."""
     return [sentence for sentence, _ in zip(_all(group, now_us), range(MOST), strict=False)]
 
 

@@ -1,0 +1,40 @@
+"""The extras of the package: which one brings a module that is not installed."""
+
+from __future__ import annotations
+
+EXTRA_OF = {
+    "aiomysql": "asyncio",
+    "aiosqlite": "asyncio",
+    "alembic": "alembic",
+    "common_expression_language": "server",
+    "confluent_kafka": "kafka",
+    "fastapi": "server",
+    "google_crc32c": "server",
+    "greenlet": "asyncio",
+    "jinja2": "server",
+    "jwt": "server",
+    "numpy": "server",
+    "opentelemetry": "otel",
+    "prometheus_client": "server",
+    "psycopg": "postgresql",
+    "pyarrow": "audit",
+    "pymysql": "mysql",
+    "pymysqlreplication": "bridge",
+    "pyspark": "audit",
+    "rich": "cli",
+    "starlette": "server",
+    "structlog": "server",
+    "typer": "cli",
+    "uvicorn": "server",
+    "uvloop": "server",
+}
+"""Modules that extras bring, and the smallest extra that brings each."""
+
+
+def remedy(error: ImportError) -> str | None:
+    """A sentence that names the extra whose module is missing; None where no extra brings it."""
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRA_OF.get(module)
+    if extra is None:
+        return None
+    return f"the module {module} is not installed, which the extra {extra} brings: pip install 'notify-tx[{extra}]'"

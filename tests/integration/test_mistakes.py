@@ -1,0 +1,76 @@
+"""Mistakes of the first hour are one sentence each, which says what to do."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
+from notify.errors import BindingRefused, NotFound
+from notify.testing import InMemoryServer
+from tests.support.commands import cli
+
+
+def test_what_is_no_session_is_named(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    use_explicit_begin(engine)
+    create_tables(engine)
+    with TransactionProducer(memory.url, group=unique, engine=engine) as producer, engine.connect() as connection:
+        for given, said in (
+            (connection, r"not a Connection; write `with producer.transaction\(connection\)"),
+            (engine, "this is a Engine"),
+            (None, "this is a NoneType"),
+        ):
+            with pytest.raises(BindingRefused, match=said):
+                producer.send(given, Message(unique, "x"))  # type: ignore[arg-type]
+    engine.dispose()
+
+
+def test_forgotten_tables_are_named_by_the_commit(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/empty.db")
+    use_explicit_begin(engine)
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
+        with Session(engine) as session, pytest.raises(BindingRefused, match=r"create_tables\(engine\) once"):
+            producer.send(session, Message(unique, "x"))
+            session.commit()
+    engine.dispose()
+
+
+def test_a_server_that_is_not_notify_is_asked_about() -> None:
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_error(404)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: Any) -> None:
+            """Log nothing."""
+
+    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
+    url = f"http://127.0.0.1:{other.server_port}"
+    try:
+        with (
+            TransactionProducer(url, group="g") as producer,
+            pytest.raises(NotFound, match=f"{url}/v1/messages.* is this"),
+        ):
+            producer.publish(Message("t", "x"))
+    finally:
+        other.shutdown()
+        other.server_close()
+
+
+def test_doctor_tells_a_database_that_is_away_from_one_without_tables(memory: InMemoryServer, tmp_path: Path) -> None:
+    def finding(dsn: str) -> str:
+        (found,) = cli("doctor", "--url", memory.url, "--dsn", dsn, "--json")[1]["findings"]
+        return str(found)
+
+    away = finding("postgresql+psycopg://nobody@127.0.0.1:9/x")
+    assert "does not answer" in away and "--create-tables" not in away
+    assert "--create-tables" in finding(f"sqlite:///{tmp_path}/empty.db")
