@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, write
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, call, fields, show, show_rows, write
 from notify.server.access.rights import ACTIONS
 
 RIGHTS = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
@@ -21,11 +21,14 @@ def register(app: typer.Typer) -> None:
     @group.command("list")
     def list_credentials(
         all: bool = typer.Option(False, "--all", help="Also expired and revoked ones."),
+        wide: bool = WIDE,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
         """List credentials: name, rights, expiry."""
-        show(call(url, "GET", "credentials", query="?all=true" if all else ""), as_json, "credentials")
+        columns = fields("id", "name", "rights", "expires_at", "state")
+        answer = call(url, "GET", "credentials", query="?all=true" if all else "")
+        show_rows(answer, as_json, "credentials", columns, wide)
 
     @group.command()
     def create(

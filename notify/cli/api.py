@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 import typer
 
-from notify.cli.printed import Rows, console, say, say_json
+from notify.cli.printed import Rows, console, is_terminal, say, say_fields, say_json
 from notify.client.servers import Servers
 from notify.wire import JSON
 
@@ -20,6 +22,8 @@ REASON = typer.Option(..., "--reason", envvar="NOTIFY_REASON", help="Why you do 
 DRY_RUN = typer.Option(
     False, "--dry-run", envvar="NOTIFY_DRY_RUN", help="Change nothing; only show what would be done."
 )
+
+WIDE = typer.Option(False, "--wide", envvar="NOTIFY_WIDE", help="Show every field of each row.")
 
 REPLAY_EFFECTS = typer.Option(
     False,
@@ -56,24 +60,62 @@ def write(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
     return {"reason": f"{reason} ({getpass.getuser()})", "dry_run": dry_run} | fields
 
 
-def show(result: dict[str, Any], as_json: bool, rows: str | None = None) -> None:
-    """Print an answer: as JSON, as a table of its list `rows`, or field by field."""
+def show(result: dict[str, Any], as_json: bool) -> None:
+    """Print an answer: as JSON, or field by field."""
     if as_json:
         say_json(result)
         return
-    if rows is not None:
-        items = result[rows]
-        if not items:
-            say(f"no {rows.replace('_', ' ')}")
-            return
-        table = Rows(*items[0].keys())
-        for row in items:
-            table.add_row(*row.values())
-    else:
-        table = Rows(show_header=False)
-        for name, value in result.items():
-            table.add_row(name, value)
+    table = Rows(show_header=False)
+    for name, value in result.items():
+        table.add_row(name, value)
     console().print(table)
+
+
+Columns = Mapping[str, Callable[[dict[str, Any]], Any]]
+"""The columns of a list: heading, and what stands there for a row. The first one names the row, and is kept whole."""
+
+
+def show_rows(result: dict[str, Any], as_json: bool, rows: str, columns: Columns, wide: bool = False) -> None:
+    """Print the list `rows` of an answer: as JSON; as a table on a terminal; else with tabs, for other programs.
+
+    `wide`: every field of the rows, whatever `columns` says.
+    """
+    if as_json:
+        say_json(result)
+        return
+    items = result[rows]
+    if wide and items:
+        columns = {name: itemgetter(name) for name in items[0]}
+    if not is_terminal():
+        say_fields(columns)
+        for row in items:
+            say_fields(value(row) for value in columns.values())
+        return
+    if not items:
+        say(f"no {rows.replace('_', ' ')}")
+        return
+    table = Rows(*columns)
+    table.columns[0].no_wrap = True
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in items:
+        table.add_row(*[value(row) for value in columns.values()])
+    console().print(table)
+
+
+def fields(*names: str) -> Columns:
+    """Columns that show fields of these names as they are."""
+    return {name: itemgetter(name) for name in names}
+
+
+def place_of(m: dict[str, Any]) -> str:
+    """Where a message is: topic, queue and offset."""
+    return f"{m['topic']}/{m['queue']}@{m['offset']}"
+
+
+def seconds(instant: str | None) -> str:
+    """An instant to the second."""
+    return "-" if not instant else instant[:19] + "Z"
 
 
 def given(**flags: bool) -> dict[str, bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import typer
 
 from notify.cli.api import (
@@ -12,13 +14,26 @@ from notify.cli.api import (
     REASON,
     REPLAY_EFFECTS,
     URL,
+    WIDE,
+    Columns,
     call,
     given,
     place,
+    seconds,
     show,
+    show_rows,
     write,
 )
 from notify.cli.job import followed
+from notify.message import DEAD_LETTER_REASON
+
+COLUMNS: Columns = {
+    "message": itemgetter("id"),
+    "topic": itemgetter("topic"),
+    "dead since": lambda m: seconds(m["dead_at"]),
+    "sent again": lambda m: "yes" if m["redriven"] else "no",
+    "reason": lambda m: (m.get("headers") or {}).get(DEAD_LETTER_REASON, ""),
+}
 
 group = typer.Typer(help="Messages that a group failed to handle.", no_args_is_help=True)
 
@@ -32,11 +47,13 @@ def register(app: typer.Typer) -> None:
 def list_dead(
     group_name: str = typer.Argument(..., metavar="GROUP"),
     max: int = typer.Option(100, min=1, max=10_000),
+    wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """List a group's dead letters with the reasons."""
-    show(call(url, "GET", "groups", group_name, "dead-letters", query=f"?max={max}"), as_json, "messages")
+    result = call(url, "GET", "groups", group_name, "dead-letters", query=f"?max={max}")
+    show_rows(result, as_json, "messages", COLUMNS, wide)
 
 
 @group.command("purge")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import typer
@@ -13,13 +14,24 @@ from notify.cli.api import (
     REASON,
     REPLAY_EFFECTS,
     URL,
+    WIDE,
+    Columns,
     call,
     given,
     place,
     show,
+    show_rows,
     write,
 )
 from notify.limits import MODES
+
+COLUMNS: Columns = {
+    "group": itemgetter("name"),
+    "lag": itemgetter("lag"),
+    "leased": itemgetter("leased"),
+    "consumers": itemgetter("consumers"),
+    "paused": lambda g: "paused" if g["paused"] else "",
+}
 
 group = typer.Typer(help="Consumer groups.", no_args_is_help=True)
 
@@ -30,9 +42,9 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("list")
-def list_groups(url: str = URL, as_json: bool = AS_JSON) -> None:
+def list_groups(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
     """List groups with their lag."""
-    show(call(url, "GET", "groups"), as_json, "groups")
+    show_rows(call(url, "GET", "groups"), as_json, "groups", COLUMNS, wide)
 
 
 @group.command("show")

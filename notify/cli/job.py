@@ -14,7 +14,9 @@ from notify.cli.api import (
     REASON,
     URL,
     call,
+    fields,
     show,
+    show_rows,
     write,
 )
 from notify.cli.printed import console
@@ -31,7 +33,8 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_jobs(max: int = typer.Option(100, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
     """List the newest jobs."""
-    show(call(url, "GET", "jobs", query=f"?max={max}"), as_json, "jobs")
+    columns = fields("id", "what", "target", "state", "done", "failed")
+    show_rows(call(url, "GET", "jobs", query=f"?max={max}"), as_json, "jobs", columns)
 
 
 @group.command("show")

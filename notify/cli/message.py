@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from urllib.parse import urlencode
 
 import typer
@@ -9,9 +10,23 @@ import typer
 from notify.cli.api import (
     AS_JSON,
     URL,
+    WIDE,
+    Columns,
     call,
+    place_of,
+    seconds,
     show,
+    show_rows,
 )
+
+BODY_CHARACTERS = 60
+COLUMNS: Columns = {
+    "message": itemgetter("id"),
+    "place": place_of,
+    "committed": lambda m: seconds(m["committed_at"]),
+    "key": lambda m: m.get("key"),
+    "body": lambda m: str(m.get("body", "(bytes)"))[:BODY_CHARACTERS],
+}
 
 group = typer.Typer(help="Single messages.", no_args_is_help=True)
 
@@ -34,10 +49,11 @@ def find_messages(
     since: str | None = typer.Option(None, "--from", help="Committed at or after this instant (RFC 3339)."),
     until: str | None = typer.Option(None, "--to", help="Committed before this instant."),
     max: int = typer.Option(100, min=1, max=10_000),
+    wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """Find messages by key, or by topic and time."""
     given = {"key": key, "topic": topic, "from": since, "to": until, "max": str(max)}
     query = "?" + urlencode({name: value for name, value in given.items() if value is not None})
-    show(call(url, "GET", "messages", query=query), as_json, "messages")
+    show_rows(call(url, "GET", "messages", query=query), as_json, "messages", COLUMNS, wide)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from notify.cli.api import AS_JSON, URL, call, show
+from notify.cli.api import AS_JSON, URL, WIDE, call, fields, show_rows
 from notify.cli.printed import Rows, cell, console, say_json
 
 
@@ -20,14 +20,16 @@ def register(app: typer.Typer) -> None:
     app.add_typer(nodes, name="node")
 
     @nodes.command("list")
-    def list_nodes(url: str = URL, as_json: bool = AS_JSON) -> None:
+    def list_nodes(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
         """List servers, bridges, relays and consumers."""
-        show(call(url, "GET", "nodes"), as_json, "members")
+        columns = fields("name", "kind", "url", "roles", "age")
+        show_rows(call(url, "GET", "nodes"), as_json, "members", columns, wide)
 
     @nodes.command("bridges")
-    def list_bridges(url: str = URL, as_json: bool = AS_JSON) -> None:
+    def list_bridges(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
         """List every bridged source: position, lag, and how long its bridge has been silent."""
-        show(call(url, "GET", "bridges"), as_json, "bridges")
+        columns = fields("source", "lag_seconds", "silent_seconds", "refused", "position")
+        show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide)
 
     actions = typer.Typer(help="Who did what, and why.", no_args_is_help=True)
     app.add_typer(actions, name="action")
@@ -35,11 +37,8 @@ def register(app: typer.Typer) -> None:
     @actions.command("list")
     def list_actions(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
         """List the newest writes: who did what, and why."""
-        answer = call(url, "GET", "actions", query=f"?max={max}")
-        if not as_json:
-            columns = ("at", "who", "what", "target", "reason")
-            answer["actions"] = [{c: row[c] for c in columns} for row in answer["actions"]]
-        show(answer, as_json, "actions")
+        columns = fields("at", "who", "what", "target", "reason")
+        show_rows(call(url, "GET", "actions", query=f"?max={max}"), as_json, "actions", columns)
 
 
 def overview(url: str = URL, as_json: bool = AS_JSON) -> None:

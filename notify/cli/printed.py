@@ -7,6 +7,8 @@ title. All text passes `visible`; tests/unit/test_printed.py checks that no comm
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import typer
@@ -48,6 +50,16 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{visible(str(k))} {_text(v)}" for k, v in value.items())
     return "-" if value is None else visible(str(value))
+
+
+def is_terminal() -> bool:
+    """Whether a person reads stdout, not another program."""
+    return sys.stdout.isatty()
+
+
+def say_fields(values: Iterable[Any]) -> None:
+    """Print a row for another program: fields with tabs between them, on one line, nothing cut off."""
+    typer.echo("\t".join(visible(_text(value).replace("\n", "; ")) for value in values))
 
 
 class Rows(Table):

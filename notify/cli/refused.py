@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from notify import refused
 from notify.cli import undelivered
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, show
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, WIDE, fields, show, show_rows
 from notify.cli.database import opened
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
@@ -43,12 +43,14 @@ def list_refused(
     state: str | None = typer.Option(None, help="Only those in this state: WAITING, RETRY (Kafka: SENT) or DROPPED."),
     after: str = typer.Option("", help="Only those with ids above this one."),
     max: int = typer.Option(100, min=1, max=10_000),
+    wide: bool = WIDE,
     as_json: bool = AS_JSON,
 ) -> None:
     """List them with the target's reasons. Exit code 1 if any waits for a decision."""
     if dsn.startswith(SCHEME):
         waiting, rows = undelivered.listed(dsn, state, after, max)
-        show({"waiting": waiting, "refused": rows}, as_json, "refused")
+        columns = fields("offset", "topic", "state", "code", "detail")
+        show_rows({"waiting": waiting, "refused": rows}, as_json, "refused", columns, wide)
         raise typer.Exit(1 if waiting else 0)
     if state is not None and state not in refused.STATES:
         raise InvalidRequest(f"--state {state}: it is one of {', '.join(refused.STATES)}")
@@ -57,7 +59,8 @@ def list_refused(
             waiting = refused.count(connection)
             rows = refused.listed(connection, state=state, after=after, limit=max)
     shown = [row | {"refused_at": row["refused_at"].replace(tzinfo=UTC).isoformat()} for row in rows]
-    show({"waiting": waiting, "refused": shown}, as_json, "refused")
+    columns = fields("transaction_id", "topic", "state", "code", "detail")
+    show_rows({"waiting": waiting, "refused": shown}, as_json, "refused", columns, wide)
     raise typer.Exit(1 if waiting else 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, write
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, fields, show, show_rows, write
 
 group = typer.Typer(help="Settings of all servers of a registry, while they run.", no_args_is_help=True)
 
@@ -17,11 +17,8 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_settings(url: str = URL, as_json: bool = AS_JSON) -> None:
     """List settings: value, where it is from, and whether it may change while servers run."""
-    answer = call(url, "GET", "settings")
-    if not as_json:
-        columns = ("name", "value", "from", "live", "low", "high")
-        answer["settings"] = [{c: row[c] for c in columns} for row in answer["settings"]]
-    show(answer, as_json, "settings")
+    columns = fields("name", "value", "from", "live", "low", "high")
+    show_rows(call(url, "GET", "settings"), as_json, "settings", columns)
 
 
 @group.command("set")
@@ -47,7 +44,8 @@ def set_settings(
 @group.command()
 def history(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
     """List revisions: what was changed, by whom, when and why."""
-    show(call(url, "GET", "settings", "revisions", query=f"?max={max}"), as_json, "revisions")
+    answer = call(url, "GET", "settings", "revisions", query=f"?max={max}")
+    show_rows(answer, as_json, "revisions", fields("number", "at", "who", "reason", "values"))
 
 
 @group.command()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import typer
 
 from notify.cli.api import (
@@ -10,11 +12,22 @@ from notify.cli.api import (
     DRY_RUN,
     REASON,
     URL,
+    WIDE,
+    Columns,
     call,
     place,
     show,
+    show_rows,
     write,
 )
+
+COLUMNS: Columns = {
+    "topic": itemgetter("name"),
+    "queues": lambda t: len(t["queues"]),
+    "starts": lambda t: ", ".join(str(q["start"]) for q in t["queues"]),
+    "ends": lambda t: ", ".join(str(q["end"]) for q in t["queues"]),
+    "flush": itemgetter("flush"),
+}
 
 group = typer.Typer(help="Topics and their queues.", no_args_is_help=True)
 
@@ -25,9 +38,9 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("list")
-def list_topics(url: str = URL, as_json: bool = AS_JSON) -> None:
+def list_topics(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
     """List topics with their offsets."""
-    show(call(url, "GET", "topics"), as_json, "topics")
+    show_rows(call(url, "GET", "topics"), as_json, "topics", COLUMNS, wide)
 
 
 @group.command()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import typer
 
 from notify.cli.api import (
@@ -9,10 +11,21 @@ from notify.cli.api import (
     DRY_RUN,
     REASON,
     URL,
+    WIDE,
+    Columns,
     call,
     show,
+    show_rows,
     write,
 )
+
+COLUMNS: Columns = {
+    "transaction": itemgetter("id"),
+    "state": itemgetter("state"),
+    "age": lambda t: f"{t['age']:.0f} s",
+    "producer group": lambda t: t["producer_group"] + ("" if t["producer_online"] else " (offline)"),
+    "topics": itemgetter("messages"),
+}
 
 group = typer.Typer(help="Transactions in doubt and parked.", no_args_is_help=True)
 
@@ -28,6 +41,7 @@ def list_transactions(
     producer_group: str | None = typer.Option(None, help="Only transactions of this producer group."),
     older_than: float = typer.Option(0, min=0, help="Only transactions older than so many seconds."),
     max: int = typer.Option(100, min=1, max=10_000),
+    wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
@@ -39,7 +53,7 @@ def list_transactions(
     if not as_json:
         for row in result["transactions"]:
             row["messages"] = ", ".join(m["topic"] for m in row["messages"])
-    show(result, as_json, "transactions")
+    show_rows(result, as_json, "transactions", COLUMNS, wide)
 
 
 @group.command("show")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import notify.cli
-from notify.cli import api
+from notify.cli import api, dead_letter, group, message, topic, transaction
 from notify.cli.overview import screen_of
 from notify.cli.printed import Rows, cell, console, say, visible
 
@@ -30,16 +31,20 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_table_shows_any_key(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_shows_any_key(text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`[/red]` in a key ended the command with a MarkupError, and an escape sequence reached the terminal."""
     row = {"key": text, "headers": {text: text}, "several": [text]}
-    api.show({"messages": [row]}, False, "messages")
+    columns = {text: itemgetter("key"), **api.fields("headers", "several")}
+    for is_terminal in (True, False):
+        monkeypatch.setattr(api, "is_terminal", lambda answer=is_terminal: answer)
+        api.show_rows({"messages": [row]}, False, "messages", columns)
     api.show(row, False)
     say(text)
     say(text, err=True)
     written = "".join(capsys.readouterr())
     assert visible(text) in written
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", written)
+    assert written.count("\t") == 4  # between the fields of two rows for other programs
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", written)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -62,6 +67,32 @@ def test_the_overview_shows_any_name(text: str, capsys: pytest.CaptureFixture[st
     written = capsys.readouterr().out
     assert written.count(visible(text)) >= 2
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", written)
+
+
+TRANSACTION = {
+    "id": "01931234-5678-7abc-8def-0123456789ab", "producer_group": "orders-of-a-long-name", "state": "PREPARED",
+    "source": "s", "instance": "i", "shard": "main", "age": 12.3, "producer_online": False,
+    "messages": "order.placed, order.paid",
+}  # fmt: skip
+
+
+def test_a_list_keeps_ids_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for is_terminal in (True, False):
+        monkeypatch.setattr(api, "is_terminal", lambda answer=is_terminal: answer)
+        api.show_rows({"transactions": [TRANSACTION]}, False, "transactions", transaction.COLUMNS)
+        written = capsys.readouterr().out
+        assert TRANSACTION["id"] in written and "PREPARED" in written and "…" not in written
+        assert "shard" not in written
+    assert written.splitlines()[1].split("\t") == [
+        TRANSACTION["id"], "PREPARED", "12 s", "orders-of-a-long-name (offline)", "order.placed, order.paid"
+    ]  # fmt: skip
+    api.show_rows({"transactions": [TRANSACTION]}, False, "transactions", transaction.COLUMNS, wide=True)
+    assert capsys.readouterr().out.startswith("id\tproducer_group\tstate\tsource")
+
+
+def test_every_list_has_few_columns() -> None:
+    assert all(len(m.COLUMNS) <= 5 for m in (transaction, dead_letter, message, topic, group))
 
 
 def test_plain_text_stays_as_it_is() -> None:
