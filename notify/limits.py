@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Literal
 
 from notify.errors import InvalidRequest, TooLarge
 from notify.wire import microseconds
 
-MODES = ("shared", "ordered", "exclusive", "failover", "broadcast")
+Mode = Literal["shared", "ordered", "exclusive", "failover", "broadcast"]
+MODES: tuple[Mode, ...] = ("shared", "ordered", "exclusive", "failover", "broadcast")
 """How the instances of a group share a topic's messages."""
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}\Z")

@@ -18,6 +18,7 @@ from notify.cli.api import (
     show,
     show_rows,
 )
+from notify.client import Message, TransactionProducer
 
 BODY_CHARACTERS = 60
 COLUMNS: Columns = {
@@ -40,6 +41,29 @@ def register(app: typer.Typer) -> None:
 def show_message(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Show one message's history, from half to every group."""
     show(call(url, "GET", "messages", id), as_json)
+
+
+@group.command("send")
+def send_message(
+    topic: str,
+    body: str = typer.Argument(..., help="The body: text."),
+    key: str | None = typer.Option(None, help="Its key: messages of a key keep their order."),
+    tag: str | None = typer.Option(None, help="Its tag."),
+    header: list[str] = typer.Option([], help="NAME=VALUE (repeatable)."),
+    delay: float | None = typer.Option(None, min=0, help="Seconds until it is delivered."),
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Send a message without a transaction: to try a consumer, say."""
+    headers = {}
+    for pair in header:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE")
+        headers[name] = value
+    with TransactionProducer(url, group="notify-cli") as producer:
+        sent = producer.publish(Message(topic, body, key=key, tag=tag, headers=headers, delay=delay))
+    show({"id": sent, "topic": topic}, as_json)
 
 
 @group.command("find")

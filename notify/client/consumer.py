@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from notify import tracing
 from notify.backoff import Backoff
 from notify.client import inbox as inboxes
+from notify.client.banner import announce, begun, warn_of_broadcasts
 from notify.client.handlers import Handler, call_to_the_end, check_callable, refuse_unfinished
 from notify.client.http import HttpClient
 from notify.client.inbox import Inbox
@@ -30,7 +31,7 @@ from notify.client.servers import Servers
 from notify.client.session import Session, Work
 from notify.errors import InvalidRequest, NotifyError
 from notify.kafka.records import SCHEME
-from notify.limits import LIMITS, MODES, check_between, check_name
+from notify.limits import LIMITS, MODES, Mode, check_between, check_name
 from notify.message import ReceivedMessage
 
 log = logging.getLogger("notify.consumer")
@@ -99,6 +100,7 @@ class _Consumer:
         self._handlers: dict[str, Handler] = {}
         self._stopping: asyncio.Event | None = None
         self._is_stopped = False
+        self._announce = functools.partial(announce, log, is_seen=False)
         self._left: BaseException | None = None
         """SystemExit or the like, which a handler raised: it ends the consumer."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,7 +112,7 @@ class _Consumer:
         topic: str,
         *,
         tags: Sequence[str] = (),
-        mode: str = "shared",
+        mode: Mode = "shared",
         start: str | int | datetime | None = None,
         max_attempts: int = 16,
         filter: str = "",
@@ -176,19 +178,15 @@ class _Consumer:
         try:
             if self._is_stopped:  # before there was a loop to tell
                 return None
-            broadcast = [h.topic for h in self._handlers.values() if h.mode == "broadcast"]
-            if broadcast and not self._is_named:
-                log.warning(
-                    "%s: broadcast to %s, a name that no later start will have: messages sent between two runs are "
-                    "missed; give this consumer an instance= that stays the same",
-                    ", ".join(broadcast), self.instance,
-                )  # fmt: skip
+            if not self._is_named:
+                warn_of_broadcasts(log, self._handlers.values(), self.instance)
             if self._inbox is not None:
                 await self._until_inbox_is_good(self._inbox, self._stopping)
             if self.url.startswith(SCHEME):
                 from notify.client.kafka.insisting import consume
                 from notify.client.kafka.plan import Plan
 
+                self._announce(begun("Kafka", self.group, self.instance, self._handlers.values(), {}))
                 given = (bool(self._token or self._tls), self._inbox is not None)
                 bounds: Any = (self._concurrency, self._batch, self._lease, self._drain, *given)
                 named = (self.url, self.group, self.instance, self._handlers, self._call_counted)
@@ -215,9 +213,8 @@ class _Consumer:
 
     async def _keep_sessions(self, stopping: asyncio.Event) -> None:
         """A session with each queue server that the registry names; those of servers that left come to their end."""
-        work = Work(
-            self.group, self.instance, self._handlers, self._call_counted, self._lease, self._batch, self._drain
-        )
+        bounds = self._lease, self._batch, self._drain
+        work = Work(self.group, self.instance, self._handlers, self._call_counted, *bounds, self._announce)
         token = Token(self._token)
         servers = Servers(self.url, "queue", tls=self._tls, token=token)
         sessions: dict[str, tuple[Session, asyncio.Task[None]]] = {}
@@ -373,6 +370,7 @@ class Consumer(_Consumer):
         if signals and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 previous[number] = signal.signal(number, lambda *_: self.stop())
+            self._announce = functools.partial(announce, log, is_seen=True)
         thread = LoopThread(f"notify-consumer-{self.group}")
         self._pool = concurrent.futures.ThreadPoolExecutor(self._concurrency, "notify-handler")
         try:

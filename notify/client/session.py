@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from notify.backoff import Backoff
+from notify.client.banner import begun
 from notify.client.batch import Batcher, Later
 from notify.client.handlers import Handler, handler_of, is_cancelled, reason_of
 from notify.client.http import HttpClient
@@ -60,6 +61,8 @@ class Work:
     lease: float
     batch: int
     drain: float
+    announce: Callable[[str], None] = field(default=log.info)
+    """Is given what a session has subscribed to, once it has."""
     inbox_from: datetime | None = None
     """From when on the consumer's inbox is whole; None where it has none."""
     in_hand: set[asyncio.Task[None]] = field(default_factory=set)
@@ -140,6 +143,7 @@ class Session:
     # --- receiving --------------------------------------------------------------------------------------------
 
     async def _subscribe_all(self) -> None:
+        answers: dict[str, Any] = {}
         # Patterns first: a topic that has a handler of its own keeps that one's settings.
         for handler in sorted(self._work.handlers.values(), key=lambda handler: "*" not in handler.topic):
             start = handler.start.isoformat() if isinstance(handler.start, datetime) else handler.start
@@ -152,9 +156,12 @@ class Session:
                 "retry_min": handler.retry_min,
                 "retry_max": handler.retry_max,
             }
-            await self._put(quote(handler.topic), wanted, wanted | {"reason": "subscribed by a consumer"})
+            answer = await self._put(quote(handler.topic), wanted, wanted | {"reason": "subscribed by a consumer"})
+            answers[handler.topic] = msgspec.json.decode(answer)
         await self.tell_inbox()
         self.is_subscribed = True
+        work = self._work
+        work.announce(begun(self._http.url, work.group, work.instance, work.handlers.values(), answers))
 
     async def tell_inbox(self) -> None:
         """Say from when on the inbox is whole, before anything is received or purged; an older server need not know.
@@ -168,7 +175,7 @@ class Session:
             with contextlib.suppress(NotFound):
                 await self._put(f"{quote(topic)}/inbox", told, told)
 
-    async def _put(self, path: str, body: dict[str, Any], admin_body: dict[str, Any]) -> None:
+    async def _put(self, path: str, body: dict[str, Any], admin_body: dict[str, Any]) -> bytes:
         """PUT to a route under the group's subscriptions. A server up to 9c372b4 has it among the admin routes alone.
 
         Raises NotFound where neither is there.
@@ -176,10 +183,11 @@ class Session:
         under = f"groups/{self._work.group}/subscriptions/{path}"
         if not self._has_admin_routes_alone:
             with contextlib.suppress(NotFound):
-                await self._until_served(self._request("PUT", f"/v1/{under}", body))
-                return
-        await self._until_served(self._request("PUT", f"/v1/admin/{under}", admin_body))
+                answer: bytes = await self._until_served(self._request("PUT", f"/v1/{under}", body))
+                return answer
+        answer = await self._until_served(self._request("PUT", f"/v1/admin/{under}", admin_body))
         self._has_admin_routes_alone = True
+        return answer
 
     def _request(self, method: str, path: str, body: dict[str, Any]) -> Callable[[], Awaitable[bytes]]:
         return functools.partial(self._http.call, method, path, msgspec.json.encode(body), CALL_SECONDS, JSON)

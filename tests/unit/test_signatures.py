@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from notify.client import AsyncTransactionProducer, TransactionProducer
+from notify.client import AsyncTransactionProducer, Consumer, TransactionProducer
 
 producer = AsyncTransactionProducer("http://127.0.0.1:7400", group="g", mode="outbox", token="t", half_timeout=1)
 
@@ -36,6 +36,7 @@ MISUSE = """
 TransactionProducer("http://127.0.0.1:7400", group="g", mode="outbxo")
 TransactionProducer("http://127.0.0.1:7400", group="g", tokne="t")
 AsyncTransactionProducer("http://127.0.0.1:7400", group="g", mode="outbxo")
+Consumer("http://127.0.0.1:7400", group="g").subscribe("t", mode="orderd")
 asyncio.run(place(5))
 """
 
@@ -66,4 +67,4 @@ def test_a_strict_checker_takes_the_use_and_catches_the_misuse(tmp_path: Path) -
     )  # fmt: skip
     first = USE.count("\n") + 2
     complaints = [line.split(": error: ")[0] for line in done.stdout.splitlines() if ": error: " in line]
-    assert complaints == [f"use.py:{first + n}" for n in range(4)], done.stdout + done.stderr
+    assert complaints == [f"use.py:{first + n}" for n in range(5)], done.stdout + done.stderr

@@ -85,11 +85,13 @@ class Subscriptions:
             names = await self._delivery.following.subscribe_pattern(wanted, start)
             return shown | {"pattern": wanted.topic, "topics": names[:1000]}
         is_new = known is None
+        made_topic = not self._queues.has_topic(wanted.topic)
         # Sending the same again must not move the group: that is a reset.
         await self._delivery.following.subscribe(wanted, start if is_new else None)
         if is_new and len(self._fresh) < MOST_FRESH:
             self._fresh.add((wanted.group, wanted.topic))
-        return shown | {"topic": wanted.topic}
+        shown |= {"topic": wanted.topic, "is_new": is_new, "made_topic": made_topic}
+        return shown | {"lag": self._delivery.followers.lag_of(wanted.group, wanted.topic)}
 
     async def tell_inbox(self, group: str, topic: str, from_us: int) -> None:
         """Note from when on (microseconds) the inbox of a group has a row for each message that took effect.

@@ -90,7 +90,7 @@ class Followers:
 
     def lag(self, topic: str) -> int:
         """How far the slowest group is behind in a topic, in messages; 0 where no group subscribes to it."""
-        return max((self._lag_of(group, topic) for group in self.by_topic.get(topic, ())), default=0)
+        return max((self.lag_of(group, topic) for group in self.by_topic.get(topic, ())), default=0)
 
     def subscriptions_of(self, topic: str) -> list[tuple[Subscription, int]]:
         """Who subscribes to a topic, and how far each is behind, in messages."""
@@ -98,7 +98,7 @@ class Followers:
         for name in sorted(self.by_topic.get(topic, ())):
             cursor = self.by_name[name].cursors.get((topic, 0))
             if cursor is not None:
-                subscriptions.append((cursor.subscription, self._lag_of(name, topic)))
+                subscriptions.append((cursor.subscription, self.lag_of(name, topic)))
         return subscriptions
 
     def floor(self, topic: str, queue: int) -> int | None:
@@ -107,7 +107,8 @@ class Followers:
         floors = [c.progress.floor for c in cursors if c is not None and c.subscription.mode != "broadcast"]
         return min(floors, default=None)
 
-    def _lag_of(self, name: str, topic: str) -> int:
+    def lag_of(self, name: str, topic: str) -> int:
+        """How far a group is behind in a topic, in messages."""
         cursors = self.by_name[name].cursors
         lag = queue = 0
         while (cursor := cursors.get((topic, queue))) is not None:

@@ -1,0 +1,57 @@
+"""A consumer's first lines: where it receives, as whom, which topics, and where it begins."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from logging import Logger
+from typing import Any
+
+from notify.client.handlers import Handler
+
+
+def begun(
+    place: str, group: str, instance: str, handlers: Iterable[Handler], answers: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """The text for one server. `answers`: what it said of each topic's subscription; an older one says less."""
+    lines = [f"consumer of group {group} ({instance}) receives from {place}"]
+    for handler in handlers:
+        lines.append(f"  {handler.topic}: {', '.join(_said(handler, answers.get(handler.topic, {})))}")
+    return "\n".join(lines)
+
+
+def _said(handler: Handler, answer: Mapping[str, Any]) -> Iterable[str]:
+    yield handler.mode
+    if handler.tags:
+        yield "tags " + " ".join(handler.tags)
+    if handler.filter:
+        yield "with a filter"
+    if answer.get("made_topic"):
+        yield "the topic did not exist and was made just now (is its name right?)"
+    if answer.get("is_new"):
+        start = handler.start.isoformat() if isinstance(handler.start, datetime) else handler.start
+        yield f"a new subscription that begins at {'latest' if start is None else start}"
+    if "topics" in answer:
+        yield f"{len(answer['topics'])} topics meet the pattern"
+    if "lag" in answer:
+        yield f"{answer['lag']:,} messages wait"
+
+
+def announce(log: Logger, text: str, *, is_seen: bool) -> None:
+    """Log the text; where it `is_seen` by a person, and the program has set up no logging, write it to stderr."""
+    log.info("%s", text)
+    if is_seen and not log.hasHandlers():
+        sys.stderr.write(text + "\n")
+
+
+def warn_of_broadcasts(log: Logger, handlers: Iterable[Handler], instance: str) -> None:
+    """Topics are broadcast to an instance by its name: one that is made up at each start misses messages."""
+    topics = [handler.topic for handler in handlers if handler.mode == "broadcast"]
+    if topics:
+        log.warning(
+            "%s: broadcast to %s, a name that no later start will have: messages sent between two runs are missed; "
+            "give this consumer an instance= that stays the same",
+            ", ".join(topics),
+            instance,
+        )
