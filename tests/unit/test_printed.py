@@ -69,7 +69,7 @@ def test_the_overview_shows_any_name(text: str, capsys: pytest.CaptureFixture[st
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", written)
 
 
-TRANSACTION = {
+TRANSACTION: dict[str, Any] = {
     "id": "01931234-5678-7abc-8def-0123456789ab", "producer_group": "orders-of-a-long-name", "state": "PREPARED",
     "source": "s", "instance": "i", "shard": "main", "age": 12.3, "producer_online": False,
     "messages": "order.placed, order.paid",
