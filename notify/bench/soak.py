@@ -26,10 +26,12 @@ from typing import Any
 from notify.check import CheckMessageListener, HalfMessage, Outcome
 from notify.client import AsyncConsumer, AsyncTransactionProducer, DeadLetter, Message, ReceivedMessage
 from notify.errors import NotifyError
+from notify.limits import MODES, Mode
 from notify.testing.process import ServerProcess
 
 PER_SECOND = 1000
-TOPICS = ("soak.shared", "soak.ordered", "soak.failover", "soak.exclusive", "soak.broadcast")
+MODE_OF: dict[str, Mode] = {f"soak.{mode}": mode for mode in MODES}
+TOPICS = tuple(MODE_OF)
 RETENTION_SECONDS = 60
 SEGMENT_BYTES = 8 << 20
 LOOK_SECONDS = 5.0
@@ -142,8 +144,7 @@ async def consume(url: str, seconds: float) -> dict[str, int]:
             raise ValueError("fails this time")
 
     consumers = []
-    for topic in TOPICS:
-        mode = topic.partition(".")[2]
+    for topic, mode in MODE_OF.items():
         consumer = AsyncConsumer(url, group=mode, instance="soak", concurrency=64, batch=512)
         consumer.subscribe(topic, mode=mode, start="earliest", retry_min=0.5, retry_max=2.0)(handle)
         consumers.append(consumer)

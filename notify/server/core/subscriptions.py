@@ -80,7 +80,7 @@ class Subscriptions:
         known = self._known(wanted.group, wanted.topic)
         if known is None or dataclasses.replace(known, epoch=0) != wanted:
             log.info("subscribed", group=wanted.group, topic=wanted.topic, mode=wanted.mode, is_new=known is None)
-        shown = {"group": wanted.group, "mode": wanted.mode}
+        shown: dict[str, Any] = {"group": wanted.group, "mode": wanted.mode}
         if "*" in wanted.topic:
             names = await self._delivery.following.subscribe_pattern(wanted, start)
             return shown | {"pattern": wanted.topic, "topics": names[:1000]}
