@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from functools import cache
+from typing import Any, NoReturn
 
 import typer
+import typer.main
 
 from notify import __version__
 from notify.cli.printed import say
@@ -76,15 +78,21 @@ def register() -> None:
     demo.register(app)
 
 
+@cache
+def command() -> Any:
+    """`app` with all commands, ready to be called; a fork server makes it once for all its children."""
+    register()
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command. Exit codes: 0 success, 1 bad news (such as findings), 2 the command could not run.
 
     Every flag has an environment variable: NOTIFY_BENCH_TRANSACTIONS_CLIENTS is --clients of `notify bench
     transactions`. Flags that several commands share, and settings, have shorter names, which --help shows.
     """
-    register()
     try:
-        app(auto_envvar_prefix="NOTIFY")
+        command()(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:
         _fail(str(error))
     except ImportError as error:

@@ -61,6 +61,11 @@ def test_verdicts_have_their_codes(trade: Trade, tmp_path: Path) -> None:
     ghost, doubt = said["causes"]
     assert ghost["finding"] == "GHOST" and f"notify audit explain {trade.message(1)} --database" in ghost["commands"][0]
     assert doubt["finding"] == "INCONCLUSIVE" and "no given database has this id" in doubt["sentence"]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("spark_is_there")
+def test_doubt_alone_has_its_code(trade: Trade, tmp_path: Path) -> None:
     code, said = cli(*flags(trade, tmp_path / "report", ("bank", "points")), "--json")
     assert (code, said["verdict"], said["inconclusive"], said["exit_code"]) == (2, "INCONCLUSIVE", True, 2)
 

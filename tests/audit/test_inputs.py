@@ -166,6 +166,7 @@ def test_a_log_that_is_not_whole_says_so(
     assert any(said in problem for problem in problems), problems
 
 
+@pytest.mark.long
 def test_a_log_that_is_not_whole_proves_nothing(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
     """Whatever is wrong with it, see above: an audit repeats it, and does not pass."""
     log = copied(run[0], tmp_path)
@@ -203,9 +204,8 @@ def test_a_storage_of_a_newer_schema(tmp_path: Path) -> None:
         Database(url)
 
 
-def test_purged_rows_are_no_ghosts(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
-    made = run[0]
-    url = copied_database(run[1], tmp_path)
+def purged(made: Made, url: str) -> None:
+    """Purge the older half of the local rows."""
     engine = make_engine(url)
     half_us = made.at(COUNT // 2)
     with engine.begin() as connection:
@@ -214,10 +214,21 @@ def test_purged_rows_are_no_ghosts(spark: Any, run: tuple[Made, str], tmp_path: 
         # The purge's mark is exact to a millisecond, in which the first remaining row lies.
         connection.execute(notify_source.update().values(rows_from=half_us // 1000 + 1))
     engine.dispose()
-    result = audited(spark, url, made.log, tmp_path / "scratch")
+
+
+def test_purged_rows_are_no_ghosts(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
+    url = copied_database(run[1], tmp_path)
+    purged(run[0], url)
+    result = audited(spark, url, run[0].log, tmp_path / "scratch")
     assert (result.verdict, result.totals["committed"]) == ("PASS", COUNT // 2 - 1)
-    early_result = audited(spark, url, made.log, tmp_path / "scratch", replace(PLAN, from_us=made.first_us))
-    assert early_result.exit_code == 2 and "purged" in early_result.reasons[0]
+
+
+@pytest.mark.long
+def test_a_range_that_begins_before_a_purge(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
+    url = copied_database(run[1], tmp_path)
+    purged(run[0], url)
+    result = audited(spark, url, run[0].log, tmp_path / "scratch", replace(PLAN, from_us=run[0].first_us))
+    assert result.exit_code == 2 and "purged" in result.reasons[0]
 
 
 def test_a_database_that_goes_away_midway(

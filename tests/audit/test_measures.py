@@ -51,7 +51,8 @@ def test_there_are_as_many_buckets_as_fit(spark: Any, monkeypatch: pytest.Monkey
         assert sum(bucket[name] for bucket in few) == sum(bucket[name] for bucket in every), name
     others = sum(n for n in TOPICS if n < 32)
     assert {b["messages"] for b in few if b["topic"] == OTHERS} == {3 * others}
-    took = measures.latencies(rows, folded)["queue_to_ack"]
+    measured = measures.latencies(rows, folded)
+    assert measured.keys() == set(LATENCIES)
+    took = measured["queue_to_ack"]
     assert len(took) == 10 * 10 and {bin for _, _, bin, _ in took} == {3 * STEPS}
     assert sum(count for *_, count in took) == 30 * sum(TOPICS)
-    assert measures.latencies(rows, whole).keys() == set(LATENCIES)

@@ -54,6 +54,7 @@ class Caller:
         self._stop, self._hold = Path(spec["stop"]), Path(spec["hold"])
         self._notes = notes
         self._name = f"{spec['source']}{number}"
+        self.pause = float(spec["pause"])
         self.chance = random.Random()
 
     def begin(self) -> tuple[str, str]:
@@ -89,6 +90,7 @@ class Caller:
                 time.sleep(0.2)  # the pause between two polls
             else:
                 self.attempt(send)
+                time.sleep(self.pause)  # the pace of a short history
 
     @property
     def is_over(self) -> bool:
@@ -206,6 +208,7 @@ async def _produce_async(spec: dict[str, Any], notes: Notes) -> None:
                 await asyncio.sleep(0.2)  # the pause of a caller whose database is away
             else:
                 caller.told(number, "committed")
+            await asyncio.sleep(caller.pause)  # the pace of a short history
     await engine.dispose()
 
 

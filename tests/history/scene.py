@@ -27,6 +27,9 @@ class Scene:
     """Whether the same databases store the servers' transactions, each a shard."""
     kafka: KafkaCluster | None = None
     """The cluster that has the queues; it needs `is_over_databases`."""
+    pause: float = 0.0
+    """Seconds between two intents of a caller. A short history needs no more than some hundred messages, each of which
+    costs a transaction in every group."""
     groups: Sequence[str] = ()
     """The groups that take part; (): all."""
 

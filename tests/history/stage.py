@@ -97,6 +97,7 @@ class Stage:
                 "async_dsn": dsn if dsn.startswith("postgresql+psycopg") else "",
                 "callers": self.scene.callers,
                 "most_delay": self.scene.most_delay,
+                "pause": self.scene.pause,
                 "stop": str(self.directory / "stop"),
                 "hold": str(self.directory / "hold"),
                 "end": str(self.directory / "end"),
