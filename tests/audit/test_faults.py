@@ -32,7 +32,7 @@ def url(database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
 def test_planted_faults_are_found_and_nothing_else(spark: Any, url: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     said: list[str] = []
-    complaints = campaign(spark, url, tmp_path, 1500, EACH, said.append)
+    complaints = campaign(spark, url, tmp_path, 3000, EACH, said.append)
     assert complaints == []
     assert "clean run: PASS" in said[1]
     assert all(f"'{name}': {EACH}" in said[2] for name in CLASSES) and "'PENDING': 0" in said[2], said[2]
