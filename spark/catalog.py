@@ -42,9 +42,23 @@ class Bridged:
     rows: int
 
 
+@dataclass(frozen=True)
+class Restore:
+    """A log that lost its disk, and went on with what had been shipped of it. Instants in microseconds since 1970."""
+
+    generation: int
+    known_us: int
+    """When the last was written that is not lost; `restored_us`: when it went on."""
+    restored_us: int
+
+    def may_lack(self, at_us: int, slack_us: int) -> bool:
+        """Whether what was stored about an instant may have been lost."""
+        return self.known_us - slack_us <= at_us <= self.restored_us + slack_us
+
+
 @dataclass
 class Catalog:
-    """Topics, groups, subscriptions and bridges according to the log."""
+    """Topics, groups, subscriptions, bridges and restores according to the log."""
 
     topics: dict[int, str] = field(default_factory=dict)
     queues: dict[int, int] = field(default_factory=dict)
@@ -54,6 +68,7 @@ class Catalog:
     ever: set[tuple[str, str]] = field(default_factory=set)
     """(group, topic) of each subscription that there was, also of those that ended."""
     bridges: list[Bridged] = field(default_factory=list)
+    restores: list[Restore] = field(default_factory=list)
     trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
     """The offset of each (topic number, queue) below which messages were dropped on purpose."""
 
@@ -81,6 +96,8 @@ def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | Non
         case meta.TopicDeleted():
             for key in [key for key in catalog.subscriptions if key[1] == record.name]:
                 del catalog.subscriptions[key]
+        case meta.Restored():
+            catalog.restores.append(Restore(record.generation, record.known_to_us, time_us))
         case meta.BridgeMoved(b):
             catalog.bridges.append(Bridged(position, time_us, b.source, b.epoch, b.position, b.since, b.rows))
 

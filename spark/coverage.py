@@ -108,6 +108,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         slack_us=slack_us,
         bridged_us=_bridged_us(inputs),
         holes=_holes(inputs, now_us),
+        lost=tuple((r.known_us, r.restored_us) for log in inputs.logs for r in log.catalog.restores),
         strangers=strangers,
         ahead_us=now_us + slack_us,
         whole_from_us=0 if plan.from_us or plan.to_us else from_us,

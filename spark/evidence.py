@@ -38,8 +38,8 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
         return f"acknowledged by {', '.join(case.groups)}, whose inbox has no row"
     if name == "REDELIVERED":
         return f"delivered again to {', '.join(case.groups)}"
-    if name == "ORPHAN_ROW":
-        if case.groups:
+    if name in ("ORPHAN_ROW", "FORGOTTEN"):
+        if case.groups and name == "ORPHAN_ROW":
             return f"an inbox row of {', '.join(case.groups)}, which never subscribed to the topic"
         return "a tombstone without a half" if row["local"] == 2 else "an inbox row of a message that is in no queue"
     if name == "ALTERED":

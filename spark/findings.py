@@ -7,7 +7,7 @@ delivery.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -52,6 +52,8 @@ class Terms:
     """When a bridge last moved on, by the number of its database."""
     holes: tuple[tuple[int, int], ...] = ()
     """Times of which a part of a log could not be read."""
+    lost: tuple[tuple[int, int], ...] = ()
+    """Times of which a log lost with its disk what was not shipped: it was restored without that."""
     strangers: frozenset[int] = frozenset()
     """Numbers of databases of which no log has a message: their rows cannot be judged."""
     ahead_us: int = 1 << 60
@@ -208,6 +210,15 @@ FINDINGS: tuple[Finding, ...] = (
         when=None,
     ),
     Finding(
+        "FORGOTTEN",
+        "An inbox row or a tombstone whose message the log lost with its disk: it was stored after the last shipped "
+        "segment, and the log was restored without it.",
+        "Nothing: the effect happened, or the transaction was rolled back. Of messages that were published without a "
+        "transaction, others may be lost that left no row.",
+        is_bad=False,
+        when=lambda: _c("is_forgotten") & _c("is_closed"),
+    ),
+    Finding(
         "PENDING",
         "Not judged: prepared or committed a moment ago, or after the slowest input, or what would be missing may lie "
         "in a part of the log that could not be read. The next audit decides.",
@@ -260,12 +271,13 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     absent = committed_here & ~queued & ~conflict & ~in_doubt & ~waits & (event >= terms.log_from_us)
     unsent, dropped = _unsent(terms)
     lost = absent & ~unsent & ~dropped
-    nothing_there = ~sent & ~half & ~decided
-    orphan = nothing_there & (tombstone | (~has_row & _c("effect_us").isNotNull())) & _made_since(terms.log_from_us)
+    alone = (~sent & ~half & ~decided) & (tombstone | (~has_row & _c("effect_us").isNotNull()))
+    orphan, forgotten = _left(alone, terms)
     late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
     ghost = sent & is_transaction & ~conflict & (no_row | without_half)
     undelivered = queued & ~conflict & ~ghost & late & (_c("missing_groups") > 0)
-    near_hole = _near(event, terms) | _near(_c("due_us"), terms) | _is_first(event, terms) | _is_strange(terms)
+    near = terms.holes, terms.slack_us
+    near_hole = _near(event, *near) | _near(_c("due_us"), *near) | _is_first(event, terms) | _is_strange(terms)
     after_hole, before_hole = _beside(event, terms)
     # A log that is not whole may have lost the record that is missing.
     doubtful = (
@@ -287,12 +299,20 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
             "is_unsent": _is(absent & unsent),
             "is_dropped": _is(absent & dropped),
             "is_orphan": _is(orphan & ~after_hole),
+            "is_forgotten": _is(forgotten),
             "is_closed": event < terms.closed_before_us,
             "is_undelivered": _is(undelivered & ~before_hole),
             "is_doubtful": _is(doubtful),
             **_oddities(state, terms, groups),
         }
     )
+
+
+def _left(alone: Column, terms: Terms) -> tuple[Column, Column]:
+    """Rows without a counterpart that should have one, and those whose log lost it with its disk."""
+    alone = alone & _made_since(terms.log_from_us)
+    forgotten = _near(_c("made_us"), terms.lost, terms.slack_us)
+    return alone & ~forgotten, alone & forgotten
 
 
 def _counts(terms: Terms, groups: Groups) -> dict[str, Column]:
@@ -332,9 +352,9 @@ def _passed(terms: Terms) -> Column:
     return reduce(Column.__or__, passed, F.lit(False))
 
 
-def _near(at_us: Column, terms: Terms) -> Column:
-    """Whether an instant lies so near to an unreadable part that a message of then may be in it."""
-    near = [(at_us >= a - terms.slack_us) & (at_us <= b + terms.slack_us) for a, b in terms.holes]
+def _near(at_us: Column, times: Sequence[tuple[int, int]], slack_us: int) -> Column:
+    """Whether an instant lies so near to one of these times, such as an unreadable part's, that it may belong there."""
+    near = [(at_us >= a - slack_us) & (at_us <= b + slack_us) for a, b in times]
     return _is(reduce(Column.__or__, near, F.lit(False)))
 
 

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def restore(
     directory: Path | None = typer.Argument(None, help="A directory that `notify backup` made."),
     data_dir: Path = typer.Option(..., "--data-dir", envvar="NOTIFY_DATA_DIR", help="The data directory to make."),
-    store: str = typer.Option("", "--from", help="A store's URL instead of a directory: the one that its server ships to."),
+    store: str = typer.Option("", "--from", help="A store's URL in place of a directory: where its server ships to."),
     until: int | None = typer.Option(
         None, help="Of a store: give up what lies behind this position of the log, since the store has lost some of it."
     ),

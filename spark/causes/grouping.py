@@ -22,7 +22,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     # An effect is late, or something hides whether it is missing.
     ("UNSENT", "UNDELIVERED", "IN_DOUBT", "BRIDGE_GAP", "CORRUPT", INCONCLUSIVE, "DEAD"),
     ("DUP_ENQUEUE", "DISORDER", "ALTERED"),
-    ("ORPHAN_ROW", "MALFORMED", "MISDATED", "REDELIVERED", "DROPPED"),
+    ("ORPHAN_ROW", "MALFORMED", "MISDATED", "REDELIVERED", "DROPPED", "FORGOTTEN"),
 )
 """Classes by how much they matter; within a rank the cause with the most findings comes first."""
 _RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}

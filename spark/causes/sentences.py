@@ -27,6 +27,7 @@ _SENTENCES = {
     "DUP_ENQUEUE": "{who}: {n}{of} in queues more than once, {when}",
     "DISORDER": "{who} settled {n}{of} out of order, {when}",
     "ORPHAN_ROW": "{who}: {n} with a row and without its counterpart, {when}",
+    "FORGOTTEN": "{who}: {n} with a row, lost by the log with its disk, {when}",
     "ALTERED": "{who}: {n}{of} whose local row is not what was sent, {when}",
     "MISDATED": "{who}: {n} whose local row and id have different times, {when}",
     "PENDING": "{who}: {n} not judged yet, {when}",

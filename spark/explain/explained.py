@@ -155,6 +155,7 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
         producer_groups=_with_rows(inputs, history),
         inbox_groups=frozenset(name for database in inputs.databases for name in database.inbox_groups()),
         slack_us=slack_us,
+        restores=tuple(restore for log in inputs.logs for restore in log.catalog.restores),
         bridged_us={source: bridged_us(source, bridges) for source in source_ids},
         doubts=tuple(doubts),
         absent=_absent(inputs, history, judged_span(log_from_us, watermark_us - longest_us, slack_us)),

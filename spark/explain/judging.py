@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from notify import ids
+from notify.spark.catalog import Restore
 from notify.spark.columns import source_hash
 from notify.spark.explain.trace import Trace
 from notify.spark.findings import BAD
@@ -35,6 +36,8 @@ class Terms:
     inbox_groups: frozenset[str]
     slack_us: int
     """The most that the time of a row may differ from that in its id."""
+    restores: tuple[Restore, ...] = ()
+    """Restores of logs that had lost their disks."""
     bridged_us: Mapping[str, int] = field(default_factory=dict)
     """When the bridge of a source last moved on."""
     doubts: tuple[str, ...] = ()
@@ -127,10 +130,11 @@ class _Judged:
             )
         is_retained = t.at_us >= terms.log_from_us
         if is_retained and not self._sent and not t.half_us and not t.outcomes and not self._committed:
+            lost = any(restore.may_lack(t.at_us, terms.slack_us) for restore in terms.restores)
             if self._tombstone:
-                return "ORPHAN_ROW", "a tombstone without a half"
+                return "FORGOTTEN" if lost else "ORPHAN_ROW", "a tombstone without a half"
             if t.effects:
-                return "ORPHAN_ROW", "an inbox row of a message that is in no queue"
+                return "FORGOTTEN" if lost else "ORPHAN_ROW", "an inbox row of a message that is in no queue"
         return None
 
     def _is_ghost(self) -> bool:

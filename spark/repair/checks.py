@@ -78,7 +78,7 @@ class Now:
 
     def _why_not_republish(self, item: Item) -> str:
         rows = self.rows.get(item.message_id, [])
-        if groups := self._groups(item):
+        if groups := self._groups(item) - set(item.skipped_by):
             return f"it took effect in {', '.join(sorted(groups))}"
         if item.message_id in self.places.queued:
             return "it is in a queue by now"

@@ -62,6 +62,8 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     """The id under which the message is sent again. Its consumers see the first id, too: their inboxes know it."""
     content: str = ""
     """`republish`: a digest of the message as the local row has it; empty where the server's half has it."""
+    skipped_by: tuple[str, ...] = ()
+    """`republish`: groups in which the message took effect before its log was lost: their inboxes skip it."""
     evidence: dict[str, Any] = {}
 
 

@@ -6,8 +6,9 @@
   (outbox), otherwise from the server's half.
 * ACKED_NO_EFFECT: sends the message again, only to the group whose inbox lacks it.
 
-Nothing is sent again where an effect, a place in a queue or a doubt exists. Other findings need a person: a message
-that should not have been delivered cannot be called back.
+Nothing is sent again where an effect, a place in a queue or a doubt exists; but a message that a log lost with its disk
+is published again for the groups that had not handled it yet, and inboxes that know it skip it. Other findings need a
+person: a message that should not have been delivered cannot be called back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from notify import ids
-from notify.spark.findings import BY_NAME
+from notify.spark.findings import BY_NAME, SKEW_US
 from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
 from notify.spark.repair.standing import effects_of, parts, rows_of, unread_of, why_expired, why_unmoved
 from notify.spark.result import Found, Inputs, Result
@@ -144,6 +145,7 @@ class _Part:
     def __init__(self, inputs: Inputs, cases: Sequence[Found]) -> None:
         self._cases = cases
         self._over_kafka = not inputs.logs
+        self._restores = [restore for log in inputs.logs for restore in log.catalog.restores]
         sent_again = [f for f in cases if f.finding in ("LOST", "CONFLICT", "ACKED_NO_EFFECT", "IN_DOUBT")]
         names = [f.message_id for f in sent_again] + [name for f in sent_again for name in _again(f).values()]
         self._effects = effects_of(inputs.databases, names)
@@ -175,12 +177,14 @@ class _Part:
 
     def _republished(self, f: Found) -> Item | Held:
         rows = self._rows.get(f.message_id, [])
+        groups = self._effects.get(f.message_id, set()) | self._effects.get(_again(f)[""], set())
+        skipped_by = sorted(groups) if groups and self._lost_with_its_log(f) else []
         why = ""
         if f.evidence.get("local") != "COMMITTED" or {row.state for row in rows} != {"COMMITTED"}:
             why = "no given database has it as committed: effects of it, if there are any, are undone by hand"
-        elif groups := self._effects.get(f.message_id, set()) | self._effects.get(_again(f)[""], set()):
+        elif groups and not skipped_by:
             why = f"it took effect in {_listed(groups)}: a log is missing rather than the message"
-        elif f.evidence.get("effect_us"):
+        elif f.evidence.get("effect_us") and not skipped_by:
             why = "it took effect: a log is missing rather than the message"
         elif f.evidence.get("queued_us"):
             why = "it is in a queue"
@@ -198,10 +202,18 @@ class _Part:
             return _held(f, why)
         where = "the local row" if rows[0].message else "the server's half"
         what = f"publish it again from {where}, to every group of its topic"
+        if skipped_by:
+            what += f"; the log lost it with its disk, and the inboxes of {_listed(skipped_by)} skip it"
         due_us = rows[0].due_us if rows[0].message else f.evidence.get("due_us", 0)
         if due_us > time.time_ns() // 1000:
             what += f", at its time, {instant(due_us)}"
-        return self._item(f, what, again=_again(f)[""], content=rows[0].digest)
+        return self._item(f, what, again=_again(f)[""], content=rows[0].digest, skipped_by=tuple(skipped_by))
+
+    def _lost_with_its_log(self, f: Found) -> bool:
+        """Whether it was stored after the last that was shipped of a log whose disk was lost."""
+        at_us = f.evidence.get("t_us") or f.at_us
+        unknown = f.finding == "LOST" and f.evidence.get("server") == "unknown"
+        return unknown and any(restore.may_lack(at_us, SKEW_US) for restore in self._restores)
 
     def _redelivered(self, f: Found) -> Iterator[Item | Held]:
         for group, again in _again(f).items():
@@ -214,12 +226,14 @@ class _Part:
             else:
                 yield self._item(f, f"send it to {group} again", group=group, again=again)
 
-    def _item(self, f: Found, what: str, **fields: str) -> Item:
+    def _item(self, f: Found, what: str, **fields: str | tuple[str, ...]) -> Item:
         action = BY_NAME[f.finding].repair
-        key = ":".join(part for part in (action, f.message_id, fields.get("group", "")) if part)
+        key = ":".join(part for part in (action, f.message_id, str(fields.get("group", ""))) if part)
+        groups = fields.get("skipped_by", ())
         shown = {"topic": f.topic, "queue": f.queue, "offset": f.offset, "producer_group": f.producer_group}
         known = {name: value for name, value in shown.items() if value not in ("", None)}
-        evidence = {"detail": f.detail, "at": instant(f.at_us), "effects": "none"} | known | f.evidence
+        effects = ", ".join(groups) or "none"
+        evidence = {"detail": f.detail, "at": instant(f.at_us), "effects": effects} | known | f.evidence
         return Item(key, action, f.finding, f.message_id, what, evidence=evidence, **fields)  # type: ignore[arg-type]
 
 

@@ -50,7 +50,7 @@ out."""
 REVISED = ("LOST", "UNSENT", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW")
 OF_A_GROUP = ("UNDELIVERED", "ACKED_NO_EFFECT")
 """A finding of these is one for each group that it concerns."""
-NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD")
+NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD", "FORGOTTEN")
 """A class of these is said if the plan's `fail_on` has it."""
 
 WINDOWS = Counter("notify_audit_windows", "Windows that were audited.")
