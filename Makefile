@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-kafka siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -105,6 +105,10 @@ bench-audit-fan-in: install
 # The console's pages with 10 million messages in 10,000 topics, none above 300 ms: 4 minutes.
 bench-console: install
 	$(PY) -m notify.bench.console
+
+# What shipping the log costs producers: at least 95 % of their rate. 5 minutes.
+bench-shipping: install
+	$(PY) -m notify.bench.shipping --rounds $(or $(ROUNDS),5) $(if $(TO),--to $(TO))
 
 # What metrics, console and traces cost at the main benchmark: below 5 %. 3 minutes.
 bench-observed: install

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from notify.errors import Conflict, InvalidRequest, ObjectStoreFailed
 from notify.storage.shipped import identity, layout, manifest
 from notify.storage.shipped.manifest import Manifest, Page, ShippedSegment, StoredObject
 from notify.storage.shipped.shipper import Shipper, ship_directory
+from notify.storage.shipped.sink import Pace
 from notify.storage.shipped.store import ObjectMissing, Store, digest_of
 from tests.support.logs import T0, write_log
 
@@ -272,3 +275,39 @@ def test_a_failure_that_passes_is_tried_again(tmp_path: Path) -> None:
 
 def test_names_have_one_form() -> None:
     assert layout.log_name(64, 2) == "segments/00000000000000000064-000002.log"
+
+
+def test_a_store_that_is_full_lists_nothing_and_is_filled_once_it_has_room(data: Path, url: str) -> None:
+    class Full(Store):
+        room = 0
+
+        def _write(self, path: str, *others: Any) -> tuple[int, str]:
+            if self.room <= 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.room -= 1
+            return super()._write(path, *others)
+
+    store = Full(url, tries=2)
+    shipper = Shipper(store, data)
+    with pytest.raises(ObjectStoreFailed, match="No space left"):
+        shipper.begin()
+    store.room = 6
+    shipper.begin()
+    with pytest.raises(ObjectStoreFailed, match="No space left"):
+        while shipper.ship_next() is not None:
+            pass
+    there = manifest.load(Store(url))
+    assert there is not None and there.count <= 1
+    store.room = 1000
+    shipper.begin()
+    while shipper.ship_next() is not None:
+        pass
+    assert manifest.load(Store(url)) == ship_directory(data, url)
+
+
+def test_a_pace_bounds_the_rate() -> None:
+    pace = Pace(1_000_000)
+    began = time.monotonic()
+    for _ in range(4):
+        pace(50_000)
+    assert time.monotonic() - began >= 0.15
