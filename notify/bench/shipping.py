@@ -77,8 +77,12 @@ def run(plan: Plan) -> dict[str, Any]:
                     windows.catch_up_seconds.append(_catch_up(on))
                 print(f"off {windows.off[-1]:,.0f}/s, on {windows.on[-1]:,.0f}/s", flush=True)
         listed = manifest.load(Store(ships[1]))
-    shipped = 0 if listed is None else sum(p.messages for p in (*listed.pages, *listed.segments))
+    shipped = 0 if listed is None else _messages(listed)
     return _figures(plan, windows, acknowledged, shipped)
+
+
+def _messages(listed: manifest.Manifest) -> int:
+    return sum(page.messages for page in listed.pages) + sum(segment.messages for segment in listed.segments)
 
 
 @contextmanager
