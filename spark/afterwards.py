@@ -11,9 +11,10 @@ from pyspark.sql import functions as F
 
 from notify.spark import absent_logs
 from notify.spark.coverage import Coverage
-from notify.spark.findings import SKEW_US, bit_of, has
+from notify.spark.findings import bit_of, has
 from notify.spark.message_times import made_us
 from notify.spark.result import Inputs, Plan, Result
+from notify.spark.terms import SKEW_US
 from notify.spark.times import instant_text
 
 MOST_TOLD = 5

@@ -28,7 +28,7 @@ from notify.spark.dead import Dead
 from notify.spark.digest.figures import figures_of, latencies_of
 from notify.spark.digest.look import MOST_SHARE, FirstLook, Looked
 from notify.spark.digest.slots import SLOT_SECONDS
-from notify.spark.findings import BAD, SKEW_US
+from notify.spark.findings import BAD
 from notify.spark.grain import MOST_BUCKETS, Grain, grain_of
 from notify.spark.in_time import InTime, filtered, joined_us
 from notify.spark.kafka_input import KafkaInput
@@ -38,6 +38,7 @@ from notify.spark.malformed import malformed
 from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
 from notify.spark.result import LATENCIES, Covered, Found, Inputs, Plan, Result
 from notify.spark.rows import MessageRows, hashes
+from notify.spark.terms import SKEW_US
 from notify.spark.verdict import judge
 
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"

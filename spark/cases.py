@@ -22,6 +22,7 @@ from notify.spark.findings import BY_NAME
 from notify.spark.life import Groups
 from notify.spark.result import Found, Inputs
 from notify.spark.small_table import small_table
+from notify.spark.terms import SKEW_US
 from notify.spark.times import instant_text
 from notify.storage.sql.rows import microseconds_of
 
@@ -173,7 +174,7 @@ class Cases:
                 for first in range(0, len(several), AT_ONCE):
                     for message, at_us in _effects_of(database, group, several[first : first + AT_ONCE]):
                         transaction, _ = ids.parse_message_id(message)
-                        if at_us < ids.milliseconds(transaction) * 1000 - findings.SKEW_US:
+                        if at_us < ids.milliseconds(transaction) * 1000 - SKEW_US:
                             written[group, message] = database.name, at_us
         right = []
         for case in cases:

@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame
 from notify.spark import searches
 from notify.spark.databases import Database
 from notify.spark.digest.drill import Drill
-from notify.spark.findings import SKEW_US, Terms
 from notify.spark.proof import Proof
 from notify.spark.ranges import Span
 from notify.spark.replicas import unseen_from
 from notify.spark.result import Covered, Inputs, Plan, Result
+from notify.spark.terms import SKEW_US, Terms
 from notify.spark.times import instant_text
 from notify.spark.unmoved import bridged_us, bridges_of
 

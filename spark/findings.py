@@ -19,47 +19,10 @@ from notify.spark.columns import COMMITTED, ROLLED_BACK
 from notify.spark.life import ABROAD, DATABASE, UNKNOWN, UNMOVED, Groups
 from notify.spark.message_times import event_us
 from notify.spark.misdated import is_misdated
+from notify.spark.terms import SKEW_US, Terms
 from notify.spark.unmoved import DROPPED, REFUSED, WAITS
 
 _UNMOVED_BITS, _DATABASE_BITS = UNMOVED.bit_length() - 1, DATABASE.bit_length() - 1
-
-SKEW_US = 600_000_000
-"""The most that a producer's clock may be off: ids hold the time by that clock."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The bounds that conditions compare with. Instants are in microseconds since 1970."""
-
-    closed_before_us: int
-    """Transactions before this are closed: the lowest watermark, minus the longest transaction."""
-    settled_before_us: int
-    """Messages queued before this should be settled."""
-    covered_groups: frozenset[int]
-    """Hashes of the producer groups whose local rows were read."""
-    inbox_groups: frozenset[str]
-    """Consumer groups whose inbox was read."""
-    rows_from_us: int = 0
-    """Local rows before this may have been purged."""
-    inbox_from_us: int = 0
-    inbox_until_us: int = 0
-    """Later rows of inboxes may not have come to a copy of their database yet; 0: all have."""
-    log_from_us: int = 0
-    """Older parts of the log may have been deleted."""
-    slack_us: int = SKEW_US
-    """The most that the time of a row may differ from that in its id."""
-    bridged_us: tuple[tuple[int, int], ...] = ()
-    """When a bridge last moved on, by the number of its database."""
-    holes: tuple[tuple[int, int], ...] = ()
-    """Times of which a part of a log could not be read."""
-    lost: tuple[tuple[int, int], ...] = ()
-    """Times of which a log lost with its disk what was not shipped: it was restored without that."""
-    strangers: frozenset[int] = frozenset()
-    """Numbers of databases of which no log has a message: their rows cannot be judged."""
-    ahead_us: int = 1 << 60
-    """No right clock has made an id of this time or later."""
-    whole_from_us: int = 0
-    """All ids are read, and earlier ones are of no transaction that is audited; 0: ids of a time are read."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +227,6 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     waits = committed_there & ~queued & (_c("due_us") >= terms.closed_before_us)
     in_doubt = half & ~decided & ~queued
     conflict = ((committed_here | committed_there) & rolled_back_there) | (tombstone & committed_there & half)
-    is_transaction = _c("producer_group").isNotNull()
     covered = F.coalesce(_c("origin") != ABROAD, _any(_c("producer_group"), terms.covered_groups))
     no_row = ~has_row & _made_since(terms.rows_from_us) & covered
     without_half = tombstone & ~half
@@ -274,10 +236,9 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     alone = (~sent & ~half & ~decided) & (tombstone | (~has_row & _c("effect_us").isNotNull()))
     orphan, forgotten = _left(alone, terms)
     late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
-    ghost = sent & is_transaction & ~conflict & (no_row | without_half)
+    ghost = sent & _c("producer_group").isNotNull() & ~conflict & (no_row | without_half)
     undelivered = queued & ~conflict & ~ghost & late & (_c("missing_groups") > 0)
-    near = terms.holes, terms.slack_us
-    near_hole = _near(event, *near) | _near(_c("due_us"), *near) | _is_first(event, terms) | _is_strange(terms)
+    near_hole = _near(event, terms) | _near(_c("due_us"), terms) | _is_first(event, terms) | _is_strange(terms)
     after_hole, before_hole = _beside(event, terms)
     # A log that is not whole may have lost the record that is missing.
     doubtful = (
@@ -311,7 +272,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
 def _left(alone: Column, terms: Terms) -> tuple[Column, Column]:
     """Rows without a counterpart that should have one, and those whose log lost it with its disk."""
     alone = alone & _made_since(terms.log_from_us)
-    forgotten = _near(_c("made_us"), terms.lost, terms.slack_us)
+    forgotten = _about(_c("made_us"), terms.lost, terms.slack_us)
     return alone & ~forgotten, alone & forgotten
 
 
@@ -352,8 +313,12 @@ def _passed(terms: Terms) -> Column:
     return reduce(Column.__or__, passed, F.lit(False))
 
 
-def _near(at_us: Column, times: Sequence[tuple[int, int]], slack_us: int) -> Column:
-    """Whether an instant lies so near to one of these times, such as an unreadable part's, that it may belong there."""
+def _near(at_us: Column, terms: Terms) -> Column:
+    """Whether an instant lies so near to an unreadable part that a message of then may be in it."""
+    return _about(at_us, terms.holes, terms.slack_us)
+
+
+def _about(at_us: Column, times: Sequence[tuple[int, int]], slack_us: int) -> Column:
     near = [(at_us >= a - slack_us) & (at_us <= b + slack_us) for a, b in times]
     return _is(reduce(Column.__or__, near, F.lit(False)))
 

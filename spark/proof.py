@@ -15,9 +15,9 @@ from notify.errors import InvalidRequest
 from notify.spark.catalog import Subscribed
 from notify.spark.columns import source_of
 from notify.spark.databases import Database
-from notify.spark.findings import SKEW_US
 from notify.spark.ranges import Span, id_at
 from notify.spark.result import Covered, Inputs, Result
+from notify.spark.terms import SKEW_US
 from notify.spark.times import instant_text
 
 MOST_LISTED = 100

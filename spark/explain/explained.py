@@ -15,10 +15,10 @@ from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.records import Record, records_of
 from notify.spark.explain.repairs import Sent, decisions_of, origin_of, repairs_of
-from notify.spark.findings import SKEW_US
 from notify.spark.ranges import Span
 from notify.spark.replicas import unseen_from
 from notify.spark.result import Inputs
+from notify.spark.terms import SKEW_US
 from notify.spark.unmoved import bridged_us, bridges_of
 from notify.wire import instant
 

@@ -20,10 +20,11 @@ from typing import Any
 import msgspec
 
 from notify import ids
-from notify.spark.findings import BY_NAME, SKEW_US
+from notify.spark.findings import BY_NAME
 from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
 from notify.spark.repair.standing import effects_of, parts, rows_of, unread_of, why_expired, why_unmoved
 from notify.spark.result import Found, Inputs, Result
+from notify.spark.terms import SKEW_US
 from notify.wire import instant
 
 FEW = 10

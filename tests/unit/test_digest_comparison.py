@@ -21,10 +21,10 @@ from notify.spark.digest.log_slots import LogSlots
 from notify.spark.digest.logs import LATE, ODD, OPEN, PENDING, ROLLED, WAITING, WHOLE
 from notify.spark.digest.slots import SLOT_US, slot_at
 from notify.spark.digest.tables import EffectSlot, LocalSlot, TableSlots, topic_text
-from notify.spark.findings import Terms
 from notify.spark.in_time import InTime
 from notify.spark.life import Groups
 from notify.spark.log_input import LogInput
+from notify.spark.terms import Terms
 
 AT_US = 1_790_000_000_000_000 // SLOT_US * SLOT_US
 SLOT = slot_at(AT_US)
