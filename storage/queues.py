@@ -25,6 +25,10 @@ class MessageStore(Protocol):
         left free are not counted."""
         ...
 
+    def gaps(self, topic: str, queue: int) -> list[tuple[int, int]]:
+        """Runs of offsets that a restore left free, in order, each as its first offset and the one behind its last."""
+        ...
+
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         """Messages from `offset` on, in order; offsets may have gaps where retention dropped messages."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from notify.errors import InvalidRequest
 
@@ -38,6 +38,8 @@ class Topic:
     grown: tuple[tuple[int, ...], ...] = ()
     """Kept by the storage. Each time the number of queues grew: the next offset of each queue that there was. A key
     may belong to another queue since."""
+    number: int = field(default=0, compare=False)
+    """Given by the storage. A topic that is deleted and made again has a higher one, and its offsets begin at 0 again."""
 
 
 MOST_GROWN = 64

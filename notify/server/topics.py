@@ -95,6 +95,13 @@ def policy(topic: Topic) -> dict[str, Any]:
 
 def described(queues: Store, topic: Topic) -> dict[str, Any]:
     """A topic as the routes show it: its queues with the offsets they hold, and its policy."""
-    bounds = [queues.bounds(topic.name, number) for number in range(topic.queues)]
-    rows = [{"queue": number, "start": start, "end": end} for number, (start, end) in enumerate(bounds)]
-    return {"name": topic.name, "queues": rows} | policy(topic)
+    rows = [_queue(queues, topic.name, number) for number in range(topic.queues)]
+    return {"name": topic.name, "number": topic.number, "queues": rows} | policy(topic)
+
+
+def _queue(queues: Store, topic: str, number: int) -> dict[str, Any]:
+    start, end = queues.bounds(topic, number)
+    row: dict[str, Any] = {"queue": number, "start": start, "end": end}
+    if gaps := queues.gaps(topic, number):
+        row["gaps"] = gaps
+    return row

@@ -116,6 +116,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
             p.backlog,
             p.backlog_policy,
             self.grown,
+            self.id,
         )
 
     def queue_for(self, hashed_key: int) -> Queue:

@@ -28,6 +28,10 @@ class Reader:
         key = self._state.queue(topic, queue).key
         return max(0, end - first - self._state.gaps.between(key, first, end))
 
+    def gaps(self, topic: str, queue: int) -> list[tuple[int, int]]:
+        key = self._state.queue(topic, queue).key
+        return [(first, first + count) for first, count in self._state.gaps.of(key)]
+
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         where = self._state.queue(topic, queue)
         return self._payloads.messages(where, self._entries(where, offset, limit), max_bytes)

@@ -136,6 +136,7 @@ class LogStore:
         self.trim = topics.trim
         self.bounds = reader.bounds
         self.count = reader.count
+        self.gaps = reader.gaps
         self.read = reader.read
         self.read_tagged = reader.read_tagged
         self.keyed = reader.keyed

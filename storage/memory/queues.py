@@ -27,6 +27,8 @@ class MemoryQueues:
     def __init__(self) -> None:
         self._topics: dict[str, Topic] = {}
         self._queues: dict[tuple[str, int], _Queue] = {}
+        self._made = 0
+        """How many topics were made, for their numbers."""
         self._turns: dict[str, int] = {}
         self._delayed: list[tuple[int, int, int, bytes, int, NewMessage]] = []
         """Heap of (due, number of the commit, number of the message, transaction id, queue, message)."""
@@ -67,9 +69,12 @@ class MemoryQueues:
             before = [self._queues[(topic.name, number)] for number in range(known.queues)]
             ends = tuple(len(queue.messages) for queue in before)
             grown = with_growth(topic.name, grown, ends, [queue.start for queue in before])
-        self._topics[topic.name] = dataclasses.replace(topic, grown=grown)
-        for number in range(topic.queues):
-            self._queues.setdefault((topic.name, number), _Queue())
+        if known is None:
+            self._made += 1
+        number = self._made if known is None else known.number
+        self._topics[topic.name] = dataclasses.replace(topic, grown=grown, number=number)
+        for queue_number in range(topic.queues):
+            self._queues.setdefault((topic.name, queue_number), _Queue())
 
     def drop_topic(self, name: str) -> None:
         if self._topics.pop(name, None) is None:
@@ -150,6 +155,10 @@ class MemoryQueues:
 
     def count(self, topic: str, queue: int, first: int, end: int) -> int:
         return max(0, end - first)
+
+    def gaps(self, topic: str, queue: int) -> list[tuple[int, int]]:
+        self._queue(topic, queue)
+        return []
 
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         chosen: list[StoredMessage] = []

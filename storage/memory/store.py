@@ -48,6 +48,7 @@ class MemoryStore:
         self.has_topic = queues.has_topic
         self.bounds = queues.bounds
         self.count = queues.count
+        self.gaps = queues.gaps
         self.read = queues.read
         self.read_tagged = queues.read_tagged
         self.keyed = queues.keyed

@@ -60,6 +60,7 @@ def test_offsets_go_on_behind_those_that_are_lost(kind: str, tmp_path: Path) -> 
                 await commit(b.store, sent(b"later"))
             assert b.store.bounds("t", 0) == (0, first + 1)
             assert b.store.count("t", 0, 0, first + 1) == 4
+            assert b.store.gaps("t", 0) == [(3, first)]
             assert [m.offset for m in b.store.read("t", 0, 1, 10, 1 << 20)] == [1, 2, first]
             assert [m.offset for m in b.store.read("t", 0, 77, 10, 1 << 20)] == [first]
             assert b.store.progress("through", "t", 0).floor == first

@@ -162,6 +162,7 @@ def test_reads_are_bounded_in_number_and_bytes(run: Any) -> None:
 def test_a_deleted_topic_takes_its_subscriptions_along(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await b.store.subscribe(Subscription("c", "t"), [0])
+        number = b.store.topic("t").number
         await b.store.delete_topic("t")
         await b.restart()
         assert b.store.topic("t") is None
@@ -171,6 +172,9 @@ def test_a_deleted_topic_takes_its_subscriptions_along(run: Any) -> None:
         await b.store.create_topic(Topic("t"))
         await commit(b.store, sent(b"new"))
         assert bodies(b.store) == [b"new"]
+        assert b.store.topic("t").number > number > 0
+        await b.store.create_topic(Topic("t", queues=2))
+        assert b.store.topic("t").number == number + 1
 
     run(scenario)
 
