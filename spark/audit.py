@@ -158,6 +158,7 @@ class Audit:
     def _judge(self, message_rows: MessageRows, coverage: Coverage, looked: Looked) -> None:
         """Figures and cases of all messages: of those that are read, and of equal slots."""
         result = self.result
+        result.bucket_us = self._plan.bucket_us
         topics = {value: name for name, value in hashes(self._spark, sorted(self._topic_names())).items()}
         result.latencies = {kind: [] for kind in LATENCIES}
         result.latencies["queue_to_ack"] = latencies_of(looked.equal, self._plan.bucket_us)
@@ -170,6 +171,7 @@ class Audit:
         self._spark.conf.set(_BYPASS, "false")
         try:
             grain, in_time = self._grain(rows, topics, coverage), self._in_time(coverage)
+            result.bucket_us = grain.bucket_us
             judged, counted = rows, measures.count(rows, grain, self._groups, in_time)
             has_lost = any(bucket["LOST"] for bucket in counted)
             afterwards = look_again(self._spark, self._plan, self._inputs, coverage, result, has_lost=has_lost)

@@ -127,6 +127,8 @@ class Result:
     buckets: list[dict[str, Any]] = field(default_factory=list)
     latencies: dict[str, list[tuple[int, str, int, int]]] = field(default_factory=dict)
     """Rows of (bucket, topic, bin, messages) by kind."""
+    bucket_us: int = 0
+    """The length of `buckets`: the plan's, or a longer one where these would be too many."""
     from_us: int = 0
     to_us: int = 0
     closed_us: int = 0

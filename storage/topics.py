@@ -39,7 +39,7 @@ class Topic:
     """Kept by the storage. Each time the number of queues grew: the next offset of each queue that there was. A key
     may belong to another queue since."""
     number: int = field(default=0, compare=False)
-    """Given by the storage. A topic that is deleted and made again has a higher one, and its offsets begin at 0 again."""
+    """Given by the storage. A topic that is deleted and made again has a higher one."""
 
 
 MOST_GROWN = 64

@@ -15,6 +15,7 @@ from notify.cli.audit_failures import never_one, spark_errors
 from notify.cli.audit_flags import commands_of
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
+from notify.cli.audit_results import RESULTS, keep
 from notify.cli.audit_text import show, show_explained
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, Unavailable
@@ -192,6 +193,7 @@ def run(
     dry_run: bool = DRY_RUN,
     fail_on: list[str] = FAIL_ON,
     full: bool = FULL,
+    results: str = RESULTS,
     publish: bool = typer.Option(False, "--publish", help="Send verdict and report to the server, for its console."),
     reason: str = REASON,
     url: str = URL,
@@ -222,6 +224,8 @@ def run(
                 tell_causes(spark, plan, inputs, result, commands_of(context, inputs))
                 planned = write_plan(result, inputs, plan_file, force=force) if plan_file is not None else ""
                 page = write(result, report)
+            if results:
+                keep(result, results, told(as_json))
             if publish:
                 call(url, "POST", "audits", body=published(result, page))
         show(result, page, as_json=as_json)

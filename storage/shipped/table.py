@@ -4,6 +4,7 @@
 |---|---|---|
 | `id` | string | the message's id, `{transaction}.{n}` |
 | `topic` | string | the topic's name |
+| `topic_number` | int32 | its number in the log: another one once it is deleted and made again |
 | `queue` | int32 | |
 | `offset` | int64 | in the queue |
 | `committed_at` | timestamp (µs, UTC) | when the commit was recorded |
@@ -36,6 +37,7 @@ SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("topic", pa.string(), nullable=False),
+        pa.field("topic_number", pa.int32(), nullable=False),
         pa.field("queue", pa.int32(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("committed_at", pa.timestamp("us", tz="UTC"), nullable=False),
@@ -86,6 +88,7 @@ def _columns(entries: NDArray[np.void], topics: dict[int, str], read: Read) -> t
     columns = [
         pa.array(map(message_id, _ids(entries), entries["message_no"].tolist()), pa.string()),
         pa.array([topics.get(number, f"#{number}") for number in entries["topic"].tolist()], pa.string()),
+        pa.array(entries["topic"].astype(np.int32)),
         pa.array(entries["queue"].astype(np.int32)),
         pa.array(entries["offset"].astype(np.int64)),
         pa.array(entries["time_us"].astype(np.int64)).cast(pa.timestamp("us", tz="UTC")),

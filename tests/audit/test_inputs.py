@@ -27,6 +27,7 @@ from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
+from notify.spark.tables.source import NotifyTable
 from notify.storage.sql import schema
 from notify.storage.sql.rows import moment_of, text_of
 from notify.testing.process import ServerProcess
@@ -306,7 +307,9 @@ def test_the_command_writes_a_report(
 ) -> None:
     monkeypatch.setattr(command, "session", lambda *_, **__: contextlib.nullcontext(spark))
     report = tmp_path / "report"
-    code, answer = cli("audit", "run", *flags_of(run, report), "--publish", "--url", server.url)
+    results = f"file://{tmp_path}/results"
+    flags = [*flags_of(run, report), "--publish", "--url", server.url, "--results", results]
+    code, answer = cli("audit", "run", *flags)
     assert code == 0, answer
     assert (answer["verdict"], answer["totals"]["committed"], answer["findings"]) == ("PASS", COUNT, [])
     assert answer["counts"]["DUP_EFFECT"] == 0 and answer["not_checked"] == {}
@@ -316,6 +319,11 @@ def test_the_command_writes_a_report(
         "report.html", "report.json", "findings.parquet", "buckets.parquet", "segments",
     }  # fmt: skip
     assert json.loads((report / "report.json").read_text())["verdict"] == "PASS"
+    spark.dataSource.register(NotifyTable)
+    table = spark.read.format("notify_table").load
+    assert sum(row.committed for row in table(results, table="buckets").collect()) == COUNT
+    states = {(row.kind, row.name): row.read for row in table(results, table="state").collect()}
+    assert states["audit", "newest"] == "PASS" and "source" in {kind for kind, _ in states}
     wanted = ids.to_text(run[0].id(7))
     code, answer = cli(
         "audit", "explain", wanted, "--json", "--database", run[1], "--log", str(run[0].log), "--report", str(report)

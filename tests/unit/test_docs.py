@@ -248,3 +248,15 @@ def test_the_files_that_the_architecture_names_are_there() -> None:
     named = set(re.findall(r"`([a-z_/]+(?:/|\.py|\.md|\.toml))`", text))
     assert len(named) > 80
     assert not [name for name in sorted(named) if not any((ROOT / room / name).exists() for room in rooms)]
+
+
+def test_the_options_of_the_spark_source_are_documented() -> None:
+    pytest.importorskip("pyspark")
+    from notify.spark.messages.columns import TYPES
+    from notify.spark.messages.options import NAMES
+
+    rows = [line.split("|")[1] for line in REFERENCE.read_text().splitlines() if line.startswith("| `")]
+    assert [name for name in NAMES if not any(f"`{name}`" in row for row in rows)] == []
+    guide = (ROOT / "docs" / "lakehouse.md").read_text()
+    columns = [line.split("|")[1] for line in guide.splitlines() if line.startswith("| `")]
+    assert [name for name in TYPES if not any(f"`{name}`" in row for row in columns)] == []

@@ -1,0 +1,214 @@
+"""Results of audits as tables that outlive them: findings, buckets and state, merged by key into one place.
+
+    <url>/manifest.json, <url>/data/….parquet    see spark/tables
+
+| table | key | a row |
+|---|---|---|
+| `findings` | `key` | a finding, and when audits saw it first and last; `resolved_us`: when it no longer applied |
+| `buckets` | `at_us`, `topic` | the figures of a topic in a stretch of `seconds` from `at_us` on |
+| `state` | `kind`, `name` | what the newest audit expected of an input, and read of it; of kind `audit`: its verdict |
+
+An audit replaces what it judged, and nothing else: what is older than its range, or than its inputs' oldest message,
+stays as earlier audits left it. All three tables change in one step.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from notify.spark.measures import TOTALS
+from notify.spark.report.files import FINDINGS, row_of
+from notify.spark.result import Result
+from notify.spark.tables import manifest as manifests
+from notify.spark.tables.manifest import File, Manifest
+from notify.spark.tables.reading import read_file
+from notify.storage.shipped.store import Store
+
+Row = dict[str, Any]
+DAY_US = 86_400_000_000
+UNDATED = "undated"
+SEEN = [("first_seen_us", pa.int64()), ("last_seen_us", pa.int64()), ("resolved_us", pa.int64())]
+FINDING_ROWS = pa.schema([*FINDINGS, *[pa.field(*each) for each in SEEN]])
+STATE_ROWS = pa.schema(
+    [("kind", pa.string()), ("name", pa.string()), ("expected", pa.string()), ("read", pa.string()),
+     ("is_whole", pa.bool_()), ("from_us", pa.int64()), ("to_us", pa.int64()), ("audited_us", pa.int64())]
+)  # fmt: skip
+
+
+def merge(result: Result, url: str, now_us: int = 0) -> dict[str, int]:
+    """Merge an audit's results into the tables at a URL; how many rows each table has then.
+
+    `now_us`: the time to note, by default this machine's. Raises InvalidRequest for a URL that names no store, and
+    ObjectStoreFailed; nothing has changed then.
+    """
+    store = Store(url)
+    before = manifests.load(store)
+    now_us = now_us or time.time_ns() // 1000
+    tables = _Tables(store, before)
+    since_us = result.from_us or min((bucket["at_us"] for bucket in result.buckets), default=result.to_us)
+    _merge_findings(tables, result, since_us, now_us)
+    _merge_buckets(tables, result, since_us)
+    _merge_state(tables, result, now_us)
+    manifests.replace(store, before, tables.merged())
+    return tables.counts()
+
+
+class _Tables:
+    """The tables as they become: parts that are touched are read, and written anew."""
+
+    def __init__(self, store: Store, before: Manifest) -> None:
+        self._store = store
+        self._before = before
+        self._files = list(before.files)
+
+    def parts(self, table: str) -> list[str]:
+        return sorted({file.part for file in self._files if file.table == table})
+
+    def change(self, table: str, part: str, schema: pa.Schema | None, change: Callable[[list[Row]], list[Row]]) -> None:
+        """Write a part anew as `change` makes it of its rows. `schema`: None for the columns that the rows have."""
+        old = [file for file in self._files if (file.table, file.part) == (table, part)]
+        rows = [row for file in old for row in read_file(self._store, file).to_pylist()]
+        changed = change(list(rows))
+        if changed == rows:
+            return
+        self._files = [file for file in self._files if file not in old]
+        if changed:
+            self._files.append(self._written(table, part, _table(changed, schema)))
+
+    def _written(self, table: str, part: str, rows: pa.Table) -> File:
+        sink = pa.BufferOutputStream()
+        pq.write_table(rows, sink, compression="zstd")
+        data = memoryview(sink.getvalue())
+        name = f"data/{time.time_ns() // 1000:016d}-{uuid.uuid4().hex}.parquet"
+        size, sha256 = self._store.put(name, lambda file: file.write(data))
+        return File(name, rows.num_rows, size, sha256, table, part)
+
+    def merged(self) -> Manifest:
+        return msgspec.structs.replace(self._before, files=tuple(self._files))
+
+    def counts(self) -> dict[str, int]:
+        """Rows by table."""
+        counts = dict.fromkeys(("findings", "buckets", "state"), 0)
+        for file in self._files:
+            counts[file.table] += file.rows
+        return counts
+
+
+def _table(rows: list[Row], schema: pa.Schema | None) -> pa.Table:
+    if schema is None:
+        names = dict.fromkeys(name for row in rows for name in row)  # a newer version counts more
+        rows = [{name: row.get(name) for name in names} for row in rows]
+    return pa.Table.from_pylist(rows, schema)
+
+
+# --- findings -------------------------------------------------------------------------------------------------------
+
+
+def _merge_findings(tables: _Tables, result: Result, since_us: int, now_us: int) -> None:
+    shown: dict[str, Row] = {}
+    for case in result.found:
+        row = row_of(case)
+        shown[case.key] = row | {"evidence": json.dumps(row["evidence"])}
+    counted: dict[str, int] = {}
+    for row in shown.values():
+        counted[row["finding"]] = counted.get(row["finding"], 0) + 1
+
+    def is_over(row: Row) -> bool:
+        """Whether this audit judged the finding, and it no longer applies."""
+        if result.reasons or row["resolved_us"] is not None or row["key"] in shown:
+            return False
+        if counted.get(row["finding"], 0) < result.counts.get(row["finding"], 0):
+            return False  # the audit shows only some of this class
+        return since_us <= row["at_us"] < result.to_us if row["at_us"] else not result.from_us
+
+    def change(rows: list[Row], new: Mapping[str, Row]) -> list[Row]:
+        known = {row["key"]: row for row in rows}
+        for key, row in new.items():
+            first_us = known[key]["first_seen_us"] if key in known else now_us
+            known[key] = row | {"first_seen_us": first_us, "last_seen_us": now_us, "resolved_us": None}
+        return [row | {"resolved_us": now_us} if is_over(row) else row for row in known.values()]
+
+    by_day = _by_day(shown.values())
+    judged = {UNDATED, *(day for day in tables.parts("findings") if _overlaps(day, since_us, result.to_us))}
+    for day in sorted({*by_day, *judged}):
+        new = {row["key"]: row for row in by_day.get(day, ())}
+        tables.change("findings", day, FINDING_ROWS, lambda rows, new=new: change(rows, new))  # type: ignore[misc]
+
+
+# --- buckets --------------------------------------------------------------------------------------------------------
+
+
+def _merge_buckets(tables: _Tables, result: Result, since_us: int) -> None:
+    """Whole buckets of the range are replaced. One that the range cuts keeps the row that counts more messages."""
+    width_us = result.bucket_us
+    names = ("at_us", "topic", *TOTALS, *result.counts)
+    new = [{name: bucket.get(name) for name in names} | {"seconds": width_us / 1e6} for bucket in result.buckets]
+    by_day = _by_day(new)
+
+    def change(rows: list[Row], new: Iterable[Row]) -> list[Row]:
+        kept = {
+            (row["at_us"], row["topic"]): row
+            for row in rows
+            if not (since_us <= row["at_us"] and row["at_us"] + row["seconds"] * 1e6 <= result.to_us)
+        }
+        for row in new:
+            key = (row["at_us"], row["topic"])
+            is_cut = row["at_us"] < since_us or row["at_us"] + width_us > result.to_us
+            if not (is_cut and key in kept and kept[key]["messages"] > row["messages"]):
+                kept[key] = row
+        return [kept[key] for key in sorted(kept)]
+
+    judged = {day for day in tables.parts("buckets") if _overlaps(day, since_us, result.to_us)}
+    for day in sorted({*by_day, *judged}):
+        tables.change("buckets", day, None, lambda rows, day=day: change(rows, by_day.get(day, ())))  # type: ignore[misc]
+
+
+# --- state ----------------------------------------------------------------------------------------------------------
+
+
+def _merge_state(tables: _Tables, result: Result, now_us: int) -> None:
+    when = {"from_us": result.from_us, "to_us": result.to_us, "audited_us": now_us}
+    new: list[Row] = [
+        {"kind": each.kind, "name": each.name, "expected": each.expected, "read": each.read, "is_whole": each.is_whole}
+        for each in result.coverage
+    ]
+    reasons = "; ".join(result.reasons)[:10_000]
+    new.append(
+        {"kind": "audit", "name": "newest", "expected": "PASS", "read": f"{result.verdict} {reasons}".strip(),
+         "is_whole": result.verdict == "PASS"}
+    )  # fmt: skip
+
+    def change(rows: list[Row]) -> list[Row]:
+        known = {(row["kind"], row["name"]): row for row in rows}
+        known |= {(row["kind"], row["name"]): row | when for row in new}
+        return [known[key] for key in sorted(known)]
+
+    tables.change("state", "", STATE_ROWS, change)
+
+
+def _by_day(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    days: dict[str, list[Row]] = {}
+    for row in rows:
+        days.setdefault(_day(row["at_us"]) if row["at_us"] else UNDATED, []).append(row)
+    return days
+
+
+def _day(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%d")
+
+
+def _overlaps(day: str, since_us: int, until_us: int) -> bool:
+    """Whether a day has an instant of [since, until)."""
+    if day == UNDATED:
+        return False
+    start_us = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() * 1e6)
+    return start_us < until_us and since_us < start_us + DAY_US

@@ -1,0 +1,118 @@
+"""`notify_table`: a table with a manifest as a Python Data Source of Spark, to read, and to stream messages into.
+
+    spark.dataSource.register(NotifyTable)
+    orders.writeStream.format("notify_table").option("checkpointLocation", …).start("s3://lake/orders")
+    spark.read.format("notify_table").load("s3://lake/orders")
+
+Workers reach the store through its own library, so that no jar of Hadoop is needed. The option `table` names one of
+several tables under one manifest, to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from notify.errors import InvalidRequest
+from notify.spark.tables import manifest as manifests
+from notify.spark.tables.manifest import File
+from notify.spark.tables.messages import Written, add, check_columns, known_of, write
+from notify.spark.tables.reading import files_of, read_file, schema_of
+from notify.storage.shipped.store import Store
+
+
+class NotifyTable(DataSource):
+    """The data source; the module's docstring describes it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "notify_table"
+
+    def _url(self) -> str:
+        url = self.options.get("path", "")
+        if not url:
+            raise InvalidRequest('name the table\'s URL: load("file:///lake/orders") or start("s3://lake/orders")')
+        return url
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(schema_of(self._url(), files_of(self._url(), self.options.get("table", ""))))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _Reader(self._url(), self.options.get("table", ""), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return _Writer(self._url(), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return _StreamWriter(self._url(), schema, overwrite)
+
+
+class _FilePart(InputPartition):
+    def __init__(self, file: File) -> None:
+        super().__init__(file.name)
+        self.file = file
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, url: str, table: str, schema: StructType) -> None:
+        self._url, self._table, self._schema = url, table, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_FilePart(file) for file in files_of(self._url, self._table)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _FilePart)
+        wanted = to_arrow_schema(self._schema, timezone="UTC")
+        rows = read_file(Store(self._url), partition.file)
+        columns = [
+            rows[f.name].cast(f.type) if f.name in rows.schema.names else pa.nulls(len(rows), f.type) for f in wanted
+        ]
+        yield from pa.table(columns, schema=wanted).to_batches()
+
+
+@dataclass
+class _Stored(WriterCommitMessage):
+    """What one task wrote."""
+
+    written: list[Written] = field(default_factory=list)
+
+
+class _Adding:
+    """Adds rows to the table: in the workers files, on the driver the list of them."""
+
+    def __init__(self, url: str, schema: StructType, overwrite: bool) -> None:
+        check_columns(schema.names)
+        if overwrite:
+            raise InvalidRequest('a table is only added to: use mode("append"), and of a stream the output mode append')
+        self._url = url
+        self._known = known_of(manifests.load(Store(url)))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _Stored(write(iterator, Store(self._url), self._known))
+
+    def _add(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        stored = [message for message in messages if isinstance(message, _Stored)]
+        add(Store(self._url), [written for message in stored for written in message.written])
+
+
+class _Writer(_Adding, DataSourceArrowWriter):
+    def commit(self, messages: list[Any]) -> None:
+        self._add(messages)
+
+
+class _StreamWriter(_Adding, DataSourceStreamArrowWriter):
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        self._add(messages)
