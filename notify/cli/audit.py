@@ -210,7 +210,6 @@ def run(
         with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
             from notify.spark.audit import Audit
             from notify.spark.causes.told import tell_causes
-            from notify.spark.report.files import write
             from notify.spark.result import Plan
 
             queries = effect_queries(effects, [d.name for d in inputs.databases])
@@ -223,9 +222,7 @@ def run(
                 result = Audit(spark, plan, inputs, scratch, told(as_json)).run()
                 tell_causes(spark, plan, inputs, result, commands_of(context, inputs))
                 planned = write_plan(result, inputs, plan_file, force=force) if plan_file is not None else ""
-                page = write(result, report)
-            if results:
-                keep(result, results, told(as_json))
+                page = keep(result, report, results, told(as_json))
             if publish:
                 call(url, "POST", "audits", body=published(result, page))
         show(result, page, as_json=as_json)

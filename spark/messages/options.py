@@ -24,7 +24,7 @@ MOST_PARTITION_ROWS = 10_000_000
 
 @dataclass(frozen=True)
 class Options:
-    """What a query reads, and how. Goes to every worker."""
+    """A query's topics, and how it reads them. Goes to every worker."""
 
     topics: tuple[str, ...]
     servers: str
@@ -94,7 +94,7 @@ class Options:
         return self.token or None
 
     def tls(self) -> ssl.SSLContext | None:
-        """What to believe and to show; None: what the worker's environment says. Raises InvalidRequest."""
+        """The certificates to believe and to show; None: those of the worker's environment. Raises InvalidRequest."""
         if not (self.ca or self.certificate):
             return None
         try:

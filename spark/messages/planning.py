@@ -1,4 +1,4 @@
-"""What a query reads next: where it begins, how far a micro-batch goes, and the ranges that its tasks read."""
+"""The plan of a query: where it begins, how far a micro-batch goes, and the ranges that its tasks read."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class _Stream(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query ends that reads what is available now."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to the workers, which plan nothing."""
+        """The state that goes to the workers, which plan nothing."""
         return self.__dict__ | {"_planning": None}
 
     def _plan(self) -> Planning:

@@ -88,7 +88,7 @@ def _text(body: bytes) -> str:
 
 
 def _converter(kind: T.DataType, name: str) -> Convert:
-    """What makes values of a type. Raises InvalidRequest."""
+    """The function that makes values of a type. Raises InvalidRequest."""
     if isinstance(kind, T.StructType):
         return _struct(kind, name)
     if isinstance(kind, T.ArrayType):

@@ -48,7 +48,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a table, or several of them, consist of."""
+    """The content of a table, or of several."""
 
     format: int = FORMAT
     revision: int = 0

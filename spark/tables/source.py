@@ -85,7 +85,7 @@ class _Reader(DataSourceReader):
 
 @dataclass
 class _Stored(WriterCommitMessage):
-    """What one task wrote."""
+    """The files that one task wrote."""
 
     written: list[Written] = field(default_factory=list)
 

@@ -84,7 +84,7 @@ def test_each_message_once_beside_kills(lake: Any, own_server: ServerProcess, tm
     run("another")
     manifest = manifests.load(Store(table))
     assert manifest.rows == 53 and sum(manifest.offsets[topic]["next"].values()) == 53
-    # What the killed writer left is in no manifest, and goes.
+    # The files that the killed writer left are in no manifest, and go.
     assert set(tidy(table, 0)) == left
     rows = lake.read.parquet(*urls_of(table)).select("body").collect()
     assert sorted(json.loads(bytes(row.body))["n"] for row in rows) == list(range(53))
