@@ -229,12 +229,16 @@ def behind(at: int, rows: int, spans: list[tuple[int, int]]) -> int:
 
 
 def shares(left: dict[tuple[str, int], int], most: int | None) -> dict[tuple[str, int], int]:
-    """How many of `most` rows each queue gets, in proportion to what is left in it; each gets one while there are."""
-    total = sum(left.values())
-    if most is None or total <= most:
+    """How many of `most` rows each queue gets: one while there are, the rest in proportion to what is left in it."""
+    if most is None or sum(left.values()) <= most:
         return left
-    taken = {queue: min(count, count * most // total) for queue, count in left.items()}
-    for queue in sorted(left, key=lambda queue: (taken[queue], -left[queue])):
+    fullest = sorted(left, key=lambda queue: -left[queue])
+    ones = {queue: 1 for queue in fullest[:most] if left[queue]}
+    rest = most - len(ones)
+    more = {queue: left[queue] - ones.get(queue, 0) for queue in fullest}
+    total = sum(more.values())
+    taken = {queue: ones.get(queue, 0) + more[queue] * rest // total for queue in fullest}
+    for queue in fullest:
         if sum(taken.values()) >= most:
             break
         taken[queue] += taken[queue] < left[queue]
