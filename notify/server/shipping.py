@@ -175,7 +175,7 @@ class Shipping:
             try:
                 await self._follow_child()
                 waits.reset()
-            except (OSError, ValueError, TimeoutError) as error:
+            except Exception as error:
                 faults.note("shipping_failed", error)
             finally:
                 await self._end_child()

@@ -24,6 +24,8 @@ class Identity(msgspec.Struct, frozen=True):
     """A UUID that all copies of a log share."""
     generation: int = 1
     """Rises by one at each restore."""
+    stores: tuple[str, ...] = ()
+    """URLs under which a manifest of it was seen: one that is gone there later was lost, or its disk is not mounted."""
 
 
 def new() -> Identity:

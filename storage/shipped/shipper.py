@@ -81,6 +81,11 @@ class Shipper:
             if own is None:
                 own = identity.new()
                 identity.write(self._data_dir, own)
+            elif self.store.url in own.stores:
+                raise ObjectStoreFailed(
+                    f"{self.store.url} has no {layout.MANIFEST} any more: is it mounted, and the same as before? To "
+                    f"ship everything again, remove the URL from {self._data_dir / identity.NAME}"
+                )
             listed = Manifest(lineage=own.lineage, generation=own.generation, dropped_to=bases[0])
         else:
             self._refuse_foreign(own, listed)
@@ -89,6 +94,8 @@ class Shipper:
         # Written in any case: a store that cannot be written says so now, not when the first segment is full.
         self._manifest = msgspec.structs.replace(listed, generation=own.generation)
         manifests.replace(self.store, self._manifest)
+        if self.store.url not in own.stores:
+            identity.write(self._data_dir, msgspec.structs.replace(own, stores=(*own.stores, self.store.url)))
         return self._manifest
 
     def _refuse_foreign(self, own: Identity | None, listed: Manifest) -> None:
@@ -148,6 +155,8 @@ class Shipper:
         topics = self._log.topic_names(sealed.end)
         if topics is None:
             return None  # its checkpoint is being written
+        # Before anything is written, too: the names of objects are the same for two logs that begin alike.
+        self._refuse_others()
         crash_point.reached("ship.before_log")
         shipped = self._put(sealed, manifest, topics)
         listed = msgspec.structs.replace(manifest, segments=(*manifest.segments, shipped), shipped_us=self._clock())
@@ -182,21 +191,24 @@ class Shipper:
         return msgspec.structs.replace(listed, records=shipped), signature
 
     def _replace(self, new: Manifest) -> None:
-        there = manifests.load(self.store)
-        if there != self.manifest:
-            if there is None:
-                raise ObjectStoreFailed(f"{self.store.url} has lost its {layout.MANIFEST}")
-            self._refuse_foreign(Identity(self.manifest.lineage, self.manifest.generation), there)
-            if there != new:  # else the store had done what it reported as failed
-                raise Conflict(
-                    f"{self.store.url}: another process ships this log, too. Stop one of them, or give it another URL",
-                    FOREIGN,
-                )
+        self._refuse_others()
         before = self.manifest.records
         manifests.replace(self.store, new)
         self._manifest = new
         if before is not None and new.records != before:
             self.store.delete(before.name)  # the one object that is not kept: it is replaced every now and then
+
+    def _refuse_others(self) -> None:
+        """Raises Conflict where another manifest stands in the store than the one that was written last."""
+        there = manifests.load(self.store)
+        if there is None:
+            raise ObjectStoreFailed(f"{self.store.url} has lost its {layout.MANIFEST}")
+        if there != self.manifest:
+            self._refuse_foreign(Identity(self.manifest.lineage, self.manifest.generation), there)
+            raise Conflict(
+                f"{self.store.url}: another process ships this log, too. Stop one of them, or give it another URL",
+                FOREIGN,
+            )
 
     def _put(self, sealed: SealedSegment, manifest: Manifest, topics: dict[int, str]) -> ShippedSegment:
         """Write the objects of a segment."""

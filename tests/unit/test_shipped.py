@@ -148,6 +148,31 @@ def test_two_shippers_of_one_log_notice_each_other(data: Path, url: str) -> None
         one.ship_next()
 
 
+def test_a_store_that_lost_its_manifest_is_not_begun_anew(data: Path, url: str) -> None:
+    ship_directory(data, url)
+    manifest_file = Path(url.removeprefix("file://")) / layout.MANIFEST
+    kept = manifest_file.read_bytes()
+    manifest_file.unlink()  # as where its disk is not mounted
+    with pytest.raises(ObjectStoreFailed, match="is it mounted"):
+        ship_directory(data, url)
+    assert not manifest_file.exists()
+    manifest_file.write_bytes(kept)
+    assert ship_directory(data, url) == manifest.decoded(kept)
+
+
+def test_nothing_is_overwritten_that_another_log_has_listed(data: Path, url: str, tmp_path: Path) -> None:
+    """Both found the store empty; then the other one was quicker."""
+    shipper = Shipper(Store(url), data)
+    shipper.begin()
+    (Path(url.removeprefix("file://")) / layout.MANIFEST).unlink()
+    write_log(tmp_path / "other")
+    theirs = ship_directory(tmp_path / "other", url)
+    with pytest.raises(Conflict, match="another log"):
+        shipper.ship_next()
+    store = Store(url)
+    assert all(store.digest(s.log_name) == (s.log.size, s.log.sha256) for s in theirs.segments)
+
+
 def test_an_older_copy_of_the_log_is_refused(data: Path, url: str, tmp_path: Path) -> None:
     ship_directory(data, url)
     shutil.copytree(data, tmp_path / "older")
