@@ -130,7 +130,8 @@ class Carrier:
 def _places_below(parts: Iterable[SealedPart], high: int) -> Places:
     places: Places = {}
     for part in parts:
-        places |= _below(part.entries, high)
+        if part.lowest_payload() < high:
+            places |= _below(part.entries, high)
     return places
 
 

@@ -26,6 +26,9 @@ from notify.storage.log.index import (
 
 log = structlog.get_logger("notify.log")
 
+ABOVE_ALL = 1 << 64
+"""Above all positions."""
+
 _U64 = struct.Struct("<Q")
 _RUN = struct.Struct("<QQIIQ")
 _ID = struct.Struct("<QQI")
@@ -65,6 +68,7 @@ class SealedPart:
             raise ValueError("its directory is damaged (checksum)")
         self._tables_crc = int(header["tables_crc"])
         self._is_sound: bool | None = True if is_fresh else None
+        self._lowest_payload: int | None = None
         self.id_min = int(header["id_min_high"])
         self.id_max = int(header["id_max_high"])
         self.time_min = int(header["time_min"])
@@ -74,6 +78,16 @@ class SealedPart:
         """Let go of the file; nothing may be read any more."""
         del self.entries, self.runs
         self._map.close()
+
+    def lowest_payload(self) -> int:
+        """The lowest position of a payload that an entry in a queue points at, ABOVE_ALL where there is none.
+
+        Read once: each segment that is dropped asks every later one.
+        """
+        if self._lowest_payload is None:
+            positions = self.entries["position"][self.entries["kind"] == EntryKind.QUEUE]
+            self._lowest_payload = int(positions.min()) if len(positions) else ABOVE_ALL
+        return self._lowest_payload
 
     def _tables_are_sound(self) -> bool:
         """Whether ids, due times and keys are what was written; read once, when one of them is first asked for.

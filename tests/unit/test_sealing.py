@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from notify.storage.log import LogStore
+from notify.storage.log import LogStore, carry
+from notify.storage.records import State
 from notify.storage.topics import Topic
 from tests.support.clock import eventually_async
 from tests.support.logs import SMALL_SEGMENT, T0, commit
@@ -111,3 +112,34 @@ def test_retention_waits_for_what_is_not_listed(tmp_path: Path, bound: str) -> N
         assert await store.retain(now_us) >= 2
 
     run(tmp_path, scenario, segment_bytes=SMALL_SEGMENT, **options)
+
+
+def test_a_later_segment_that_points_at_none_of_the_dropped_ones_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log of 10,000 small segments would else be read as a whole for each segment that is dropped."""
+    read: list[int] = []
+    below = carry._below
+
+    def counted(entries: Any, high: int) -> Any:
+        read.append(len(entries))
+        return below(entries, high)
+
+    monkeypatch.setattr(carry, "_below", counted)
+
+    async def scenario(store: LogStore) -> None:
+        late = sent(b"late")
+        await store.put([late], T0)
+        for n in range(100):
+            await commit(store, sent(b"%d" % n))
+        await store.decide([(late.id, late.producer_group, State.COMMITTED)], T0 + HOUR_US)
+        store.begin_segment()
+        await store.sync()
+        await store.sealed_up()
+        segments = len(names(tmp_path, ".log"))
+        store.hold_from(names(tmp_path, ".log")[1])
+        assert await store.retain(T0 + HOUR_US) == 1 and segments > 6
+        assert len(read) <= 4, "its own entries, those of the live segments, and those of the one that points at it"
+        assert bodies_in(store.read("t", 0, 100, 1, 1 << 20)) == [b"late"]
+
+    run(tmp_path, scenario, segment_bytes=SMALL_SEGMENT, retention_us=HOUR_US)
