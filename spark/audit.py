@@ -37,14 +37,16 @@ from notify.spark.log_input import EVERYTHING
 from notify.spark.malformed import malformed
 from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
 from notify.spark.result import LATENCIES, Covered, Found, Inputs, Plan, Result
-from notify.spark.rows import MessageRows, hashes
+from notify.spark.rows import MessageRows, hashes, producer_groups
+from notify.spark.tasks import cores_of
 from notify.spark.terms import SKEW_US
 from notify.spark.verdict import judge
 
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"
 ROWS_A_PARTITION = 300_000
 REREAD_BYTES = 256 << 20
-"""So much of the logs is compared with its copies again in each window of a watch; a single audit compares all."""
+"""So much of the logs is compared with its copies again in each window of a watch, and by an audit that goes on where
+another one ended; any other audit compares all."""
 MOST_PARTITIONS = 2000
 DIGESTED_MESSAGES = 300_000
 """From so many messages on a digest first is quicker than to read everything at once."""
@@ -60,7 +62,7 @@ class Audit:
         spark: SparkSession,
         plan: Plan,
         inputs: Inputs,
-        scratch: Path,
+        scratch: Path | str,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         plan.check()
@@ -102,7 +104,11 @@ class Audit:
         coverage = replace(coverage, drill=looked.drill)
         self._configure(coverage)
         self._progress("reading the databases")
-        message_rows = MessageRows(self._spark, self._inputs, self._groups, coverage, looked.with_rows)
+        with_rows = looked.with_rows
+        if with_rows is None:
+            with_rows = producer_groups(self._inputs, self._plan.producer_groups, coverage.span)
+        result.producer_groups = with_rows
+        message_rows = MessageRows(self._spark, self._inputs, self._groups, coverage, with_rows)
         if message_rows.uncovered:
             listed = ", ".join(message_rows.uncovered[:20])
             result.notes.append(
@@ -124,7 +130,8 @@ class Audit:
         if self._plan.method == "full" or (not self._plan.method and not self._is_large(coverage)):
             return Looked()
         self._progress("comparing digests")
-        first = FirstLook(self._spark, self._inputs, self._groups, coverage, self._in_time(coverage))
+        known = self._plan.producer_groups
+        first = FirstLook(self._spark, self._inputs, self._groups, coverage, self._in_time(coverage), known)
         looked = first.look(self._plan.fail_on, 1.0 if self._plan.method else MOST_SHARE)
         if looked.problem:
             self.result.notes.append(f"everything was read, without a digest first: {looked.problem}")
@@ -152,7 +159,7 @@ class Audit:
         partitions = self._partitions(coverage)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
         # Adaptive planning after each stage pays off for long stages; it triples the jobs of a small audit.
-        is_large = partitions > self._spark.sparkContext.defaultParallelism
+        is_large = partitions > cores_of(self._spark)
         self._spark.conf.set("spark.sql.adaptive.enabled", str(is_large).lower())
 
     def _judge(self, message_rows: MessageRows, coverage: Coverage, looked: Looked) -> None:
@@ -181,7 +188,7 @@ class Audit:
                 counted = measures.count(judged, grain, self._groups, in_time)
             self._count(counted, coverage, looked)
             self._step("join")
-            self._collect(judged, message_rows, topics)
+            self._collect(judged, message_rows, topics, coverage)
             for kind, several in measures.latencies(rows, grain).items():
                 result.latencies[kind] = measures.added(result.latencies[kind], several)
             self._step("latencies")
@@ -201,13 +208,14 @@ class Audit:
             result.totals[name] = sum(bucket[name] for bucket in result.buckets)
         result.counts = {f.name: sum(bucket.get(f.name, 0) for bucket in result.buckets) for f in findings.FINDINGS}
 
-    def _collect(self, rows: DataFrame, message_rows: MessageRows, topics: dict[int, str]) -> None:
+    def _collect(self, rows: DataFrame, message_rows: MessageRows, topics: dict[int, str], coverage: Coverage) -> None:
         """The cases of the rows, without those that are none any more."""
         result = self.result
         self._progress("collecting findings")
         cases = Cases(
             self._spark, self._inputs, self._groups,
             inbox_groups=self._inbox_groups, topics=topics, producer_groups=message_rows.producer_groups,
+            from_us=coverage.span.start_us if coverage.span else 0,
         )  # fmt: skip
         result.found += cases.collect(rows, result.counts)
         for case in cases.came_later(result.found):
@@ -256,7 +264,8 @@ class Audit:
         sources = {source for database in self._inputs.databases if (source := database.source_id())}
         for log in self._inputs.logs:
             self._progress(f"reading log {log.name}: {len(log.segments)} segments")
-            log.prepare(self._spark, self._scratch, REREAD_BYTES if self._plan.closes_by_clock else EVERYTHING, sources)
+            is_part = self._plan.closes_by_clock or self._plan.continues
+            log.prepare(self._spark, self._scratch, REREAD_BYTES if is_part else EVERYTHING, sources)
             self.result.reasons += [f"log {log.name}: {problem}" for problem in log.problems]
         refuse_foreign(self._inputs)
         # As for ids, and as long again for the records' own times.
@@ -276,7 +285,7 @@ class Audit:
     def _partitions(self, coverage: Coverage) -> int:
         """The number of shuffle partitions: each fits in memory, and a small audit starts no hundred empty tasks."""
         messages = self._messages(coverage)
-        cores = self._spark.sparkContext.defaultParallelism
+        cores = cores_of(self._spark)
         return max(min(cores, 1 + messages // 10_000), min(MOST_PARTITIONS, messages // ROWS_A_PARTITION))
 
     def _messages(self, coverage: Coverage) -> int:

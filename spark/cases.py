@@ -45,8 +45,11 @@ class Cases:
         inbox_groups: frozenset[str],
         topics: Mapping[int, str],
         producer_groups: Mapping[int, str],
+        from_us: int = 0,
     ) -> None:
-        """`topics` and `producer_groups`: names by the hashes that rows hold."""
+        """`topics` and `producer_groups`: names by the hashes that rows hold. `from_us`: no message that is read has
+        an older id, in microseconds since 1970."""
+        self._from_us = from_us
         self._spark = spark
         self._inputs = inputs
         self._groups = groups
@@ -206,14 +209,15 @@ class Cases:
         if not by_id:
             return Counter()
         wanted = F.broadcast(small_table(self._spark, {"id": pa.binary()}, [(i,) for i in by_id]))
-        tables = [log.messages(self._spark, self._groups) for log in self._inputs.logs]
+        # A message that was sent again is in a queue since then, and no finding is of an older message than `from_us`.
+        tables = [log.queued_ids(self._spark, self._from_us) for log in self._inputs.logs]
         for kafka in self._inputs.kafka:
-            tables += [kafka.queued(self._spark), *([kafka.later(self._spark)] if kafka.is_cut else [])]
+            queued = [kafka.queued(self._spark), *([kafka.later(self._spark)] if kafka.is_cut else [])]
+            tables += [table.where(F.col("offset").isNotNull()).select("id") for table in queued]
         in_queues: set[bytes] = set()
         for table in tables:
             if table is not None:
-                queued = table.where(F.col("offset").isNotNull()).select("id")
-                in_queues |= {bytes(row["id"]) for row in queued.join(wanted, "id").distinct().collect()}
+                in_queues |= {bytes(row["id"]) for row in table.join(wanted, "id").distinct().collect()}
         for again, several in by_id.items():
             for case in several:
                 case.evidence["repairs"] = case.evidence.get("repairs", 0) + (again in in_queues)

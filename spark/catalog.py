@@ -77,6 +77,47 @@ class Catalog:
             return "dead_letter"
         return "retry" if name.startswith(RETRY_PREFIX) else "topic"
 
+    def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
+        """For each (topic number, queue) the groups that are to receive it, each with its first offset."""
+        numbers: dict[str, list[int]] = {}
+        for number, name in self.topics.items():
+            numbers.setdefault(name, []).append(number)  # a topic that was made again has another number
+        groups: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        for s in self.subscriptions.values():
+            if s.mode == "broadcast" or "@" in s.group:
+                continue  # no record says which instances there should be
+            for number in numbers.get(s.topic, ())[-1:]:
+                for queue in range(self.queues.get(number, 1)):
+                    start = s.starts[queue] if queue < len(s.starts) else 0
+                    start = max(start, self.trimmed.get((number, queue), 0))
+                    groups.setdefault((number, queue), []).append((s.group, start))
+        return groups
+
+    def readers(self) -> dict[tuple[int, int], set[str]]:
+        """For each (topic number, queue) the groups that ever subscribed to it.
+
+        Who reads a topic of dead letters may have had any message.
+        """
+        of_topic: dict[str, set[str]] = {}
+        of_letters: set[str] = set()
+        for group, topic in self.ever:
+            of_topic.setdefault(topic, set()).add(group)
+            if self.kind_of(topic) == "dead_letter":
+                of_letters.add(group)
+        return {
+            (number, queue): of_topic.get(name, set()) | of_letters
+            for number, name in self.topics.items()
+            for queue in range(self.queues.get(number, 1))
+        }
+
+    def inboxes(self) -> dict[str, int]:
+        """The groups whose consumers have told the server of an inbox, and from when on it has rows (microseconds)."""
+        told: dict[str, int] = {}
+        for s in self.subscriptions.values():
+            if s.inbox_from_us >= 0 and "@" not in s.group:
+                told[s.group] = min(told.get(s.group, s.inbox_from_us), s.inbox_from_us)
+        return told
+
 
 def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | None, seen: set[tuple[str, str]]) -> None:
     """Note a META record at a position of the log. `seen`: subscriptions of earlier records; this one's is added."""

@@ -90,15 +90,16 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     proof.of_logs()
     origins = proof.of_sources()
     strangers = proof.strangers()
-    originals = [entry["watermark_us"] for entry in result.inputs if not entry.get("is_copy")]
-    watermark_us = now_us if plan.closes_by_clock else min(originals)
+    watermark_us = now_us if plan.closes_by_clock else min(_originals(result), default=now_us)
+    # Also by the clock: a message that was not shipped yet is not lost.
+    settled_until_us = min([watermark_us, *[log.watermark_us for log in inputs.logs if log.is_shipped]])
     read_us = max([log.watermark_us for log in inputs.logs] + [kafka.watermark_us for kafka in inputs.kafka])
     skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
     # Also by the clock: what a copy lacks proves nothing.
-    closed_before_us = min([watermark_us, *copies_us]) - longest_us - skew_us
+    closed_before_us = min([settled_until_us, *copies_us]) - longest_us - skew_us
     terms = Terms(
         closed_before_us=closed_before_us,
-        settled_before_us=watermark_us - round(plan.deliver_seconds * 1e6),
+        settled_before_us=settled_until_us - round(plan.deliver_seconds * 1e6),
         covered_groups=frozenset(),
         inbox_groups=inbox_groups,
         rows_from_us=rows_from,
@@ -114,9 +115,16 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         whole_from_us=0 if plan.from_us or plan.to_us else from_us,
     )
     result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, closed_before_us)
+    # A transaction's message may be queued as late as the transaction may last.
+    result.judged_us = min(result.closed_us, terms.settled_before_us - longest_us)
     _range(result, plan)
     span = _span(plan, from_us, to_us, terms.ahead_us)
     return Coverage(from_us, to_us, result.closed_us, terms, span, bool(plan.from_us), origins)
+
+
+def _originals(result: Result) -> list[int]:
+    """The watermarks of inputs that follow no other."""
+    return [entry["watermark_us"] for entry in result.inputs if not (entry.get("is_copy") or entry.get("is_shipped"))]
 
 
 def _range(result: Result, plan: Plan) -> None:
@@ -173,8 +181,10 @@ def _note_queues(inputs: Inputs, result: Result) -> int:
     for log in inputs.logs:
         from_us = max(from_us, log.first_us)
         state = "a server has it open" if log.is_served else "no server has it open"
+        state = "as it was shipped" if log.is_shipped else state
         detail = f"{len(log.facts)} segments, {sum(f.messages for f in log.facts)} messages; {state}"
         _note(result, f"log {log.name}", "log", log.watermark_us, log.first_us, detail)
+        result.inputs[-1]["is_shipped"] = log.is_shipped
     for kafka in inputs.kafka:
         from_us = max(from_us, kafka.first_us)
         topics = f"{len(kafka.topics)} topics"

@@ -24,8 +24,10 @@ from notify.spark.bounds import READ_SECONDS, bounded
 from notify.spark.columns import source_of
 from notify.spark.digest.drill import Drill
 from notify.spark.expressions import Expressions
-from notify.spark.ranges import FIRST_ID, LAST_ID, Span, conditions_of, edges_of, id_at, made_us
+from notify.spark.pacing import Pace
+from notify.spark.ranges import Span, conditions_of, id_at
 from notify.spark.replicas import Replica, replica_of
+from notify.spark.table_parts import TableParts
 from notify.spark.unmoved import UNMOVED_SQL
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of
@@ -40,7 +42,8 @@ class Database:
     version, Unavailable if the database does not answer.
     """
 
-    def __init__(self, url: str, name: str = "") -> None:
+    def __init__(self, url: str, name: str = "", most_lag_seconds: float = 0.0) -> None:
+        """`most_lag_seconds`: a copy that is further behind is waited for before each read; 0: it is not."""
         try:
             # It runs few statements, far apart.
             self._engine = open_engine(url, pooled=False, statement_seconds=READ_SECONDS)
@@ -55,6 +58,10 @@ class Database:
                 f"--database: the audit cannot read {self.kind}; it reads PostgreSQL, MySQL, MariaDB and SQLite"
             )
         self._sql = Expressions(self.kind)
+        self.parts = TableParts(self.kind, self.reading)
+        self._most_lag_us = round(most_lag_seconds * 1e6)
+        self.pace = Pace(name or url, self._most_lag_us, self.replica, lambda: self.now_us)
+        """Waits where this is a copy that lags."""
         self.sound: set[str] = set()
         """Tables in which every id is known to be one."""
         self.name = name or self.url.database or self.kind
@@ -97,11 +104,6 @@ class Database:
         with bounded(self.name), self._reading.connect() as connection:
             yield connection
 
-    def about(self, table: sa.Table) -> int:
-        """The approximate number of rows of a table."""
-        with self.reading() as connection:
-            return self._about(connection, table)
-
     @property
     def now_us(self) -> int:
         """Now by the database's clock, in microseconds since 1970."""
@@ -140,9 +142,14 @@ class Database:
         with self.reading() as connection:
             return connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first() is not None
 
-    def producer_groups(self) -> set[str]:
-        """The producer groups that have local rows here."""
-        return self._distinct(half_message.c.producer_group)
+    def producer_groups(self, span: Span | None = None) -> set[str]:
+        """The producer groups that have local rows here, or rows with ids made in `span`: no index has all of them."""
+        if span is None or half_message.name not in self.tables:
+            return self._distinct(half_message.c.producer_group)
+        t = half_message.c
+        within = (t.transaction_id >= id_at(span.start_us), t.transaction_id < id_at(span.end_us))
+        with self.reading() as connection:
+            return {str(row[0]) for row in connection.execute(sa.select(t.producer_group).where(*within).distinct())}
 
     def inbox_groups(self) -> set[str]:
         """The consumer groups that have inbox rows here."""
@@ -175,7 +182,7 @@ class Database:
         if half_message.name not in self.tables:
             return None
         if drill is None:
-            edges, odd = self._id_edges(half_message.c.transaction_id, span), self.odd_ids(half_message, span)
+            edges, odd = self.parts.by_id(half_message.c.transaction_id, span), self.odd_ids(half_message, span)
             is_sound = self._sql.is_id("transaction_id")
             guarded = bool(odd) or self._has_odd(half_message.name, "transaction_id", edges, is_sound)
             conditions = conditions_of("transaction_id", edges) + odd
@@ -185,20 +192,21 @@ class Database:
             f"{self._sql.id_bytes('transaction_id', guarded=guarded)} AS id, message_no AS no, producer_group, "
             f"CASE WHEN mode = 'outbox' THEN 1 ELSE 0 END AS is_outbox, {UNMOVED_SQL} AS unmoved, "
             "CASE state WHEN 'COMMITTED' THEN 1 WHEN 'ROLLED_BACK' THEN 2 ELSE 3 END AS state, "
-            f"topic, {self._sql.microseconds('created_at')} AS at_us" + ", digest" * self.has_digests
+            f"topic, {self._sql.microseconds('created_at')} AS at_us, transaction_id" + ", digest" * self.has_digests
         )
         schema = "id binary, no int, producer_group string, is_outbox int, unmoved int, state int, topic string, "
         schema += "at_us bigint" + ", digest bigint" * self.has_digests
-        rows = _with_ids(self._read(spark, half_message.name, columns, conditions, schema))
+        rows = _with_ids(self._read(spark, half_message.name, columns, conditions, schema).drop("transaction_id"))
         return rows if self.has_digests else rows.withColumn("digest", F.lit(None).cast("bigint"))
 
     def transactions(self, spark: SparkSession, span: Span | None, condition: str) -> DataFrame:
         """(id): the transactions of rows of half_message with ids made in `span` for which a condition holds."""
-        edges = self._id_edges(half_message.c.transaction_id, span)
+        edges = self.parts.by_id(half_message.c.transaction_id, span)
         within = conditions_of("transaction_id", edges) + self.odd_ids(half_message, span)
         conditions = [f"({part}) AND {condition}" for part in within]
-        columns = f"{self._sql.id_bytes('transaction_id', guarded=self._sql.is_strict)} AS id"
-        return _with_ids(self._read(spark, half_message.name, columns, conditions, "id binary"))
+        id_bytes = self._sql.id_bytes("transaction_id", guarded=self._sql.is_strict)
+        columns = f"{id_bytes} AS id, transaction_id, state, shards"
+        return _with_ids(self._read(spark, half_message.name, columns, conditions, "id binary").select("id"))
 
     def effects(self, spark: SparkSession, span: Span | None, drill: Drill | None = None) -> DataFrame | None:
         """Rows of notify_inbox made from the start of `span` on, or those to drill into; None without the table.
@@ -208,7 +216,7 @@ class Database:
         if notify_inbox.name not in self.tables:
             return None
         if drill is None:
-            edges = self._time_edges(notify_inbox.c.created_at, span)
+            edges = self.parts.by_time(notify_inbox.c.created_at, span)
             guarded = self._has_odd(notify_inbox.name, "created_at", edges, self._sql.is_message_id("message_id"))
             conditions = conditions_of("created_at", edges)
         else:
@@ -216,10 +224,11 @@ class Database:
         number = self._sql.message_number("message_id", guarded=guarded)
         columns = (
             f"{self._sql.id_bytes('message_id', guarded=guarded)} AS id, {number} AS no, "
-            f"consumer_group, replay, {self._sql.microseconds('created_at')} AS at_us"
+            f"consumer_group, replay, {self._sql.microseconds('created_at')} AS at_us, message_id, created_at"
         )
         schema = "id binary, no int, consumer_group string, replay int, at_us bigint"
-        return _with_ids(self._read(spark, notify_inbox.name, columns, conditions, schema))
+        rows = self._read(spark, notify_inbox.name, columns, conditions, schema)
+        return _with_ids(rows.drop("message_id", "created_at"))
 
     def _drilled_effects(self, drill: Drill, span: Span | None) -> list[str]:
         """Conditions for inbox rows. The groups are named, because the table's key begins with them."""
@@ -267,12 +276,12 @@ class Database:
             return None
         columns = (
             f"{self._sql.id_bytes('transaction_id', guarded=False)} AS id, message_no AS no, producer_group, state, "
-            f"topic, source, {self._sql.microseconds('created_at')} AS half_us"
+            f"topic, source, {self._sql.microseconds('created_at')} AS half_us, transaction_id"
         )
-        conditions = conditions_of("transaction_id", self._id_edges(server_half_message.c.transaction_id, span))
+        conditions = conditions_of("transaction_id", self.parts.by_id(server_half_message.c.transaction_id, span))
         conditions += self.odd_ids(server_half_message, span)
         schema = "id binary, no int, producer_group string, state string, topic string, source string, half_us bigint"
-        return self._read(spark, server_half_message.name, columns, conditions, schema)
+        return self._read(spark, server_half_message.name, columns, conditions, schema).drop("transaction_id")
 
     def sent(self, span: Span) -> dict[str, dict[str, int]]:
         """When each database's last committed half of each producer group was stored, by the database's id."""
@@ -319,32 +328,10 @@ class Database:
 
     # --- queries ----------------------------------------------------------------------------------------------
 
-    def _id_edges(self, column: sa.Column[Any], span: Span | None) -> list[str]:
-        """Edges that split a table into ranges of ids, which are in order of time. The first and the last range have
-        no end ("") if there is no `span`: they hold what is no id, too."""
-        within = sa.and_(column >= FIRST_ID, column < LAST_ID)
-        if span is not None:
-            within = sa.and_(column >= id_at(span.start_us), column < id_at(span.end_us))
-        first, last, count = self._extent(column, within)
-        low, high = made_us(first), made_us(last)
-        edges = [] if low is None or high is None else [id_at(edge) for edge in edges_of(low, high + 1000, count)]
-        ends = ("", "") if span is None else (id_at(span.start_us), id_at(span.end_us))
-        return [ends[0], *edges[1:-1], ends[1]]
-
     def odd_ids(self, table: sa.Table, span: Span | None) -> list[str]:
         """Conditions for the rows of a table whose ids are of no time, as far as there are any."""
         conditions = span.odd("transaction_id") if span is not None else []
         return [c for c in conditions if self.rows(f"SELECT 1 FROM {table.name} WHERE {c} LIMIT 1")]
-
-    def _time_edges(self, column: sa.Column[Any], span: Span | None) -> list[str]:
-        """Edges that split a table into ranges of a column of instants; only the start of `span` counts."""
-        start = text_of(span.start_us) if span is not None else ""
-        within: sa.ColumnElement[bool] = column >= sa.literal_column(f"'{start}'") if start else sa.true()
-        first, last, count = self._extent(column, within)
-        edges = []
-        if first is not None:
-            edges = [text_of(edge) for edge in edges_of(microseconds_of(first), microseconds_of(last) + 1, count)]
-        return [start, *edges[1:-1], ""]
 
     def _has_odd(self, table: str, column: str, edges: Sequence[str], is_sound: str) -> bool:
         """Whether a row between the first and the last edge has no sound id, in a database that would refuse it."""
@@ -358,27 +345,11 @@ class Database:
             self.sound.add(table)
         return has_odd
 
-    def _extent(self, column: sa.Column[Any], within: sa.ColumnElement[bool]) -> tuple[Any, Any, int]:
-        """A column's lowest and highest value (None if empty), and the approximate number of rows of its table."""
-        with self.reading() as connection:
-            first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).where(within)).one()
-            return first, last, self._about(connection, column.table)
-
-    def _about(self, connection: sa.Connection, table: Any) -> int:
-        """The approximate number of rows of a table, without counting them."""
-        if self.kind == "postgresql":
-            query = f"SELECT reltuples::bigint FROM pg_class WHERE oid = '{table.name}'::regclass"
-        elif self.kind == "mysql":
-            query = (
-                "SELECT table_rows FROM information_schema.tables "
-                f"WHERE table_schema = database() AND table_name = '{table.name}'"
-            )
-        else:
-            query = f"SELECT count(*) FROM {table.name}"
-        return max(0, int(connection.exec_driver_sql(query).scalar() or 0))
-
     def _read(self, spark: SparkSession, table: str, columns: str, conditions: list[str], schema: str) -> DataFrame:
-        return jdbc.read_parts(spark, self.url, self.kind, (columns, table), conditions, schema)
+        self.pace.wait()
+        return jdbc.read_parts(
+            spark, self.url, self.kind, (columns, table), conditions, schema, most_lag_us=self._most_lag_us
+        )
 
     def _jdbc(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
         return jdbc.read(spark, self.url, self.kind, table, schema)

@@ -87,7 +87,10 @@ def _waiting(spark: SparkSession, log: LogInput, letters: DataFrame) -> DataFram
     purged = small_table(spark, {"topic": pa.int64(), "queue": pa.int32(), "start": pa.int64()}, starts)
     kept = letters.join(F.broadcast(purged), ["topic", "queue"], "left").where("start IS NULL OR offset >= start")
     again = kept.select(F.explode(F.array("again", "again_before")).alias("id")).distinct()
-    sent = log.queued_ids(spark).join(F.broadcast(again), "id").distinct()
+    queued = log.queued_ids(spark)
+    if queued is None:
+        return kept
+    sent = queued.join(F.broadcast(again), "id").distinct()
     for name in ("again", "again_before"):
         kept = kept.join(F.broadcast(sent.withColumnRenamed("id", name)), name, "left_anti")
     return kept

@@ -7,12 +7,12 @@ identifiers so that MariaDB takes them for constants.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.engine.url import URL
 
 from notify.spark.bounds import READ_SECONDS
+from notify.spark.pacing import waiting_sql
 
 FETCH_ROWS = 20_000
 DRIVERS = {
@@ -31,18 +31,26 @@ def read(spark: SparkSession, url: URL, kind: str, table: str, schema: str) -> D
 
 
 def read_parts(
-    spark: SparkSession, url: URL, kind: str, query: tuple[str, str], conditions: Sequence[str], schema: str
+    spark: SparkSession,
+    url: URL,
+    kind: str,
+    query: tuple[str, str],
+    conditions: Sequence[str],
+    schema: str,
+    *,
+    most_lag_us: int = 0,
 ) -> DataFrame:
-    """One read for each condition, of `query` (columns and table): a subquery, because the outer statement lacks its
-    columns."""
+    """A table in parts: one task for each condition. `query`: columns and table; the columns must hold those that the
+    conditions name. `most_lag_us`: a task that reads a standby of PostgreSQL waits until it is less behind; 0: no wait.
+    """
     columns, table = query
-    return reduce(
-        DataFrame.unionAll,
-        [
-            read(spark, url, kind, f"(SELECT {columns} FROM {table} WHERE {condition}) part", schema)
-            for condition in conditions
-        ],
-    )
+    address, properties = _address(url, kind)
+    if kind == "postgresql" and most_lag_us:
+        properties["sessionInitStatement"] += f"; {waiting_sql(most_lag_us)}"
+    return spark.read.jdbc(
+        address, f"(SELECT {columns} FROM {table}) part", predicates=list(conditions),
+        properties=properties | {"customSchema": schema},
+    )  # fmt: skip
 
 
 def _address(url: URL, kind: str) -> tuple[str, dict[str, str]]:

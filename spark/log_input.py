@@ -7,37 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
-from functools import reduce
+from collections.abc import Collection, Iterator, Sequence, Set
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import Corrupt, InvalidRequest
 from notify.spark.catalog import Catalog, Subscribed, learn
-from notify.spark.columns import ACKS, MASK_GROUPS, MESSAGES, spark_schema
+from notify.spark.columns import ACKS, MASK_GROUPS, MESSAGES
+from notify.spark.copies import Copies, copy_name
 from notify.spark.facts import Facts, Hole
 from notify.spark.letters import LETTERS
 from notify.spark.life import Groups
-from notify.spark.scan import ReadOnlyDisk
-from notify.spark.segments import (
-    SegmentFile,
-    facts_of,
-    foreign_of,
-    forget_others,
-    has_copy,
-    holes_of,
-    is_locked,
-    keep_copy,
-    longest_unread,
-    make_copy,
-    segments_of,
-)
+from notify.spark.log_files import LogFiles, SegmentFile
+from notify.spark.places import copies_in, files_of
+from notify.spark.segments import Copied, copied, foreign_of, holes_of
+from notify.spark.tasks import each
 from notify.spark.times import instant_text
-from notify.storage.log import checkpoint, meta
+from notify.storage.log import meta
+from notify.storage.log.checkpoint import checkpoint_name
 from notify.storage.log.segments import segment_name
 
 EVERYTHING = 1 << 62
@@ -54,67 +46,84 @@ COMPARED_BYTES = 16
 class LogInput:
     """One data directory. Call `prepare` before the tables."""
 
-    def __init__(self, directory: Path | str, name: str = "") -> None:
-        """Raises InvalidRequest for a directory without a log, Corrupt if all checkpoints are damaged."""
-        given = Path(directory)
-        self.directory = given / "log" if (given / "log").is_dir() else given
-        self.name = name or given.name
+    def __init__(self, place: Path | str, name: str = "") -> None:
+        """`place`: a data directory, or the URL of a store that a server ships to. Raises InvalidRequest for a place
+        without a log, Unavailable for a store that does not answer."""
+        try:
+            self.files = files_of(place)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"--log {error}") from None
+        self.name = name or str(place).rstrip("/").rpartition("/")[2]
         self.facts: list[Facts] = []
         self.catalog = Catalog()
-        if not self.directory.is_dir():
-            raise InvalidRequest(f"--log {directory}: there is no such directory")
-        self.segments, problems = segments_of(self.directory)
+        self.segments, problems = self.files.segments()
         self.problems: list[str] = problems
         """Reasons why this log proves nothing; with one of them the audit is inconclusive."""
         if not self.segments:
-            raise InvalidRequest(
-                f"--log {directory}: the directory has no log (no *.log files); name a server's --data-dir"
-            )
-        self.is_served = is_locked(self.directory / "lock")
+            raise InvalidRequest(f"--log {place}: {self.files.nothing}")
+        self.is_served = self.files.is_served()
         self.read_us = 0
         """When `prepare` began, by this machine's clock, which is also the server's."""
-        self.dropped_to = 0
+        self.dropped_to = self.files.dropped_to
         """Position below which retention dropped segments, by the log's own record."""
         self.holes: list[Hole] = []
         """Parts of the log that could not be read."""
-        self._copies: list[Path] = []
+        self._copied: list[SegmentFile] = []
+        self._copies: Copies | None = None
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     def prepare(
-        self, spark: SparkSession | None, scratch: Path, reread_bytes: int = EVERYTHING, given: Set[str] = frozenset()
+        self,
+        spark: SparkSession | None,
+        scratch: Path | str,
+        reread_bytes: int = EVERYTHING,
+        given: Set[str] = frozenset(),
     ) -> None:
         """Copy every segment without a copy, then read the catalog. Spark, if given, copies large logs in its tasks.
 
-        `scratch` and the log must be the same directories for every executor. `reread_bytes`: so much of the segments
-        is compared with their copies again, because bytes rot without a change of a file's size or time. `given`: the
-        ids of the databases to compare with; segments of another log are left out.
+        `scratch`: a directory, which must be the same for every worker, or the URL of a store. `reread_bytes`: so much
+        of the segments is compared with their copies again, because bytes rot without a change of a file's size or
+        time. `given`: the ids of the databases to compare with; segments of another log are left out.
         """
         self.read_us = time.time_ns() // 1000
-        place = scratch / hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:16]
-        place.mkdir(parents=True, exist_ok=True)
-        directory, to = str(self.directory), str(place)
-        copied = [s for s in self.segments if has_copy(s, place) and (s.sealed_end or not self.is_served)]
-        missing = [s for s in self.segments if s not in copied]
-        compared = longest_unread(copied, place, reread_bytes)
+        copies = copies_in(scratch, hashlib.sha256(self.files.identity.encode()).hexdigest()[:16])
+        self._copies = copies
+        known = [s for s in self.segments if copies.has(s) and (s.sealed_end or not self.is_served)]
+        names = {copy_name(s) for s in known}
+        missing = [s for s in self.segments if copy_name(s) not in names]
+        compared = [] if self.files.is_immutable else copies.longest_unread(known, reread_bytes)
         work = sum(s.size for s in missing) + sum(s.size for s in compared) // COMPARED_BYTES
-        done = _each(
-            spark if work > COPIED_HERE_BYTES else None,
-            [*missing, *compared],
-            lambda s: (make_copy if s in missing else keep_copy)(directory, s, to),
-        )
-        self.problems += [problem for problem in done if problem]
-        forget_others(place, {s.copy_name for s in self.segments})
-        copied = [s for s in self.segments if has_copy(s, place)]
-        foreign = foreign_of([facts_of(s, place) for s in copied], given)
+        items = [(s, None) for s in missing] + [(s, copies.facts_of(s)) for s in compared]
+        made = self._each(spark if work > COPIED_HERE_BYTES else None, items)
+        self.problems += [problem for problem, _ in made if problem]
+        new = {copy_name(s): facts for (s, _), (_, facts) in zip(items, made, strict=True) if facts is not None}
+        copies.note(new, {copy_name(s) for s in self.segments})
+        there = [s for s in self.segments if copies.has(s)]
+        if lost := [s for s in self.segments if copy_name(s) in new and not copies.has(s)]:
+            self.problems.append(
+                f"{lost[0].name} was copied by a worker, and the copy is not in {scratch}: name a directory that all "
+                "workers share, or the URL of a store, with --scratch"
+            )
+        facts = {s.base: new.get(copy_name(s)) or copies.facts_of(s) for s in there}
+        foreign = foreign_of(facts.values(), given)
         self.problems += [f"{segment_name(base)}: {problem}" for base, problem in foreign.items()]
         self.segments = [s for s in self.segments if s.base not in foreign]
-        copied = [s for s in copied if s.base not in foreign]
-        self._copies = [place / s.copy_name for s in copied]
-        self.facts = [facts_of(s, place) for s in copied]
+        self._copied = [s for s in there if s.base not in foreign]
+        self.facts = [facts[s.base] for s in self._copied]
         self.holes = list(holes_of(self.facts))
         self._catalogue()
         self._look()
+
+    def _each(self, spark: SparkSession | None, items: Sequence[tuple[SegmentFile, Facts | None]]) -> list[Copied]:
+        """Copy, or compare, each segment: in a task of Spark, if given."""
+        do = partial(_copied, self.files, self.copies)
+        return [do(item) for item in items] if spark is None else each(spark, items, do)
+
+    @property
+    def copies(self) -> Copies:
+        assert self._copies is not None, "prepare comes first"
+        return self._copies
 
     def unread(self, from_us: int) -> Iterator[str]:
         """Which parts of the log are missing or cannot be read, of those that messages from `from_us` on may be in."""
@@ -139,21 +148,21 @@ class LogInput:
 
     def _look(self) -> None:
         """Note a log that ends before its checkpoint."""
-        disk = ReadOnlyDisk(self.directory)
-        for name in disk.names():
-            if name.endswith(".ckpt") and self.facts and int(name[:20]) > self.facts[-1].end:
+        for position in self.files.checkpoints():
+            if self.facts and position > self.facts[-1].end:
+                name = checkpoint_name(position)
                 self.problems.append(f"the log ends at {self.facts[-1].end}, before its checkpoint {name}: it was cut")
 
     def _catalogue(self) -> None:
         catalog = self.catalog
         try:
-            saved = checkpoint.load(ReadOnlyDisk(self.directory))
+            saved = self.files.checkpoint()
         except Corrupt as error:
             self.problems.append(str(error))
             saved = None
         if saved is not None:
             state = saved.state
-            self.dropped_to = state.dropped_to or 0
+            self.dropped_to = max(self.dropped_to, state.dropped_to or 0)
             catalog.topics |= {topic.number: topic.name for topic in state.topics}
             catalog.queues |= {topic.number: topic.queues for topic in state.topics}
             catalog.producer_groups |= dict(enumerate(state.producer_groups))
@@ -185,9 +194,18 @@ class LogInput:
             return self.read_us
         return max((f.last_us for f in self.facts), default=0)
 
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is what a server has shipped so far: what is not in it yet may be in the server's log."""
+        return self.files.is_immutable
+
     def count_from(self, span: Any) -> int:
         """The number of messages in the segments that a span of time may concern; None: all segments."""
         return sum(facts.messages for _, facts in self._written(span.start_us if span else 0))
+
+    def acks_from(self, from_us: int) -> int:
+        """The number of rows of `acks`."""
+        return sum(facts.acks for _, facts in self._written(from_us))
 
     def apart_us(self, from_us: int) -> int:
         """The most that the time of a half, and that in its id, lie apart in segments written after an instant."""
@@ -197,11 +215,11 @@ class LogInput:
         for facts in self.facts:
             yield from facts.broken
 
-    def _written(self, from_us: int) -> list[tuple[Path, Facts]]:
-        """The copies of segments that were written to after an instant, by the server's clock or by the ids."""
+    def _written(self, from_us: int) -> list[tuple[SegmentFile, Facts]]:
+        """The copied segments that were written to after an instant, by the server's clock or by the ids."""
         return [
-            (copy, facts)
-            for copy, facts in zip(self._copies, self.facts, strict=True)
+            (segment, facts)
+            for segment, facts in zip(self._copied, self.facts, strict=True)
             if max(facts.last_us, facts.made_us) >= from_us
         ]
 
@@ -210,12 +228,12 @@ class LogInput:
 
         None if there is no such segment.
         """
-        by_groups: dict[tuple[str, ...], list[str]] = {}
-        for copy, facts in self._written(from_us):
-            by_groups.setdefault(tuple(facts.consumer_groups), []).append(str(copy / "messages.parquet"))
+        by_groups: dict[tuple[str, ...], list[SegmentFile]] = {}
+        for segment, facts in self._written(from_us):
+            by_groups.setdefault(tuple(facts.consumer_groups), []).append(segment)
         rows: DataFrame | None = None
-        for names, paths in by_groups.items():
-            part = spark.read.schema(spark_schema(MESSAGES)).parquet(*paths)
+        for names, segments in sorted(by_groups.items()):
+            part = self.copies.rows(spark, "messages", MESSAGES, segments)
             for mask in ("acked", "settled", "attempted"):
                 for b in range(groups.blocks):
                     part = part.withColumn(f"{mask}{b}", _renumbered(mask, names, groups, b))
@@ -249,27 +267,28 @@ class LogInput:
 
         Without `with_ids`, acks of messages in other segments have none.
         """
-        by_groups: dict[tuple[str, ...], list[str]] = {}
-        for copy, facts in self._written(from_us):
+        by_groups: dict[tuple[str, ...], list[SegmentFile]] = {}
+        for segment, facts in self._written(from_us):
             if facts.acks and (facts.loose or not loose_only):
-                by_groups.setdefault(tuple(facts.consumer_groups), []).append(str(copy / "acks.parquet"))
+                by_groups.setdefault(tuple(facts.consumer_groups), []).append(segment)
         if not by_groups:
             return None
         parts: list[DataFrame] = []
-        for groups, paths in by_groups.items():
+        for groups, segments in sorted(by_groups.items()):
             names = F.array(*[F.lit(g) for g in groups])
-            part = spark.read.schema(spark_schema(ACKS)).parquet(*paths)
+            part = self.copies.rows(spark, "acks", ACKS, segments)
             parts.append(part.withColumn("group", names[F.col("consumer_group")]).drop("consumer_group"))
         whole = reduce(DataFrame.unionAll, parts)
         if loose_only:
             whole = whole.where("is_loose")
-        return self._with_ids(spark, whole) if with_ids and any(f.unnamed for f in self.facts) else whole
+        return self._with_ids(spark, whole, from_us) if with_ids and any(f.unnamed for f in self.facts) else whole
 
-    def _with_ids(self, spark: SparkSession, acks: DataFrame) -> DataFrame:
-        """Join acks that have no id with the messages of all segments."""
-        places = spark.read.schema(spark_schema(MESSAGES)).parquet(
-            *[str(copy / "messages.parquet") for copy in self._copies]
-        )
+    def _with_ids(self, spark: SparkSession, acks: DataFrame, from_us: int) -> DataFrame:
+        """Join acks that have no id with the messages of segments written after `from_us`; those of older messages,
+        whose ids are older too, are left out."""
+        of_places = _only("topic", "queue", "offset", "id", "no", "queued_us", "key_hash")
+        segments = [segment for segment, _ in self._written(from_us)]
+        places = self.copies.rows(spark, "messages", of_places, segments)
         places = places.where("offset IS NOT NULL").select(
             "topic", "queue", "offset", F.col("id").alias("message_id"), F.col("no").alias("message_no"),
             F.col("queued_us").alias("message_us"), F.col("key_hash").alias("message_key"),
@@ -286,44 +305,15 @@ class LogInput:
 
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
         """For each (topic number, queue) the groups that are to receive it, each with its first offset."""
-        numbers: dict[str, list[int]] = {}
-        for number, name in self.catalog.topics.items():
-            numbers.setdefault(name, []).append(number)  # a topic that was made again has another number
-        groups: dict[tuple[int, int], list[tuple[str, int]]] = {}
-        for s in self.catalog.subscriptions.values():
-            if s.mode == "broadcast" or "@" in s.group:
-                continue  # no record says which instances there should be
-            for number in numbers.get(s.topic, ())[-1:]:
-                for queue in range(self.catalog.queues.get(number, 1)):
-                    start = s.starts[queue] if queue < len(s.starts) else 0
-                    start = max(start, self.catalog.trimmed.get((number, queue), 0))
-                    groups.setdefault((number, queue), []).append((s.group, start))
-        return groups
+        return self.catalog.wanted()
 
     def readers(self) -> dict[tuple[int, int], set[str]]:
-        """For each (topic number, queue) the groups that ever subscribed to it.
-
-        Who reads a topic of dead letters may have had any message.
-        """
-        of_topic: dict[str, set[str]] = {}
-        of_letters: set[str] = set()
-        for group, topic in self.catalog.ever:
-            of_topic.setdefault(topic, set()).add(group)
-            if self.catalog.kind_of(topic) == "dead_letter":
-                of_letters.add(group)
-        return {
-            (number, queue): of_topic.get(name, set()) | of_letters
-            for number, name in self.catalog.topics.items()
-            for queue in range(self.catalog.queues.get(number, 1))
-        }
+        """For each (topic number, queue) the groups that ever subscribed to it."""
+        return self.catalog.readers()
 
     def inboxes(self) -> dict[str, int]:
         """The groups whose consumers have told the server of an inbox, and from when on it has rows (microseconds)."""
-        told: dict[str, int] = {}
-        for s in self.catalog.subscriptions.values():
-            if s.inbox_from_us >= 0 and "@" not in s.group:
-                told[s.group] = min(told.get(s.group, s.inbox_from_us), s.inbox_from_us)
-        return told
+        return self.catalog.inboxes()
 
     def sent(self, from_us: int = 0) -> dict[str, dict[str, int]]:
         """When each database's last committed message of each producer group was decided, by the database's id."""
@@ -338,35 +328,37 @@ class LogInput:
 
     def letters(self, spark: SparkSession) -> DataFrame | None:
         """Rows of spark.letters.LETTERS; None if the log has no dead letter."""
-        paths = [str(c / "letters.parquet") for c, f in zip(self._copies, self.facts, strict=True) if f.letters]
-        return spark.read.schema(spark_schema(LETTERS)).parquet(*paths) if paths else None
+        segments = [s for s, f in zip(self._copied, self.facts, strict=True) if f.letters]
+        return self.copies.rows(spark, "letters", LETTERS, segments) if segments else None
 
-    def queued_ids(self, spark: SparkSession) -> DataFrame:
-        """(id): the transactions of all messages in queues."""
-        paths = [str(copy / "messages.parquet") for copy in self._copies]
-        return spark.read.schema(spark_schema(MESSAGES)).parquet(*paths).where("offset IS NOT NULL").select("id")
+    def queued_ids(self, spark: SparkSession, from_us: int = 0) -> DataFrame | None:
+        """(id): the transactions of messages in queues, of segments written after `from_us`; None without one."""
+        segments = [segment for segment, _ in self._written(from_us)]
+        if not segments:
+            return None
+        rows = self.copies.rows(spark, "messages", _only("id", "offset"), segments)
+        return rows.where("offset IS NOT NULL").select("id")
 
     def entries_of(self, transaction: bytes) -> dict[str, list[dict[str, Any]]]:
         """The log's rows of one transaction: rows of `messages`, `acks` (with `group`) and `checks`."""
         entries: dict[str, list[dict[str, Any]]] = {"messages": [], "acks": [], "checks": []}
-        for copy in self._copies:
+        for segment in self._copied:
             for name in ("messages", "checks"):
-                rows = pq.read_table(copy / f"{name}.parquet", filters=[("id", "=", transaction)]).to_pylist()
-                entries[name] += rows
+                entries[name] += self.copies.read(name, segment, filters=[("id", "=", transaction)]).to_pylist()
         places = {(m["topic"], m["queue"], m["offset"]) for m in entries["messages"] if m["offset"] is not None}
         for topic, queue, offset in sorted(places):
             wanted = [("topic", "=", topic), ("queue", "=", queue), ("offset", "=", offset)]
-            for copy, facts in zip(self._copies, self.facts, strict=True):
-                for row in pq.read_table(copy / "acks.parquet", filters=wanted).to_pylist():
+            for segment, facts in zip(self._copied, self.facts, strict=True):
+                for row in self.copies.read("acks", segment, filters=wanted).to_pylist():
                     entries["acks"].append(row | {"group": facts.consumer_groups[row["consumer_group"]]})
         return entries
 
     def messages_of(self, transactions: Collection[bytes]) -> Iterator[dict[str, Any]]:
         """The rows (id, no, source, offset, outcome, due_us) of some transactions' messages, read without Spark."""
-        for copy in self._copies:
-            columns = ["id", "no", "source", "offset", "outcome", "due_us"]
-            wanted = [("id", "in", list(transactions))]
-            yield from pq.read_table(copy / "messages.parquet", columns=columns, filters=wanted).to_pylist()
+        columns = ["id", "no", "source", "offset", "outcome", "due_us"]
+        wanted = [("id", "in", list(transactions))]
+        for segment in self._copied:
+            yield from self.copies.read("messages", segment, columns=columns, filters=wanted).to_pylist()
 
     def groups(self) -> Sequence[str]:
         """Every group that has subscribed or settled, sorted."""
@@ -376,11 +368,13 @@ class LogInput:
         return sorted(names)
 
 
-def _each(spark: SparkSession | None, segments: Sequence[SegmentFile], do: Callable[[SegmentFile], str]) -> list[str]:
-    """Do it for each segment, in a task of Spark, if given. Returns the results."""
-    if spark is None:
-        return [do(segment) for segment in segments]
-    return spark.sparkContext.parallelize(segments, len(segments)).map(do).collect()
+def _copied(files: LogFiles, copies: Copies, item: tuple[SegmentFile, Facts | None]) -> Copied:
+    return copied(files, copies, *item)
+
+
+def _only(*names: str) -> pa.Schema:
+    """Some columns of MESSAGES."""
+    return pa.schema([MESSAGES.field(name) for name in names])
 
 
 def _renumbered(mask: str, names: Sequence[str], groups: Groups, block: int) -> Column:

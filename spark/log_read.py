@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from notify.spark.log_files import LogFiles
 from notify.spark.log_input import LogInput
-from notify.spark.segments import checksum_of
-from notify.storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header
-from notify.storage.log.segments import segment_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +23,10 @@ class SegmentRead:
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """A log: its name, its directory, up to where its own record says that retention dropped it, and its segments."""
+    """A log: its name, its files, up to where its own record says that retention dropped it, and its segments."""
 
     name: str
-    directory: Path
+    files: LogFiles
     dropped_to: int
     segments: tuple[SegmentRead, ...]
 
@@ -46,16 +43,4 @@ class LogRead:
             end = segment.sealed_end if is_whole else max(segment.base, known.durable)
             crc = known.crc if is_whole else None
             segments.append(SegmentRead(segment.base, segment.created_us, end, crc, damage))
-        return cls(log.name, log.directory, log.dropped_to, tuple(segments))
-
-    def path(self, base: int) -> Path:
-        return self.directory / segment_name(base)
-
-    def created_us(self, base: int) -> int:
-        """When the segment was made, as its header says now. Raises OSError, and ValueError for a damaged header."""
-        with self.path(base).open("rb") as file:
-            return read_segment_header(file.read(SEGMENT_HEADER_SIZE))[1]
-
-    def checksum(self, base: int, end: int) -> int:
-        """CRC32C of a segment's bytes [base, end). Raises OSError."""
-        return checksum_of(self.path(base), end - base)
+        return cls(log.name, log.files, log.dropped_to, tuple(segments))

@@ -5,7 +5,7 @@
 
 | option | |
 |---|---|
-| `path` | the data directory of a server, running or not, or a copy |
+| `path` | the data directory of a server, running or not, or a copy; or the URL of a store that it ships to |
 | `table` | `messages`, `queue`, `acks` (spark.columns.MESSAGES, QUEUE, ACKS), or `halves`, a view of `messages` |
 | `columns` | names separated by commas; Spark does not tell a Python source which columns a query needs |
 | `from` | `index` (default): read only the index of sealed segments; `log`: read and verify everything |
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,31 +33,28 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from notify.errors import InvalidRequest
+from notify.errors import Corrupt, InvalidRequest
 from notify.spark.columns import ACKS, MESSAGES, QUEUE, messages_of, queue_of, spark_schema
-from notify.spark.scan import ReadOnlyDisk, SegmentScan
-from notify.storage.log.format import read_segment_header
-from notify.storage.log.index import index_name
-from notify.storage.log.sealed import SealedPart
+from notify.spark.log_files import LogFiles, SegmentFile
+from notify.spark.places import files_of
+from notify.spark.scan import SegmentScan
 
 TABLES = {"messages": MESSAGES, "halves": MESSAGES, "queue": QUEUE, "acks": ACKS}
 ROWS_A_BATCH = 1 << 16
 SLACK_US = 60_000_000
+MOST_TOLD = 20
+"""The most segments that an error names."""
 _MASKS = ("acked", "settled", "attempted", "acked_us", "last_acked_us")
 
 
 @dataclass
 class SegmentPart(InputPartition):
-    """One segment; `sealed_end` is where the next one begins, 0 for the last."""
+    """One segment."""
 
-    name: str
-    base: int
-    sealed_end: int
-    first_us: int
-    last_us: int
+    segment: SegmentFile
 
     def __post_init__(self) -> None:
-        self.value = self.name
+        self.value = self.segment.name
 
 
 class NotifyLogSource(DataSource):
@@ -87,15 +83,15 @@ class NotifyLogSource(DataSource):
     def reader(self, schema: Any) -> DataSourceReader:
         if "path" not in self.options:
             raise InvalidRequest("option path: name the data directory of a server")
-        path = Path(self.options["path"])
-        log = path / "log" if (path / "log").is_dir() else path
         by_index = self.options.get("from", "index") == "index"
-        return _Reader(log, self.options.get("table", "messages"), [f.name for f in self._fields()], by_index)
+        return _Reader(
+            self.options["path"], self.options.get("table", "messages"), [f.name for f in self._fields()], by_index
+        )
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, log: Path, table: str, columns: Sequence[str], by_index: bool) -> None:
-        self._log = log
+    def __init__(self, path: str, table: str, columns: Sequence[str], by_index: bool) -> None:
+        self._files: LogFiles = files_of(path)
         self._table = table
         self._columns = list(columns)
         self._by_index = by_index and table != "acks" and not set(columns) & set(_MASKS)
@@ -114,39 +110,33 @@ class _Reader(DataSourceReader):
             yield f
 
     def partitions(self) -> Sequence[InputPartition]:
-        segments: list[tuple[str, int, int]] = []
-        for path in sorted(self._log.glob("*.log")):
-            with path.open("rb") as file:
-                base, created_us = read_segment_header(file.read(64))
-            segments.append((path.name, base, created_us))
+        segments, problems = self._files.segments()
+        if problems:
+            raise Corrupt("; ".join(problems[:MOST_TOLD]))
         if not segments:
-            raise InvalidRequest(f"{self._log}: the directory has no log (no *.log files); name a server's --data-dir")
-        parts = []
-        for i, (name, base, created_us) in enumerate(segments):
-            following = segments[i + 1] if i + 1 < len(segments) else None
-            last_us = following[2] if following else 1 << 62
-            if last_us >= self._from_us and created_us <= self._to_us:
-                parts.append(SegmentPart(name, base, following[1] if following else 0, created_us, last_us))
-        return parts
+            raise InvalidRequest(f"{self._files.place}: {self._files.nothing}")
+        return [
+            SegmentPart(segment)
+            for segment in segments
+            if segment.until_us >= self._from_us and segment.created_us <= self._to_us
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentPart)
-        table = self._read(partition)
+        table = self._read(partition.segment)
         if self._table == "halves":
             table = table.filter(pc.or_(table["half_us"].is_valid(), table["queued_us"].is_null()))
         yield from table.select(self._columns).to_batches(max_chunksize=ROWS_A_BATCH)
 
-    def _read(self, part: SegmentPart) -> pa.Table:
-        if self._by_index and part.sealed_end:
-            try:
-                sealed = SealedPart(ReadOnlyDisk(self._log), index_name(part.base))
-            except (OSError, ValueError):
-                pass  # lost or of another version: the segment has the same entries
-            else:
-                if self._table == "queue":
-                    return queue_of(sealed.entries, self._columns)
-                return messages_of(sealed.entries)
-        scan = SegmentScan(self._log, part.name, part.sealed_end)
+    def _read(self, segment: SegmentFile) -> pa.Table:
+        if self._by_index and segment.sealed_end:
+            entries = self._files.entries(segment)
+            if entries is not None:
+                return queue_of(entries, self._columns) if self._table == "queue" else messages_of(entries)
+        disk = self._files.disk(segment)
+        scan = SegmentScan(disk, segment.name, segment.sealed_end)
+        if self._files.is_immutable:
+            self._files.crc_of(disk, segment)  # raises for an object that is not what was shipped
         if self._table == "queue":
             return scan.messages.filter(scan.messages["offset"].is_valid())
         return scan.acks if self._table == "acks" else scan.messages

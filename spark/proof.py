@@ -32,7 +32,7 @@ def refuse_doubled(inputs: Inputs) -> None:
     for a, b in combinations(inputs.logs, 2):
         if {s.identity for s in a.segments} & {s.identity for s in b.segments}:
             raise InvalidRequest(
-                f"--log {a.directory} and --log {b.directory} are the same log, or copies of it: give it once"
+                f"--log {a.files.place} and --log {b.files.place} are the same log, or copies of it: give it once"
             )
     for first, second in combinations(inputs.databases, 2):
         source = first.source_id()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from notify import ids
 
 ROWS_A_PART = 250_000
-MOST_PARTS = 64
-
+MOST_PARTS = 1024
+"""The most parts of a table: a query or two is asked to find each edge."""
 
 EPOCH_US = 1_577_836_800_000_000
 """The beginning of 2020: an id of an earlier time was made by a clock that was not set."""
@@ -46,10 +47,24 @@ def conditions_of(name: str, edges: Sequence[str]) -> list[str]:
     return conditions
 
 
-def edges_of(low: int, high: int, rows: int) -> list[int]:
-    """The edges of equal parts of [low, high), about ROWS_A_PART rows each."""
-    parts = min(MOST_PARTS, max(1, rows // ROWS_A_PART))
-    return [low + (high - low) * i // parts for i in range(parts)] + [high]
+def edges_by_rows(low: int, high: int, rows_between: Callable[[int, int], int], most: int = MOST_PARTS) -> list[int]:
+    """Edges of parts of [low, high) with about ROWS_A_PART rows each, however unevenly the rows lie: the part with the
+    most rows is halved until it has few enough, is a single number, or there are `most` parts.
+
+    `rows_between(a, b)`: about how many rows lie in [a, b).
+    """
+    parts = [(-rows_between(low, high), low, high)]
+    done: list[tuple[int, int]] = []
+    while parts and len(parts) + len(done) < most:
+        rows, start, end = heapq.heappop(parts)
+        middle = (start + end) // 2
+        if -rows <= ROWS_A_PART or middle == start:
+            done.append((start, end))
+            continue
+        for a, b in ((start, middle), (middle, end)):
+            heapq.heappush(parts, (-rows_between(a, b), a, b))
+    starts = sorted([start for start, _ in done] + [start for _, start, _ in parts])
+    return [*starts, high]
 
 
 def id_at(us: int) -> str:

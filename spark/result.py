@@ -38,6 +38,10 @@ class Plan:
     """How to read: `digest`: first digests, then what differs in them; `full`: everything; "": whichever is quicker."""
     closes_by_clock: bool = False
     """Close transactions by this machine's clock, as `watch` does: a stalled input must not hide lost messages."""
+    continues: bool = False
+    """Whether earlier audits read everything before `from_us` (spark.proved)."""
+    producer_groups: tuple[str, ...] = ()
+    """Producer groups that are known to have local rows; empty: each table is asked for all of them."""
 
     @property
     def bucket_us(self) -> int:
@@ -132,6 +136,10 @@ class Result:
     from_us: int = 0
     to_us: int = 0
     closed_us: int = 0
+    judged_us: int = 0
+    """Transactions before this were judged, and whether their messages were delivered."""
+    producer_groups: set[str] = field(default_factory=set)
+    """The producer groups with local rows."""
     seconds: float = 0.0
     steps: dict[str, float] = field(default_factory=dict)
     coverage: list[Covered] = field(default_factory=list)

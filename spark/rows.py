@@ -20,6 +20,7 @@ from notify.spark.late_inboxes import with_late_inboxes
 from notify.spark.life import Groups
 from notify.spark.log_input import LogInput
 from notify.spark.message_times import event_us, made_us
+from notify.spark.ranges import Span
 from notify.spark.result import Inputs
 from notify.spark.small_table import small_table
 
@@ -33,14 +34,14 @@ class MessageRows:
         inputs: Inputs,
         groups: Groups,
         coverage: Coverage,
-        with_rows: Collection[str] | None = None,
+        with_rows: Collection[str],
     ) -> None:
-        """`with_rows`: the producer groups that have local rows, if they are known."""
+        """`with_rows`: the producer groups that have local rows."""
         self._spark = spark
         self._inputs = inputs
         self._groups = groups
         self._coverage = coverage
-        with_rows = set(with_rows) if with_rows is not None else producer_groups(inputs)
+        with_rows = set(with_rows)
         in_queues = {name for log in inputs.logs for name in log.catalog.producer_groups.values() if name}
         for kafka in inputs.kafka:
             in_queues |= kafka.producer_groups(spark)
@@ -191,9 +192,11 @@ class MessageRows:
         return {"start": start} | bits
 
 
-def producer_groups(inputs: Inputs) -> set[str]:
-    """The producer groups that have local rows in a database."""
-    return {group for database in inputs.databases for group in database.producer_groups()}
+def producer_groups(inputs: Inputs, known: Collection[str] = (), span: Span | None = None) -> set[str]:
+    """The producer groups that have local rows in a database: `known` ones, if any, and those with rows in `span`; or
+    all, for which each table is read."""
+    within = span if known else None
+    return {group for database in inputs.databases for group in database.producer_groups(within)}.union(known)
 
 
 def hashes(spark: SparkSession, names: Sequence[str]) -> dict[str, int]:

@@ -7,8 +7,6 @@ to join.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 
 from notify import ids
 from notify.digest import body_digest
+from notify.spark.bridged import thinned
 from notify.spark.columns import (
     ACKS,
     ATTEMPTED,
@@ -54,19 +53,11 @@ from notify.storage.log.recovery import Damage, SegmentReader, walk
 from notify.storage.log.segments import Segment
 
 
-class ReadOnlyDisk(Disk):
-    """A log that a server may be writing."""
-
-    def open(self, name: str, create: bool = False) -> int:
-        return os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC)
-
-
 class SegmentScan:
-    """Reads one segment. Raises ValueError for a file that is no segment, and the file system's OSError."""
+    """Reads one segment. Raises ValueError for a file that is no segment, and the disk's OSError."""
 
-    def __init__(self, directory: Path, name: str, sealed_end: int = 0) -> None:
-        """`sealed_end`: where the next segment begins; 0 for the last one."""
-        disk = ReadOnlyDisk(directory)
+    def __init__(self, disk: Disk, name: str, sealed_end: int = 0) -> None:
+        """`sealed_end`: where the next segment begins; 0 for one that may grow."""
         fd = disk.open(name)
         try:
             base, created = read_segment_header(disk.read(fd, 64, 0))
@@ -122,6 +113,7 @@ class SegmentScan:
         self.facts.unnamed = self.acks["id"].null_count
         self.facts.consumer_groups = self._group_names
         self.facts.sent = self._sent()
+        self.facts.meta = thinned(self.facts.meta)
 
     def _examine(self, disk: Disk, segment: Segment, damage: Damage, times: tuple[int, int]) -> None:
         """`times`: of the frames around it, 0 for none."""

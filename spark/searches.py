@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.window import Window
 
 from notify import ids
 from notify.spark.catalog import Bridged
@@ -16,6 +15,7 @@ from notify.spark.databases import Database
 from notify.spark.life import Groups
 from notify.spark.log_input import LogInput
 from notify.spark.message_times import made_us
+from notify.spark.order import settled_late
 from notify.spark.ranges import EPOCH_US, Span
 from notify.spark.result import Found
 from notify.spark.small_table import small_table
@@ -81,12 +81,7 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> tuple[lis
         F.col("kind").isin(int(SettleKind.ACK), int(SettleKind.DEAD_LETTER)) & (F.col("key_hash") != 0)
     ).join(subscriptions, ["group", "topic"])
     chosen = chosen.withColumn("epoch", F.size(F.filter("moved", lambda at: at <= F.col("seq"))))
-    before = (
-        Window.partitionBy("group", "topic", "queue", "key_hash", "epoch")
-        .orderBy("seq", "offset")
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
-    late = chosen.withColumn("highest", F.max("offset").over(before)).where("highest > offset")
+    late = settled_late(chosen, log.acks_from(span.start_us if span else 0))
     cases = []
     shown, count = most_of(within(late, span))
     for row in shown:

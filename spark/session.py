@@ -19,6 +19,17 @@ MEMORY = "3g"
 PARTITIONS = 16
 """The number of shuffle partitions; one partition of 5 million messages is in memory at a time."""
 
+_PLANNING = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": str(PARTITIONS),
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Tables of messages must be sorted or hashed, and never broadcast by mistake.
+    "spark.sql.autoBroadcastJoinThreshold": str(16 << 20),
+    "spark.sql.files.maxPartitionBytes": str(64 << 20),
+}
+"""Settings that a session may have of its own, also on a server of Spark Connect."""
+
 SMALL_BYTES = 64 << 20
 """An audit of smaller logs ends before the JVM's optimising compiler pays off."""
 _COMPILED = "-XX:-DontCompileHugeMethods"
@@ -45,9 +56,12 @@ def open_session(
 ) -> SparkSession:
     """A session for an audit. Raises Unavailable if Java or the JDBC drivers are missing.
 
-    `master`: Spark's master, by default `local[*]`. `memory`: of the driver's JVM and of each executor.
+    `master`: Spark's master, by default `local[*]`; or the address of a Spark Connect server, `sc://host:port`, whose
+    own settings say what memory and drivers it has. `memory`: of the driver's JVM and of each executor.
     `databases`: whether databases are read. `small`: whether the inputs are small, see `_SMALL`.
     """
+    if master.startswith("sc://"):
+        return _connected(master)
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise Unavailable("the audit runs on Spark, which needs Java 17 or newer: install it or set JAVA_HOME")
     # Workers run this interpreter, whatever the shell's environment says.
@@ -60,13 +74,6 @@ def open_session(
         "spark.executor.extraJavaOptions": _COMPILED,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(PARTITIONS),
-        "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Tables of messages must be sorted or hashed, and never broadcast by mistake.
-        "spark.sql.autoBroadcastJoinThreshold": str(16 << 20),
-        "spark.sql.files.maxPartitionBytes": str(64 << 20),
         "spark.log.level": "ERROR",
         # By default Spark notes the line of each call that makes a column, for its errors: that is more than half of
         # all calls to the JVM, and 40 % of the CPU time of a small audit.
@@ -79,6 +86,7 @@ def open_session(
         "spark.sql.ui.retainedExecutions": "5",
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
+    settings |= _PLANNING
     if small:
         settings |= _SMALL
     if databases:
@@ -95,6 +103,22 @@ def open_session(
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         raise
+
+
+def _connected(address: str) -> SparkSession:
+    """A session of a Spark Connect server. Raises Unavailable."""
+    try:
+        session = SparkSession.builder.remote(address).getOrCreate()
+        for name, value in _PLANNING.items():
+            session.conf.set(name, value)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("pyspark", "grpc"):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise Unavailable(
+            f"{address}: {reason}; is a Spark Connect server there, and `pip install 'notify-tx[connect]'` done here?"
+        ) from error
+    return session
 
 
 def _children() -> set[int]:

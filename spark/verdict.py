@@ -57,7 +57,9 @@ def _stale(plan: Plan, result: Result, newest_row_us: int, now_us: int) -> Itera
                     f"{entry['input']} is a copy, which has what its primary committed until {instant_text(until_us)}: "
                     "what came later cannot be judged"
                 )
-        elif not plan.closes_by_clock and min(newest_row_us, now_us) - until_us > longest_us:
+        elif plan.closes_by_clock and not entry.get("is_shipped"):
+            continue  # an input that stalls is told of, and hides nothing
+        elif min(newest_row_us, now_us) - until_us > longest_us:
             yield (
                 f"{entry['input']} ends at {instant_text(until_us)}, and the databases have transactions until "
                 f"{instant_text(newest_row_us)}: it is stale, and the time in between cannot be judged"

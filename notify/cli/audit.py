@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +16,9 @@ from notify.cli.audit_flags import commands_of
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
 from notify.cli.audit_results import RESULTS, keep
-from notify.cli.audit_text import show, show_explained
+from notify.cli.audit_text import published, show, show_explained
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, Unavailable
-from notify.wire import instant
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +33,8 @@ LOG = typer.Option(
     [],
     "--log",
     envvar="NOTIFY_AUDIT_LOG",
-    help="A server's data directory, running or not, or a copy, as `NAME=DIRECTORY` or alone (repeatable).",
+    help="A server's data directory, running or not, or a copy, or the URL of a store that it ships to "
+    "(s3://bucket/prefix), as `NAME=DIRECTORY` or alone (repeatable).",
 )
 KAFKA = typer.Option([], "--kafka", envvar="NOTIFY_AUDIT_KAFKA", help="kafka://host:port,… if the queue is Kafka.")
 STORAGE = typer.Option(
@@ -43,7 +43,7 @@ STORAGE = typer.Option(
     envvar="NOTIFY_AUDIT_STORAGE",
     help="A server's SQL storage, with halves and outcomes (repeatable).",
 )
-MASTER = typer.Option("", "--master", help="Spark's master; default: this machine.")
+MASTER = typer.Option("", "--master", help="Spark's master, or sc://host:port of Spark Connect; default: this machine.")
 MEMORY = typer.Option("3g", "--memory", help="Memory of Spark's driver and of each executor.")
 LONGEST = typer.Option(
     600.0, "--max-transaction-seconds", min=0, help="The longest transaction; younger ones may be PENDING."
@@ -65,6 +65,18 @@ FAIL_ON = typer.Option([], "--fail-on", help="A class that fails the audit, too,
 FULL = typer.Option(False, "--full", help="Read everything row by row, without a digest first.")
 REPORT = typer.Option(
     Path("notify-audit"), "--report", help="Directory for the report, and for copies of the log's segments."
+)
+SCRATCH = typer.Option(
+    "", "--scratch", help="Directory that all workers share, or URL of a store, for copies of the log's segments; "
+    "default: below --report, or --state.",
+)  # fmt: skip
+SINCE = typer.Option("", "--from", help="The start: an instant, or `2h` for two hours ago; default: all data.")
+LAG = typer.Option(
+    0.0, "--most-lag-seconds", min=0, help="Wait while a copy of a database is further behind its primary; 0: never."
+)
+PUBLISH = typer.Option(False, "--publish", help="Send verdict and report to the server, for its console.")
+CONTINUE = typer.Option(
+    False, "--continue", help="Begin where the last conclusive audit with this --report ended; the first reads all."
 )
 
 audits = typer.Typer(
@@ -102,17 +114,19 @@ def effect_queries(given: list[str], names: list[str]) -> tuple[tuple[str, str],
 
 
 def named_logs(given: list[str]) -> list[tuple[str, str]]:
-    """(name, directory) of each: `NAME=DIRECTORY`, or the directory's last part; all of it where that is not unique."""
+    """(name, place) of each: `NAME=PLACE`, or the last part of a path or URL; all of it where that is not unique."""
     pairs = []
     for text in given:
-        name, equals, directory = text.partition("=")
-        pairs.append((name, directory) if equals and "/" not in name else (Path(text).name, text))
+        name, equals, place = text.partition("=")
+        pairs.append((name, place) if equals and "/" not in name else (text.rstrip("/").rpartition("/")[2], text))
     names = [name for name, _ in pairs]
-    return [(name if names.count(name) == 1 else directory, directory) for name, directory in pairs]
+    return [(name if names.count(name) == 1 else place, place) for name, place in pairs]
 
 
 @contextmanager
-def opened(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Iterator[Inputs]:
+def opened(
+    database: list[str], log: list[str], kafka: list[str], storage: list[str], most_lag_seconds: float = 0.0
+) -> Iterator[Inputs]:
     """Open the inputs that the flags name. Raises the errors of the inputs."""
     from notify.spark.databases import Database
     from notify.spark.log_input import LogInput
@@ -123,7 +137,7 @@ def opened(database: list[str], log: list[str], kafka: list[str], storage: list[
         for text in (*database, *storage):
             name, equals, url = text.partition("=")
             named = equals and "://" not in name
-            databases.append(Database(url if named else text, name if named else ""))
+            databases.append(Database(url if named else text, name if named else "", most_lag_seconds))
         readers: list[Any] = []
         if kafka:
             from notify.spark.kafka_input import KafkaInput
@@ -137,8 +151,11 @@ def opened(database: list[str], log: list[str], kafka: list[str], storage: list[
 
 
 @contextmanager
-def session(master: str, memory: str, *, small: bool = False) -> Iterator[SparkSession]:
+def session(
+    master: str, memory: str, *, small: bool = False, say: Callable[[str], None] = lambda text: None
+) -> Iterator[SparkSession]:
     """A Spark session, stopped at the end. Raises Unavailable if Spark is not installed or cannot start."""
+    say("starting Spark")
     try:
         from notify.spark.session import open_session
     except ModuleNotFoundError as error:
@@ -164,10 +181,6 @@ def told(quiet: bool) -> Any:
     return (lambda text: None) if quiet else (lambda text: say(f"… {text}", err=True))
 
 
-PAGE_CHARACTERS = 500_000
-"""The most characters of a report that a server keeps."""
-
-
 @audits.command("run")
 def run(
     context: typer.Context,
@@ -175,9 +188,7 @@ def run(
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
-    since: str = typer.Option(
-        "", "--from", help="The start: an instant, or `2h` for two hours ago; default: all data."
-    ),
+    since: str = SINCE,
     to: str = typer.Option("", "--to", help="The end; default: now."),
     max_transaction_seconds: float = LONGEST,
     deliver_seconds: float = DELIVER,
@@ -185,6 +196,8 @@ def run(
     effects: list[str] = EFFECTS,
     objective: float = OBJECTIVE,
     report: Path = REPORT,
+    scratch: str = SCRATCH,
+    most_lag_seconds: float = LAG,
     master: str = MASTER,
     memory: str = MEMORY,
     plan_file: Path | None = PLAN,
@@ -193,8 +206,9 @@ def run(
     dry_run: bool = DRY_RUN,
     fail_on: list[str] = FAIL_ON,
     full: bool = FULL,
+    goes_on: bool = CONTINUE,
     results: str = RESULTS,
-    publish: bool = typer.Option(False, "--publish", help="Send verdict and report to the server, for its console."),
+    publish: bool = PUBLISH,
     reason: str = REASON,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -202,62 +216,48 @@ def run(
     """Audit once. Exit code 0: nothing is wrong; 1: something is wrong; 2: inconclusive, or the audit failed."""
     with never_one(as_json):
         check_files(plan_file, repair)
-        scratch = report / "segments"
+        given, copies = (database, log, kafka, storage, most_lag_seconds), scratch or str(report / "segments")
         if repair is not None:
-            with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
-                rows = carry_out(inputs, repair, url, reason, scratch=scratch, force=force, dry_run=dry_run)
+            with spark_errors(), opened_here(*given) as inputs:
+                rows = carry_out(inputs, repair, url, reason, scratch=copies, force=force, dry_run=dry_run)
             raise typer.Exit(show_repairs(rows, as_json=as_json, dry_run=dry_run))
-        with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+        with spark_errors(), opened_here(*given) as inputs:
+            from notify.spark import proved
             from notify.spark.audit import Audit
             from notify.spark.causes.told import tell_causes
             from notify.spark.result import Plan
 
             queries = effect_queries(effects, [d.name for d in inputs.databases])
-            span = (instant_us("--from", since), instant_us("--to", to))
-            bounds = (max_transaction_seconds, deliver_seconds, bucket_seconds)
-            plan = Plan(*span, *bounds, queries, tuple(fail_on), objective, "full" if full else "")
-            plan.check()
-            told(as_json)("starting Spark")
-            with session(master, memory, small=is_small(inputs)) as spark:
-                result = Audit(spark, plan, inputs, scratch, told(as_json)).run()
+            bounds = (instant_us("--from", since), instant_us("--to", to), max_transaction_seconds, deliver_seconds)
+            plan = Plan(*bounds, bucket_seconds, queries, tuple(fail_on), objective, "full" if full else "")
+            plan, before = proved.begun(plan, report, inputs, goes_on=goes_on)
+            with session(master, memory, small=is_small(inputs), say=told(as_json)) as spark:
+                result = Audit(spark, plan, inputs, copies, told(as_json)).run()
                 tell_causes(spark, plan, inputs, result, commands_of(context, inputs))
-                planned = write_plan(result, inputs, plan_file, force=force) if plan_file is not None else ""
+                if plan_file is not None:
+                    say(write_plan(result, inputs, plan_file, force=force), err=True)
+                proved.conclude(report, plan, inputs, result, before)
                 page = keep(result, report, results, told(as_json))
             if publish:
                 call(url, "POST", "audits", body=published(result, page))
         show(result, page, as_json=as_json)
-        if planned:
-            say(planned, err=True)
         raise typer.Exit(result.exit_code)
 
 
-def published(result: Any, page: Path) -> dict[str, Any]:
-    """The part of an audit that a server keeps; without the page if that is too large."""
-    text = page.read_text()
-    return {
-        "reason": "notify audit run",
-        "verdict": result.verdict,
-        "counts": {name: count for name, count in result.counts.items() if count},
-        "totals": result.totals,
-        "reasons": [reason[:300] for reason in result.reasons[:100]],
-        "since": instant(result.from_us),
-        "until": instant(result.to_us),
-        "report": text if len(text) <= PAGE_CHARACTERS else "",
-    }
-
-
-def opened_here(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Any:
+def opened_here(
+    database: list[str], log: list[str], kafka: list[str], storage: list[str], most_lag_seconds: float = 0.0
+) -> Any:
     """As `opened`, after checking the flags and that pyspark is installed."""
     if not database:
         raise InvalidRequest("name each service's database with --database URL")
     if not (log or kafka):
-        raise InvalidRequest("name the queues with --log DIRECTORY (a server's --data-dir) or --kafka URL")
+        raise InvalidRequest("name the queues with --log (a server's --data-dir, or what it ships to) or --kafka URL")
     try:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
     except ModuleNotFoundError as error:
         raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
-    return opened(database, log, kafka, storage)
+    return opened(database, log, kafka, storage, most_lag_seconds)
 
 
 @audits.command("explain")
@@ -273,6 +273,7 @@ def explain(
     max_transaction_seconds: float = LONGEST,
     deliver_seconds: float = DELIVER,
     report: Path = REPORT,
+    scratch: str = SCRATCH,
     as_json: bool = AS_JSON,
 ) -> None:
     """Show one transaction's verdict, its history from every source, and its repairs.
@@ -284,7 +285,7 @@ def explain(
             from notify.spark.explain.explained import explain as explained
 
             times = (max_transaction_seconds, deliver_seconds)
-            known = explained(inputs, transaction, report / "segments", times, plan_file)
+            known = explained(inputs, transaction, scratch or str(report / "segments"), times, plan_file)
         if as_json:
             say_json(known.plain(transaction))
         else:
@@ -316,6 +317,7 @@ def watch(
         "", "--alarm-url", envvar="NOTIFY_AUDIT_ALARM_URL", help="POST each finding to this URL."
     ),
     metrics_port: int = typer.Option(0, "--metrics-port", min=0, max=65535, help="Serve Prometheus metrics; 0: none."),
+    scratch: str = SCRATCH,
     master: str = MASTER,
     memory: str = MEMORY,
     as_json: bool = AS_JSON,
@@ -340,7 +342,7 @@ def watch(
             start_http_server(metrics_port, "127.0.0.1")
         with session(master, memory) as spark:
             watching = Watch(
-                Auditing(spark, lambda: opened(database, log, kafka, storage), state / "segments"),
+                Auditing(spark, lambda: opened(database, log, kafka, storage), scratch or str(state / "segments")),
                 plan,
                 state,
                 window_seconds=window_seconds,

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 INPUTS = {
     "database": "--database", "log": "--log", "kafka": "--kafka", "storage": "--storage", "report": "--report",
+    "scratch": "--scratch",
 }  # fmt: skip
 TIMES = {"max_transaction_seconds": "--max-transaction-seconds", "deliver_seconds": "--deliver-seconds"}
 BOUNDS = {"since": "--from", "to": "--to", "effects": "--effects"}
-PATHS = ("log", "report")
+PATHS = ("log", "report", "scratch")
 HIDDEN = "***"
 _PASSWORD = re.compile(r"(://[^/@:]*:)[^@/]*(@)")
 _SECRET = re.compile(r"([?&][^=&]*(?:password|passwd|secret|token|key\.pem)[^=&]*=)[^&]*", re.IGNORECASE)
@@ -53,7 +54,8 @@ def _words(context: typer.Context, flags: dict[str, str]) -> Iterable[str]:
             continue
         value: Any = context.params[name]
         for each in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
-            text = str(Path(each).absolute()) if name in PATHS else without_secrets(str(each))
+            is_path = name in PATHS and "://" not in str(each)
+            text = str(Path(each).absolute()) if is_path else without_secrets(str(each))
             yield from (flag, text)
 
 

@@ -46,7 +46,7 @@ def write_plan(result: Result, inputs: Inputs, path: Path, *, force: bool) -> st
     return "; ".join([sentence, *plan.doubts[:1], *plan.needs_force])
 
 
-def carry_out(inputs: Inputs, path: Path, url: str, reason: str, *, scratch: Path, force: bool, dry_run: bool) -> Any:
+def carry_out(inputs: Inputs, path: Path, url: str, reason: str, *, scratch: str, force: bool, dry_run: bool) -> Any:
     """Carry out a plan; a row for each of its items. Raises InvalidRequest, Conflict, Unavailable."""
     from notify.spark.repair.carrying_out import Repair
     from notify.spark.repair.plan import read_plan

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notify.cli.printed import say, say_json
+from notify.wire import instant
 
 if TYPE_CHECKING:
     from notify.spark.explain.explained import Explained
@@ -18,6 +19,8 @@ COVERED = 12
 CASES = 3
 """The most cases of each class."""
 DEAD = 10
+PAGE_CHARACTERS = 500_000
+"""The most characters of a report that a server keeps."""
 
 
 def show(result: Result, page: Path, *, as_json: bool) -> None:
@@ -102,3 +105,18 @@ def show_explained(known: Explained) -> None:
     if known.repeats:
         say(known.repeats)
     say(known.sentence)
+
+
+def published(result: Result, page: Path) -> dict[str, object]:
+    """The part of an audit that a server keeps; without the page if that is too large."""
+    text = page.read_text()
+    return {
+        "reason": "notify audit run",
+        "verdict": result.verdict,
+        "counts": {name: count for name, count in result.counts.items() if count},
+        "totals": result.totals,
+        "reasons": [reason[:300] for reason in result.reasons[:100]],
+        "since": instant(result.from_us),
+        "until": instant(result.to_us),
+        "report": text if len(text) <= PAGE_CHARACTERS else "",
+    }

@@ -54,8 +54,16 @@ class FirstLook:
     """Compares the digests of some inputs."""
 
     def __init__(
-        self, spark: SparkSession, inputs: Inputs, groups: Groups, coverage: Coverage, in_time: InTime
+        self,
+        spark: SparkSession,
+        inputs: Inputs,
+        groups: Groups,
+        coverage: Coverage,
+        in_time: InTime,
+        known: Collection[str] = (),
     ) -> None:
+        """`known`: producer groups that have local rows; empty: each table is asked for all of them."""
+        self._known = known
         self._spark = spark
         self._inputs = inputs
         self._groups = groups
@@ -71,10 +79,14 @@ class FirstLook:
             tables, logs = self._digests()
         except (sa.exc.SQLAlchemyError, TooManyParts, Unavailable) as error:
             return Looked(problem=str(getattr(error, "orig", None) or error).strip().splitlines()[0])
-        with_rows = None
+        read = {group for table in tables for group in table.producer_groups}
         if self._coverage.span is None:
-            with_rows = {group for table in tables for group in table.producer_groups}
-        covered = frozenset(producer_groups(self._inputs) if with_rows is None else with_rows)
+            with_rows = read
+        elif self._known:
+            with_rows = read.union(self._known)
+        else:
+            with_rows = producer_groups(self._inputs)
+        covered = frozenset(with_rows)
         comparison = Comparison(tables, logs, self._coverage, self._in_time.with_inbox, covered)
         return replace(_to_read(comparison.compared(wanted), tables, logs, most_share), with_rows=with_rows)
 

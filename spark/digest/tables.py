@@ -19,10 +19,7 @@ from notify.spark.digest import hashes
 from notify.spark.digest.slots import SLOT_CHARACTERS, SlotRange, slot_at, slot_of
 from notify.spark.expressions import Expressions
 from notify.spark.ranges import FIRST_ID, LAST_ID, Span, conditions_of, id_at, made_us
-from notify.storage.sql.rows import microseconds_of, text_of
 
-ROWS_A_QUERY = 250_000
-"""About so many rows does a query read, but a whole slot at least."""
 MOST_QUERIES = 4096
 _SETTINGS = {
     # A hash table of few groups is quicker than to sort all rows, and nobody else needs the session.
@@ -79,6 +76,11 @@ def topic_text(combined: int, count: int, topic: str) -> str:
     return f"{combined}:{count}:{topic}"
 
 
+def _id_at_slot(slot: int) -> str:
+    """The lowest id of a slot."""
+    return id_at(SlotRange(slot, slot).start_us)
+
+
 class TableDigest:
     """Queries for the digest of one database, and their answers."""
 
@@ -104,6 +106,7 @@ class TableDigest:
         return begun
 
     def _ask(self, query: str, take: Callable[[Sequence[sa.Row[Any]]], None]) -> Callable[[], None]:
+        self._database.pace.wait()
         with self._database.reading() as connection:
             for setting in _SETTINGS.get(self._kind, ()):
                 connection.exec_driver_sql(setting)
@@ -121,26 +124,17 @@ class TableDigest:
         low, high = (made_us(text) for text in self._extent(half_message.c.transaction_id, within))
         if low is None or high is None:
             return [first, last]
-        slots = SlotRange(slot_at(low), slot_at(high) + 1)
-        parts = min(self._parts(half_message), slots.end - slots.first)
-        inner = [slots.first + (slots.end - slots.first) * i // parts for i in range(1, parts)]
-        return [first, *[id_at(SlotRange(slot, slot).start_us) for slot in inner], last]
+        edges = self._database.parts.edges(
+            half_message.c.transaction_id, slot_at(low), slot_at(high) + 1, _id_at_slot, MOST_QUERIES
+        )
+        return [first, *map(_id_at_slot, edges[1:-1]), last]
 
     def _time_edges(self) -> list[str]:
-        start = text_of(self._span.start_us) if self._span is not None else ""
-        low, high = self._extent(notify_inbox.c.created_at, conditions_of("created_at", [start, ""])[0])
-        if low is None:
-            return [start, ""]
-        first, last = microseconds_of(low), microseconds_of(high) + 1
-        parts = self._parts(notify_inbox)
-        return [start, *[text_of(first + (last - first) * i // parts) for i in range(1, parts)], ""]
+        return self._database.parts.by_time(notify_inbox.c.created_at, self._span)
 
     def _extent(self, column: sa.Column[Any], condition: str) -> Sequence[Any]:
         query = f"SELECT min({column.name}), max({column.name}) FROM {column.table.name} WHERE {condition}"
         return self._database.rows(query)[0]
-
-    def _parts(self, table: sa.Table) -> int:
-        return max(1, min(MOST_QUERIES, self._database.about(table) // ROWS_A_QUERY))
 
     # --- queries ----------------------------------------------------------------------------------------------
 

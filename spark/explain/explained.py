@@ -96,7 +96,11 @@ class Explained:
 
 
 def explain(
-    inputs: Inputs, text: str, scratch: Path, times: tuple[float, float] = (600.0, 600.0), plans: Sequence[Path] = ()
+    inputs: Inputs,
+    text: str,
+    scratch: Path | str,
+    times: tuple[float, float] = (600.0, 600.0),
+    plans: Sequence[Path] = (),
 ) -> Explained:
     """Explain a transaction or a message by its id. Raises InvalidRequest for anything else.
 

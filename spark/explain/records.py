@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
+from notify.spark.places import is_store
 from notify.spark.repair.journal import lines_of
 from notify.spark.repair.plan import Item, read_plan
 from notify.spark.result import Inputs
@@ -72,8 +73,8 @@ def _chosen(transaction: str) -> sa.Select[Any]:
 
 def _beside(log: LogInput, transaction: str) -> Iterator[Record]:
     """Records of the server whose log it is: its own database is beside the log, if the data directory was given."""
-    path = log.directory.parent / "admin.db"
-    if not path.is_file():
+    path = Path(log.files.place).parent / "admin.db"
+    if is_store(log.files.place) or not path.is_file():
         return
     reader = sa.create_engine(f"sqlite:///file:{quote(str(path.absolute()))}?mode=ro&uri=true")
     try:

@@ -40,7 +40,7 @@ Row = dict[str, Any]
 class Repair:
     """Carries out items of plans."""
 
-    def __init__(self, inputs: Inputs, url: str, reason: str, scratch: Path, *, force: bool = False) -> None:
+    def __init__(self, inputs: Inputs, url: str, reason: str, scratch: Path | str, *, force: bool = False) -> None:
         """`scratch`: for copies of the logs' segments. `reason` is recorded with each repair.
 
         `force`: send a group also messages from before its inbox began, which the server refuses otherwise, and do

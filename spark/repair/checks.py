@@ -32,7 +32,7 @@ class Now:
     inbox_from_us: int
 
     @classmethod
-    def of(cls, inputs: Inputs, items: Sequence[Item], scratch: Path, known_unread: Collection[str] = ()) -> Now:
+    def of(cls, inputs: Inputs, items: Sequence[Item], scratch: Path | str, known_unread: Collection[str] = ()) -> Now:
         """`known_unread`: see `places_of`. Raises Unavailable where an input does not answer."""
         names = [item.message_id for item in items]
         both = names + [item.again for item in items if item.again]

@@ -143,7 +143,7 @@ def unread_of(logs: Iterable[LogInput]) -> list[str]:
 
 
 def places_of(
-    logs: Sequence[LogInput], message_ids: Iterable[str], scratch: Path, known_unread: Collection[str] = ()
+    logs: Sequence[LogInput], message_ids: Iterable[str], scratch: Path | str, known_unread: Collection[str] = ()
 ) -> Places:
     """Where messages are in the logs as they are now. Raises Unavailable where a log is not whole, but for the parts
     in `known_unread`, which the plan knew of."""
@@ -155,7 +155,7 @@ def places_of(
     decided: set[bytes] = set()
     """Transactions: the outcome may be in another segment than the halves, as one row for all messages."""
     for known in logs if wanted else ():
-        log = LogInput(known.directory, known.name)  # its segments as they are now
+        log = LogInput(known.files.place, known.name)  # its segments as they are now
         log.prepare(None, scratch)
         if log.problems:
             raise Unavailable(f"nothing is repaired while log {log.name} is not whole: {log.problems[0]}")

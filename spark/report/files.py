@@ -60,7 +60,7 @@ def row_of(case: Found) -> dict[str, Any]:
 def plain(result: Result) -> dict[str, Any]:
     """The result without the data of its plots, as in report.json and `--json`."""
     fields = asdict(result)
-    for name in ("found", "buckets", "latencies", "logs", "bad"):
+    for name in ("found", "buckets", "latencies", "logs", "bad", "producer_groups"):
         del fields[name]
     completeness = result.completeness
     return fields | {

@@ -72,17 +72,17 @@ def compare(ledger: Ledger, logs: Sequence[LogRead], now_us: int) -> Compared:
 def _difference(log: LogRead, known: Noted, read: SegmentRead | None) -> str:
     """How a segment differs from what is noted of it; "" if it does not. Raises OSError."""
     try:
-        created_us = log.created_us(known.base)
+        created_us = log.files.created_us(known.base)
     except FileNotFoundError:
         return GONE
     except ValueError:
         return CHANGED
     if created_us != known.created_us:
         return EXCHANGED
-    if log.path(known.base).stat().st_size < known.end - known.base:
+    if log.files.size_of(known.base) < known.end - known.base:
         return CUT
     is_computed = read is not None and read.crc is not None and read.end == known.end
-    crc = read.crc if read is not None and is_computed else log.checksum(known.base, known.end)
+    crc = read.crc if read is not None and is_computed else log.files.checksum(known.base, known.end - known.base)
     return CHANGED if crc != known.crc else ""
 
 
@@ -90,7 +90,7 @@ def _seen(log: LogRead, known: Noted | None, read: SegmentRead | None, now_us: i
     """The note of a segment that was read; None if `known` says as much. Raises OSError."""
     if read is None or (known is not None and read.end <= known.end):
         return None
-    crc = log.checksum(read.base, read.end) if read.crc is None else read.crc
+    crc = log.files.checksum(read.base, read.end - read.base) if read.crc is None else read.crc
     return Noted(log.name, read.base, read.created_us, read.end, crc, now_us)
 
 

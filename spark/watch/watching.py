@@ -19,7 +19,7 @@ import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prometheus_client import Counter, Gauge
@@ -69,11 +69,15 @@ class Auditing:
 
     spark: SparkSession
     inputs: Callable[[], AbstractContextManager[Inputs]]
-    scratch: Path
+    scratch: Path | str
+    producer_groups: set[str] = field(default_factory=set)
+    """Those that had local rows in windows before: only the first window asks each table for all of them."""
 
     def __call__(self, plan: Plan) -> Result:
         with self.inputs() as inputs:
-            result = Audit(self.spark, plan, inputs, self.scratch).run()
+            known = replace(plan, producer_groups=tuple(self.producer_groups))
+            result = Audit(self.spark, known, inputs, self.scratch).run()
+            self.producer_groups.update(result.producer_groups)
             result.logs = [LogRead.of(log) for log in inputs.logs]
             return result
 

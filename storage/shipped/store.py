@@ -125,6 +125,10 @@ class Store:
                 take(chunk)
         return size, digest.hexdigest()
 
+    def size(self, name: str) -> int:
+        """How many bytes an object has. Raises ObjectMissing."""
+        return int(self._tried(f"look for {name}", lambda _: self._fs.size(self._path(name))))
+
     def exists(self, name: str) -> bool:
         return bool(self._tried(f"look for {name}", lambda _: self._fs.exists(self._path(name))))
 

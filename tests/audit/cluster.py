@@ -1,10 +1,12 @@
 """Compares an audit on a standalone Spark cluster with two workers and on this machine.
 
-Run as `python -m tests.audit.cluster`.
+Run as `python -m tests.audit.cluster`. With `--store` the log is read from an S3 server, and an empty file system lies
+over the directory of log and report in each worker: they share no path with the audit, nor with each other.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -18,18 +20,27 @@ from pathlib import Path
 from typing import Any
 
 from notify.bench.made_run import made_run
+from notify.spark.audit import Audit
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
 from notify.spark.report.files import plain
+from notify.spark.result import Inputs
 from notify.spark.session import open_session
+from notify.storage.shipped.shipper import ship_directory
 from notify.testing.databases import postgresql
 from notify.testing.ports import free_ports
-from tests.audit.audited import audited
 from tests.audit.campaign import LEDGER, WITH_EFFECTS, planted
 from tests.support.clock import eventually
+from tests.support.object_store import s3_server
+from tests.support.shipping import sealed_copy
+
+HIDING = 'mount -t tmpfs none "$0" && exec "$@"'
 
 
 @contextlib.contextmanager
-def cluster(directory: Path) -> Iterator[str]:
-    """Start a master and two workers with a core each; yields the master's URL."""
+def cluster(directory: Path, hidden: Path | None = None) -> Iterator[str]:
+    """Start a master and two workers with a core each; yields the master's URL. `hidden`: a directory of which workers
+    see nothing."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -55,8 +66,10 @@ def cluster(directory: Path) -> Iterator[str]:
     processes = []
     output = (directory / "output").open("ab")
     try:
-        for command in commands:
-            full = [home / "bin" / "spark-class", *command]
+        for number, command in enumerate(commands):
+            full = [str(home / "bin" / "spark-class"), *command]
+            if number and hidden is not None:
+                full = ["unshare", "--mount", "sh", "-c", HIDING, str(hidden), *full]
             processes.append(
                 subprocess.Popen(full, env=environment, stdout=output, stderr=output, start_new_session=True)
             )
@@ -76,23 +89,32 @@ def cluster(directory: Path) -> Iterator[str]:
         output.close()
 
 
-def compared(url: str, directory: Path) -> list[str]:
-    """Run both audits, and return their differences."""
-    made = made_run(directory, url, 50_000, segment_bytes=4 << 20)
+def compared(url: str, directory: Path, transactions: int, store: str = "") -> list[str]:
+    """Run both audits, and return their differences. `store`: where the cluster reads the log, and keeps its copies;
+    "": the directory of the log."""
+    made = made_run(directory, url, transactions, segment_bytes=4 << 20)
     planted(made, url, directory / "faulty", 20)
+    place, scratch = str(directory / "faulty"), str(directory / "report" / "segments")
+    if store:
+        place, scratch = f"{store}/log", f"{store}/copies"
+        ship_directory(sealed_copy(directory / "faulty", directory / "sealed"), place)
     spark = open_session()
-    local_result = plain(audited(spark, url, directory / "faulty", directory / "scratch", WITH_EFFECTS))
+    with contextlib.closing(Database(url, "shop")) as database:
+        inputs = Inputs([database], [LogInput(directory / "faulty", "log")])
+        local_result = plain(Audit(spark, WITH_EFFECTS, inputs, directory / "scratch").run())
     spark.stop()
-    (directory / "cluster").mkdir()
-    with cluster(directory / "cluster") as master:
+    with (
+        tempfile.TemporaryDirectory(prefix="notify-spark-") as work,
+        cluster(Path(work), directory if store else None) as master,
+    ):
         done = subprocess.run(
             [
                 sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", "--database", f"shop={url}",
-                "--log", str(directory / "faulty"), "--report", str(directory / "report"), "--master", master,
-                "--memory", "1g", "--effects", LEDGER, "--max-transaction-seconds", "5",
+                "--log", f"log={place}", "--report", str(directory / "report"), "--scratch", scratch,
+                "--master", master, "--memory", "1g", "--effects", LEDGER, "--max-transaction-seconds", "5",
                 "--deliver-seconds", "5",
             ],
-            capture_output=True, text=True, timeout=300, check=False,
+            capture_output=True, text=True, timeout=3600, check=False,
         )  # fmt: skip
     if done.returncode != 1:
         return [f"exit code {done.returncode}: {done.stderr[-2000:]}"]
@@ -118,16 +140,22 @@ def compared(url: str, directory: Path) -> list[str]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", action="store_true", help="read the log from an S3 server, and share no path")
+    parser.add_argument("--transactions", type=int, default=50_000)
+    given = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
     directory.chmod(0o755)
     try:
-        with postgresql() as url:
-            complaints = compared(url, directory)
+        with postgresql() as url, contextlib.ExitStack() as stack:
+            store = stack.enter_context(s3_server()).url if given.store else ""
+            complaints = compared(url, directory, given.transactions, store)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     for complaint in complaints:
         print(complaint)
-    print(f"VERDICT: {'FAIL' if complaints else 'PASS'} an audit on two workers says the same as on this machine")
+    what = "two workers that share no path, from an S3 server," if given.store else "two workers"
+    print(f"VERDICT: {'FAIL' if complaints else 'PASS'} an audit on {what} says the same as on this machine")
     return 1 if complaints else 0
 
 

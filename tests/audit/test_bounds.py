@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from notify.errors import Unavailable
 from notify.spark.databases import Database
+from notify.spark.ranges import ROWS_A_PART, edges_by_rows
 from tests.support.databases import empty_database
 
 OWN = "SELECT current_setting('statement_timeout') AS message_id"
@@ -49,3 +50,32 @@ def test_a_query_that_reaches_the_bound_is_told_with_what_to_do(
     ):
         connection.exec_driver_sql(setting)
         connection.exec_driver_sql(query)
+
+
+def test_parts_have_as_many_rows_in_a_burst_as_elsewhere() -> None:
+    """A million rows in one second of a day: parts of equal time would put all of them into one."""
+    day, burst = 86_400_000, range(40_000_000, 40_001_000)
+    asked = []
+
+    def rows_between(low: int, high: int) -> int:
+        asked.append((low, high))
+        dense = max(0, min(high, burst.stop) - max(low, burst.start)) * 1000
+        return dense + (high - low) // 1000
+
+    edges = edges_by_rows(0, day, rows_between)
+    assert edges[0] == 0 and edges[-1] == day and edges == sorted(set(edges))
+    assert max(map(rows_between, edges, edges[1:])) <= ROWS_A_PART
+    assert len(edges) - 1 <= 24, "halving that stops where a part is small enough"
+    assert edges_by_rows(0, day, lambda low, high: 10) == [0, day], "a small table is one part, by one question"
+
+
+def test_the_number_of_parts_and_of_questions_is_bounded() -> None:
+    asked = []
+
+    def rows_between(low: int, high: int) -> int:
+        asked.append((low, high))
+        return 1 << 40
+
+    edges = edges_by_rows(0, 1 << 30, rows_between, most=16)
+    assert len(edges) == 17 and len(asked) < 32
+    assert edges_by_rows(5, 6, rows_between) == [5, 6], "what cannot be halved is one part"

@@ -316,7 +316,7 @@ def test_the_command_writes_a_report(
     (published,) = admin(server.url, "GET", "audits?max=1")["audits"]
     assert (published["verdict"], published["has_report"]) == ("PASS", True)
     assert {p.name for p in report.iterdir()} == {
-        "report.html", "report.json", "findings.parquet", "buckets.parquet", "segments",
+        "report.html", "report.json", "findings.parquet", "buckets.parquet", "segments", "proved.json",
     }  # fmt: skip
     assert json.loads((report / "report.json").read_text())["verdict"] == "PASS"
     spark.dataSource.register(NotifyTable)

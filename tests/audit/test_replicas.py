@@ -16,10 +16,12 @@ import sqlalchemy as sa
 from notify import ids
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
+from notify.errors import Unavailable
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
-from notify.spark.replicas import unseen_from
+from notify.spark.pacing import Pace, waiting_sql
+from notify.spark.replicas import Replica, unseen_from
 from notify.spark.result import Inputs, Result
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.postgresql_server import PostgreSqlServer
@@ -138,6 +140,8 @@ def test_what_a_standby_lacks_yet_is_pending(spark: Any, standby: tuple[str, str
     result = audited(spark, trade, copy, tmp_path / "scratch")
     assert (result.verdict, result.reasons) == ("PASS", [])
     assert [line.name for line in result.coverage if line.kind == "copy"] == ["database shop", f"database {WITH_INBOX}"]
+    for url in (of(copy, "shop"), of(primary, "shop")):  # neither is behind
+        run(url, waiting_sql(3600 * SECOND_US))
 
 
 def test_a_replica_says_how_current_it_is(tmp_path: Path) -> None:
@@ -171,6 +175,28 @@ def test_a_replica_says_how_current_it_is(tmp_path: Path) -> None:
     finally:
         for server in servers:
             server.stop()
+
+
+def test_a_read_waits_while_a_copy_is_behind() -> None:
+    states = [Replica(0, "it has replayed nothing"), Replica(50 * SECOND_US), Replica(98 * SECOND_US)]
+    slept: list[float] = []
+
+    def pace(states: list[Replica | None], most_lag_us: int = 5 * SECOND_US) -> Pace:
+        return Pace("shop", most_lag_us, lambda: states.pop(0), lambda: 100 * SECOND_US, slept.append)
+
+    pace(list(states)).wait()
+    assert len(slept) == 2
+    slept.clear()
+    primary = pace([None])
+    primary.wait()
+    primary.wait()  # it is not asked again
+    pace([], 0).wait()
+    assert slept == []
+    with pytest.raises(Unavailable, match="database shop: it has been more than 5 s behind for 600 s"):
+        pace([Replica(1)] * 600).wait()
+    with pytest.raises(Unavailable, match="its replication does not run"):
+        pace([Replica(0, "its replication does not run")] * 600).wait()
+    assert len(slept) == 1200, "a wait is bounded"
 
 
 def test_rows_are_unseen_only_where_a_copy_is_behind_the_queues() -> None:

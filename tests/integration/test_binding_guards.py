@@ -304,9 +304,7 @@ def test_the_guards_with_asyncio_drivers(emptied_shop: sa.Engine, memory: InMemo
         if engine.dialect.name == "sqlite":
             use_explicit_begin(engine)
         with_options = engine.execution_options(logging_token="shop")
-        async with AsyncTransactionProducer(
-            memory.url, group=unique, engine=with_options
-        ) as producer:
+        async with AsyncTransactionProducer(memory.url, group=unique, engine=with_options) as producer:
             for refused in (engine, with_options):
                 async with AsyncSession(refused) as session, session.begin():
                     session.add(Order(item="a"))
@@ -352,9 +350,7 @@ def test_a_scoped_session(shop: Shop) -> None:
 def test_an_async_scoped_session(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
     async def scenario(engine: Any) -> None:
         scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
-        async with AsyncTransactionProducer(
-            memory.url, group=unique, engine=engine
-        ) as producer:
+        async with AsyncTransactionProducer(memory.url, group=unique, engine=engine) as producer:
             scoped.add(Order(item="a"))
             await producer.send(scoped, Message(unique, "a"))
             await scoped.commit()

@@ -61,9 +61,7 @@ def test_a_commit_that_is_cut_off(
 ) -> None:
     """The service sees an error either way; the message is delivered if, and only if, the database committed."""
     proxy, engine = proxied
-    with TransactionProducer(
-        memory.url, group=unique, engine=engine, check_after=PAST_THE_FIRST_CHECK - 1
-    ) as producer:
+    with TransactionProducer(memory.url, group=unique, engine=engine, check_after=PAST_THE_FIRST_CHECK - 1) as producer:
         sell(engine, producer, unique, "first")  # from here on the server knows the source
         # Checks must be over: a check commits, too, and would be cut off instead.
         eventually(lambda: not memory.halves(unique), "the outcome of the first")
@@ -82,9 +80,7 @@ def test_a_connection_that_is_lost_before_the_commit(
 ) -> None:
     """A connection lost between half and COMMIT rolls the half back at once, and the pool goes on."""
     proxy, engine = proxied
-    with TransactionProducer(
-        memory.url, group=unique, engine=engine, answer_checks=False
-    ) as producer:
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
         sell(engine, producer, unique, "first")
         proxy.cut_at(rb"(?i)insert into half_message", answer=False)
         with pytest.raises(sa.exc.OperationalError):

@@ -1,0 +1,170 @@
+"""Copies of a log's segments in an object store, so that workers that share no path write and read them.
+
+`facts.json` holds the facts of all copies, so that this process reads one object however many there are. It is replaced
+once the tasks of an audit have written their tables; a table that is not in it counts as none. Spark's workers read the
+tables through a Python Data Source, because Spark itself needs Hadoop's library for each kind of store.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from notify.spark.columns import spark_schema
+from notify.spark.copies import WRITING, copy_name
+from notify.spark.facts import Facts
+from notify.spark.log_files import SegmentFile
+from notify.spark.stored_file import opened
+from notify.storage.shipped.store import ObjectMissing, Store
+
+MOST_BYTES = 1 << 30
+"""How large the facts of all copies may be: some 500,000 segments."""
+MOST_FORGOTTEN = 500
+"""The most copies that one audit removes from the store."""
+ROWS_A_PARTITION = 500_000
+"""Copies of up to so many rows together are read by one task."""
+ROWS_A_BATCH = 1 << 16
+TABLES = ("messages", "acks", "checks", "letters")
+_FACTS = "facts.json"
+_decode = msgspec.json.Decoder(dict[str, Facts]).decode
+
+
+@dataclass
+class StoredCopies:
+    """Copies below a URL. Pickled for workers, it has no facts."""
+
+    url: str
+    known: dict[str, Facts] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, url: str) -> StoredCopies:
+        """Reads what is there. Raises ObjectStoreFailed."""
+        store = Store(url)
+        try:
+            return cls(store.url, _decode(store.read(_FACTS, MOST_BYTES)))
+        except ObjectMissing:
+            return cls(store.url)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredCopies, (self.url,)
+
+    @cached_property
+    def _store(self) -> Store:
+        return Store(self.url)
+
+    def has(self, segment: SegmentFile) -> bool:
+        return copy_name(segment) in self.known
+
+    def facts_of(self, segment: SegmentFile) -> Facts:
+        return self.known[copy_name(segment)]
+
+    def write(self, segment: SegmentFile, tables: Mapping[str, pa.Table], facts: Facts) -> None:
+        for name, table in tables.items():
+            self._store.put(f"{copy_name(segment)}/{name}.parquet", partial(_fill, table))
+
+    def note(self, made: Mapping[str, Facts], wanted: set[str]) -> None:
+        before = set(self.known)
+        self.known |= made
+        gone = sorted(set(self.known) - wanted)[:MOST_FORGOTTEN]
+        for name in gone:
+            del self.known[name]
+        if set(self.known) != before or made:
+            self._store.replace(_FACTS, msgspec.json.encode(self.known))
+        for name in gone:
+            for table in TABLES:
+                self._store.delete(f"{name}/{table}.parquet")
+
+    def longest_unread(self, copied: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
+        """As much as there may be, in log order: nothing says when each was compared."""
+        chosen = []
+        for segment in copied:
+            most_bytes -= segment.size
+            if most_bytes < 0:
+                break
+            chosen.append(segment)
+        return chosen
+
+    def compared(self, segment: SegmentFile) -> None:
+        """Nothing notes it."""
+
+    def forget(self, segment: SegmentFile) -> None:
+        """A new copy takes its place."""
+
+    def rows(self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[SegmentFile]) -> DataFrame:
+        spark.dataSource.register(CopiesSource)
+        parts: list[list[str]] = [[]]
+        rows = 0
+        for segment in segments:
+            size = int(getattr(self.facts_of(segment), table))  # facts name their counts like the tables
+            if parts[-1] and rows + size > ROWS_A_PARTITION:
+                parts.append([])
+                rows = 0
+            parts[-1].append(copy_name(segment))
+            rows += size
+        options = {"url": self.url, "table": table, "parts": json.dumps(parts), "schema": spark_schema(schema)}
+        return spark.read.format(CopiesSource.name()).options(**options).load()
+
+    def read(self, table: str, segment: SegmentFile, **options: Any) -> pa.Table:
+        return pq.read_table(_opened(self._store, f"{copy_name(segment)}/{table}.parquet"), **options)
+
+
+def _fill(table: pa.Table, sink: Any) -> None:
+    pq.write_table(table, sink, **WRITING)
+
+
+def _opened(store: Store, name: str) -> io.BufferedReader:
+    return opened(store, name, store.size(name))
+
+
+@dataclass
+class CopiesPart(InputPartition):
+    """Copies that one task reads."""
+
+    names: list[str]
+
+    def __post_init__(self) -> None:
+        self.value = self.names
+
+
+class CopiesSource(DataSource):
+    """A table of copies in a store. Options: `url`, `table`, `parts` (lists of names, as JSON) and `schema`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "notify_copies"
+
+    def schema(self) -> str:
+        return str(self.options["schema"])
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        columns = [field.split()[0] for field in self.options["schema"].split(", ")]
+        return _Reader(self.options["url"], self.options["table"], json.loads(self.options["parts"]), columns)
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, url: str, table: str, parts: list[list[str]], columns: list[str]) -> None:
+        self._url = url
+        self._table = table
+        self._parts = parts
+        self._columns = columns
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [CopiesPart(names) for names in self._parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, CopiesPart)
+        store = Store(self._url)
+        for name in partition.names:
+            file = pq.ParquetFile(_opened(store, f"{name}/{self._table}.parquet"), pre_buffer=True)
+            for batch in file.iter_batches(batch_size=ROWS_A_BATCH, columns=self._columns):
+                yield batch.select(self._columns)

@@ -1,0 +1,225 @@
+"""The files of a server's log, wherever they are: in a directory, or shipped to a store (log_shipped.py).
+
+Workers get these objects pickled, so they hold names and numbers only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from notify.errors import InvalidRequest
+from notify.storage.log import checkpoint
+from notify.storage.log.checkpoint import Checkpoint
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header
+from notify.storage.log.index import index_name
+from notify.storage.log.sealed import SealedPart
+from notify.storage.log.segments import segment_name
+
+_READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """A segment's file; `sealed_end` is where the next segment begins, 0 for one that may grow."""
+
+    name: str
+    base: int
+    created_us: int
+    sealed_end: int
+    size: int
+    mark: int
+    """It changes with the file: the time of the last change in nanoseconds; of a shipped one the checksum."""
+    sha256: str = ""
+    """The checksum of its bytes that the manifest has; "": there is no manifest."""
+    index: tuple[str, int, str] = ("", 0, "")
+    """Name, size and SHA-256 of its index, where a manifest has them."""
+    until_us: int = 1 << 62
+    """Nothing in it was written later, in microseconds since 1970."""
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """No segment of another log has the same."""
+        return self.base, self.created_us
+
+
+class LogFiles(Protocol):
+    """The files of one log. Every method may raise OSError."""
+
+    @property
+    def place(self) -> str:
+        """The directory's path, or the store's URL."""
+
+    @property
+    def identity(self) -> str:
+        """A text that no other log has; the same on each machine that names the log in the same way."""
+
+    @property
+    def is_immutable(self) -> bool:
+        """Whether segments never change once they are listed, so that a copy of one needs no second look."""
+
+    @property
+    def nothing(self) -> str:
+        """A sentence for where there is no segment."""
+
+    @property
+    def dropped_to(self) -> int:
+        """Up to where the list of segments says that retention dropped them; 0: there is no such list."""
+
+    def segments(self) -> tuple[list[SegmentFile], list[str]]:
+        """The segments in the order of their positions, and what is wrong with the other files."""
+
+    def is_served(self) -> bool:
+        """Whether a server writes to them now."""
+
+    def disk(self, segment: SegmentFile) -> Disk:
+        """Reads a segment, in this process."""
+
+    def crc_of(self, disk: Disk, segment: SegmentFile) -> int:
+        """CRC32C of a segment, with the `disk` that has read it. Raises ObjectStoreFailed for what is not as listed."""
+
+    def entries(self, segment: SegmentFile) -> NDArray[np.void] | None:
+        """The entries of a sealed segment's index; None if it is lost or of another version: the segment has the
+        same."""
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest sound checkpoint. Raises Corrupt if there are some and none is sound."""
+
+    def checkpoints(self) -> Sequence[int]:
+        """The positions of all checkpoints."""
+
+    def created_us(self, base: int) -> int:
+        """When a segment was made, as it says now. Raises FileNotFoundError, and ValueError for a damaged header."""
+
+    def size_of(self, base: int) -> int:
+        """The size of a segment in bytes."""
+
+    def checksum(self, base: int, size: int) -> int:
+        """CRC32C of a segment's first bytes."""
+
+
+class ReadOnlyDisk(Disk):
+    """A log that a server may be writing."""
+
+    def open(self, name: str, create: bool = False) -> int:
+        return os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC)
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """A data directory on this machine, or one that all workers reach by the same path."""
+
+    directory: Path
+    is_immutable = False
+
+    @classmethod
+    def of(cls, given: Path | str) -> LocalFiles:
+        """`given`: the data directory, or the directory of the log in it. Raises InvalidRequest without one."""
+        path = Path(given)
+        log = path / "log" if (path / "log").is_dir() else path
+        if not log.is_dir():
+            raise InvalidRequest(f"{given} has no log: there is no such directory")
+        return cls(log)
+
+    @property
+    def place(self) -> str:
+        return str(self.directory)
+
+    @property
+    def identity(self) -> str:
+        return str(self.directory.resolve())
+
+    @property
+    def nothing(self) -> str:
+        return "the directory has no log (no *.log files); name a server's --data-dir"
+
+    @property
+    def dropped_to(self) -> int:
+        return 0
+
+    def segments(self) -> tuple[list[SegmentFile], list[str]]:
+        heads: list[tuple[int, int, str]] = []
+        problems: list[str] = []
+        for path in sorted(self.directory.glob("*.log")):
+            with path.open("rb") as file:
+                try:
+                    base, created_us = read_segment_header(file.read(SEGMENT_HEADER_SIZE))
+                except ValueError as error:
+                    problems.append(f"{path.name}: {error}")
+                    continue
+            if path.name == segment_name(base):
+                heads.append((base, created_us, path.name))
+            else:
+                problems.append(
+                    f"{path.name}: its header says that it begins at byte {base}: it was renamed, or exchanged with "
+                    "another file, and was not read"
+                )
+        files = []
+        for i, (base, created_us, name) in enumerate(heads):
+            state = (self.directory / name).stat()
+            following, until_us = heads[i + 1][:2] if i + 1 < len(heads) else (0, 1 << 62)
+            files.append(
+                SegmentFile(name, base, created_us, following, state.st_size, state.st_mtime_ns, until_us=until_us)
+            )
+        return files, problems
+
+    def is_served(self) -> bool:
+        # Reads /proc/locks: taking the lock, even for a moment, could keep a server from starting.
+        try:
+            inode = (self.directory / "lock").stat().st_ino
+            locks = Path("/proc/locks").read_text()
+        except OSError:
+            return False
+        return any(f":{inode} " in line and " FLOCK " in line for line in locks.splitlines())
+
+    def disk(self, segment: SegmentFile) -> Disk:
+        return self._disk()
+
+    def _disk(self) -> Disk:
+        return ReadOnlyDisk(self.directory)
+
+    def crc_of(self, disk: Disk, segment: SegmentFile) -> int:
+        return checksum_of(disk, segment.name, segment.size)
+
+    def entries(self, segment: SegmentFile) -> NDArray[np.void] | None:
+        try:
+            return SealedPart(self._disk(), index_name(segment.base)).entries
+        except (OSError, ValueError):
+            return None
+
+    def checkpoint(self) -> Checkpoint | None:
+        return checkpoint.load(self._disk())
+
+    def checkpoints(self) -> Sequence[int]:
+        return [int(name[:20]) for name in self._disk().names() if name.endswith(".ckpt")]
+
+    def created_us(self, base: int) -> int:
+        with (self.directory / segment_name(base)).open("rb") as file:
+            return read_segment_header(file.read(SEGMENT_HEADER_SIZE))[1]
+
+    def size_of(self, base: int) -> int:
+        return (self.directory / segment_name(base)).stat().st_size
+
+    def checksum(self, base: int, size: int) -> int:
+        return checksum_of(self._disk(), segment_name(base), size)
+
+
+def checksum_of(disk: Disk, name: str, size: int) -> int:
+    """CRC32C of a file's first bytes, read piece by piece. Raises OSError."""
+    fd = disk.open(name)
+    try:
+        checksum = at = 0
+        while at < size and (data := disk.read(fd, min(size - at, _READ_BYTES), at)):
+            checksum = google_crc32c.extend(checksum, data)
+            at += len(data)
+    finally:
+        disk.close(fd)
+    return checksum

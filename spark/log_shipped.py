@@ -1,0 +1,223 @@
+"""The files of a log that a server ships to an object store: what its manifest lists.
+
+This process reads the manifest; its times, sizes and checksums stand for the segments' headers. Workers fetch the
+objects in pieces, and compare each with its checksum as they read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from notify.errors import InvalidRequest, ObjectStoreFailed
+from notify.spark.log_files import SegmentFile
+from notify.storage.log import checkpoint
+from notify.storage.log.checkpoint import Checkpoint
+from notify.storage.log.disk import Disk
+from notify.storage.log.sealed import SealedPart
+from notify.storage.shipped import layout, manifest
+from notify.storage.shipped.manifest import ShippedSegment
+from notify.storage.shipped.store import Store
+
+_PIECE_BYTES = 8 << 20
+_CHECKPOINTS = 2
+"""So many of the newest checkpoints are tried, as a server keeps."""
+MOST_TOLD = 20
+"""The most objects that are named one by one."""
+
+
+class StoreDisk(Disk):
+    """Objects of a store, read as files; it hashes what it reads from the beginning on."""
+
+    def __init__(self, store: Store, sizes: Mapping[str, int]) -> None:
+        """`sizes`: of the objects, by their names."""
+        self._store = store
+        self._sizes = sizes
+        self._names: list[str] = []
+        self._hashed: dict[str, _Hashed] = {}
+
+    def names(self) -> list[str]:
+        return sorted(self._sizes)
+
+    def open(self, name: str, create: bool = False) -> int:
+        if name not in self._sizes:
+            raise FileNotFoundError(name)
+        self._names.append(name)
+        return len(self._names) - 1
+
+    def close(self, fd: int) -> None:
+        """Nothing is held open."""
+
+    def size(self, fd: int) -> int:
+        return self._sizes[self._names[fd]]
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        name = self._names[fd]
+        data = self._store.read_range(name, offset, min(size, self._sizes[name] - offset))
+        self._hashed.setdefault(name, _Hashed()).take(data, offset)
+        return data
+
+    def will_need(self, fd: int, offset: int, size: int) -> None:
+        """A store has no such call."""
+
+    def hashed(self, name: str) -> _Hashed:
+        """The checksums of a whole object; what was not read yet is read now."""
+        fd, known = self.open(name), self._hashed.setdefault(name, _Hashed())
+        while self.read(fd, _PIECE_BYTES, known.size):
+            pass
+        return known
+
+
+class _Hashed:
+    """Checksums of an object's first `size` bytes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.crc = 0
+        self._sha256 = hashlib.sha256()
+
+    def take(self, data: bytes, offset: int) -> None:
+        if offset <= self.size < offset + len(data):
+            new = data[self.size - offset :]
+            self.crc = google_crc32c.extend(self.crc, new)
+            self._sha256.update(new)
+            self.size += len(new)
+
+    @property
+    def sha256(self) -> str:
+        return self._sha256.hexdigest()
+
+
+@dataclass(frozen=True)
+class ShippedFiles:
+    """The log in a store. Pickled for workers, it has no list: they are told which segment to read."""
+
+    url: str
+    lineage: str
+    dropped_to: int
+    listed: tuple[ShippedSegment, ...] = field(default=(), repr=False)
+
+    is_immutable = True
+
+    @classmethod
+    def of(cls, url: str) -> ShippedFiles:
+        """Reads the manifest. Raises InvalidRequest without one, and ObjectStoreFailed."""
+        store = Store(url)
+        known = manifest.load(store)
+        if known is None:
+            raise InvalidRequest(
+                f"{url} has no log: there is no {layout.MANIFEST}; name the URL that a server was given with --ship-to"
+            )
+        return cls(store.url, known.lineage, known.dropped_to, tuple(manifest.segments_from(store, known)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShippedFiles, (self.url, self.lineage, self.dropped_to)
+
+    @cached_property
+    def _store(self) -> Store:
+        return Store(self.url)
+
+    @property
+    def place(self) -> str:
+        return self.url
+
+    @property
+    def identity(self) -> str:
+        return f"{self.lineage} {self.url}"
+
+    @property
+    def nothing(self) -> str:
+        return f"{layout.MANIFEST} lists no segment yet: a server ships one at most every --ship-every seconds"
+
+    def segments(self) -> tuple[list[SegmentFile], list[str]]:
+        there = set(self._store.names("segments"))
+        files, missing = [], []
+        for segment, following in pairwise([*self.listed, None]):
+            assert segment is not None
+            if segment.log_name in there:
+                files.append(_file(segment, following))
+            else:
+                missing.append(segment.log_name)
+        problems = [f"{name} is in the manifest, and not in the store {self.url}" for name in missing[:MOST_TOLD]]
+        if len(missing) > MOST_TOLD:
+            problems.append(f"{len(missing) - MOST_TOLD} more segments are not in the store {self.url}")
+        return files, problems
+
+    def is_served(self) -> bool:
+        """A server goes on elsewhere; what is listed ends where it ends."""
+        return False
+
+    def disk(self, segment: SegmentFile) -> Disk:
+        return StoreDisk(self._store, {segment.name: segment.size})
+
+    def crc_of(self, disk: Disk, segment: SegmentFile) -> int:
+        assert isinstance(disk, StoreDisk)
+        hashed = disk.hashed(segment.name)
+        if (hashed.size, hashed.sha256) != (segment.size, segment.sha256):
+            raise ObjectStoreFailed(
+                f"its bytes in {self.url} are not those of the manifest ({hashed.size} of {segment.size} bytes, "
+                f"SHA-256 {hashed.sha256[:12]}… instead of {segment.sha256[:12]}…): it was not read"
+            )
+        return hashed.crc
+
+    def entries(self, segment: SegmentFile) -> NDArray[np.void] | None:
+        name, size, sha256 = segment.index
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / Path(name).name
+            try:
+                with path.open("wb") as file:
+                    if self._store.copy_to(name, file) != (size, sha256):
+                        return None
+                # The mapping outlives the file's name.
+                return SealedPart(Disk(path.parent), path.name).entries
+            except (ObjectStoreFailed, ValueError):
+                return None
+
+    def checkpoint(self) -> Checkpoint | None:
+        known = [segment for segment in self.listed if segment.checkpoint is not None][-_CHECKPOINTS:]
+        sizes = {s.checkpoint_name: s.checkpoint.size for s in known if s.checkpoint is not None}
+        return checkpoint.load(StoreDisk(self._store, sizes))
+
+    def checkpoints(self) -> Sequence[int]:
+        return ()  # the manifest ends behind the newest one
+
+    def created_us(self, base: int) -> int:
+        return self._at(base).created_us
+
+    def size_of(self, base: int) -> int:
+        return self._at(base).log.size
+
+    def checksum(self, base: int, size: int) -> int:
+        segment = _file(self._at(base), None)
+        disk = StoreDisk(self._store, {segment.name: min(size, segment.size)})
+        return disk.hashed(segment.name).crc
+
+    def _at(self, base: int) -> ShippedSegment:
+        for segment in self.listed:
+            if segment.base == base:
+                return segment
+        raise FileNotFoundError(layout.log_name(base, 0))
+
+
+def _file(segment: ShippedSegment, following: ShippedSegment | None) -> SegmentFile:
+    return SegmentFile(
+        segment.log_name,
+        segment.base,
+        segment.created_us,
+        segment.end,
+        segment.log.size,
+        int(segment.log.sha256[:15], 16),
+        segment.log.sha256,
+        (segment.index_name, segment.idx.size, segment.idx.sha256),
+        following.created_us if following is not None else 1 << 62,
+    )

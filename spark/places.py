@@ -1,0 +1,33 @@
+"""Where a log and the copies of its segments are, by what a flag names: a directory, or the URL of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from notify.spark.copies import Copies, LocalCopies
+from notify.spark.log_files import LocalFiles, LogFiles
+
+
+def is_store(place: Path | str) -> bool:
+    """Whether it is the URL of a store: `s3://bucket/prefix`, `hdfs://…`, `file:///…`."""
+    return isinstance(place, str) and "://" in place
+
+
+def files_of(place: Path | str) -> LogFiles:
+    """The files of the log there. Raises InvalidRequest without one, Unavailable for a store that does not answer."""
+    if is_store(place):
+        from notify.spark.log_shipped import ShippedFiles
+
+        return ShippedFiles.of(str(place))
+    return LocalFiles.of(place)
+
+
+def copies_in(scratch: Path | str, name: str) -> Copies:
+    """The copies of a log's segments in a scratch place; `name`: of the log, which no other log there has."""
+    if is_store(scratch):
+        from notify.spark.copies_stored import StoredCopies
+
+        return StoredCopies.of(f"{str(scratch).rstrip('/')}/{name}")
+    place = Path(scratch) / name
+    place.mkdir(parents=True, exist_ok=True)
+    return LocalCopies(place)

@@ -1,0 +1,88 @@
+"""Ranges of a service's table that are read at once, by the database's own estimates of how many rows they hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import sqlalchemy as sa
+
+from notify.spark.ranges import (
+    FIRST_ID,
+    LAST_ID,
+    MOST_PARTS,
+    ROWS_A_PART,
+    Span,
+    conditions_of,
+    edges_by_rows,
+    id_at,
+    made_us,
+)
+from notify.storage.sql.rows import microseconds_of, text_of
+
+
+class TableParts:
+    """The parts of one database's tables."""
+
+    def __init__(self, kind: str, reading: Callable[[], AbstractContextManager[sa.Connection]]) -> None:
+        """`kind`: postgresql, mysql or sqlite. `reading` opens a connection for a while."""
+        self._kind = kind
+        self._reading = reading
+
+    def by_id(self, column: sa.Column[Any], span: Span | None) -> list[str]:
+        """Edges of ranges of ids, which are in order of time. The first and the last range have no end ("") if there is
+        no `span`: they hold what is no id, too."""
+        within = sa.and_(column >= FIRST_ID, column < LAST_ID)
+        if span is not None:
+            within = sa.and_(column >= id_at(span.start_us), column < id_at(span.end_us))
+        low, high = (made_us(text) for text in self._extent(column, within))
+        inner: list[str] = []
+        if low is not None and high is not None:
+            edges = self.edges(column, low // 1000, high // 1000 + 1, lambda ms: id_at(1000 * ms))
+            inner = [id_at(1000 * ms) for ms in edges[1:-1]]
+        ends = ("", "") if span is None else (id_at(span.start_us), id_at(span.end_us))
+        return [ends[0], *inner, ends[1]]
+
+    def by_time(self, column: sa.Column[Any], span: Span | None) -> list[str]:
+        """Edges of ranges of a column of instants; only the start of `span` counts."""
+        start = text_of(span.start_us) if span is not None else ""
+        within: sa.ColumnElement[bool] = column >= sa.literal_column(f"'{start}'") if start else sa.true()
+        first, last = self._extent(column, within)
+        if first is None:
+            return [start, ""]
+        edges = self.edges(column, microseconds_of(first), microseconds_of(last) + 1, text_of)
+        return [start, *[text_of(edge) for edge in edges[1:-1]], ""]
+
+    def edges(
+        self, column: sa.Column[Any], low: int, high: int, text: Callable[[int], str], most: int = MOST_PARTS
+    ) -> list[int]:
+        """Edges of at most so many parts of [low, high) with about as many rows each. `text`: the column's value at a
+        number."""
+        with self._reading() as connection:
+
+            def rows_between(start: int, end: int) -> int:
+                (condition,) = conditions_of(column.name, [text(start), text(end)])
+                return self._estimated(connection, column.table.name, condition)
+
+            return edges_by_rows(low, high, rows_between, most)
+
+    def _estimated(self, connection: sa.Connection, table: str, condition: str) -> int:
+        """About how many rows of a table a condition holds for, by the database's own plan."""
+        if self._kind == "sqlite":  # it estimates nothing
+            some = f"SELECT 1 FROM {table} WHERE {condition} LIMIT {2 * ROWS_A_PART}"
+            return int(connection.exec_driver_sql(f"SELECT count(*) FROM ({some})").scalar_one())
+        query = f"SELECT 1 FROM {table} WHERE {condition}"
+        if self._kind == "mysql":
+            plan = connection.exec_driver_sql(f"EXPLAIN {query}").mappings().first()
+            return int(plan["rows"] or 0) if plan is not None else 0
+        told = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {query}").scalar_one()
+        plans = json.loads(told) if isinstance(told, str) else told
+        return int(plans[0]["Plan"]["Plan Rows"])
+
+    def _extent(self, column: sa.Column[Any], within: sa.ColumnElement[bool]) -> tuple[Any, Any]:
+        """A column's lowest and highest value; None if it is empty."""
+        with self._reading() as connection:
+            first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).where(within)).one()
+            return first, last

@@ -1,0 +1,164 @@
+"""Audits of a log that a server ships to a store: they say what an audit of the log itself says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify import ids
+from notify.bench.made_run import made_run
+from notify.errors import InvalidRequest
+from notify.spark import log_input
+from notify.spark.audit import Audit
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
+from notify.spark.log_source import NotifyLogSource
+from notify.spark.report.files import plain
+from notify.spark.result import Inputs, Plan, Result
+from notify.storage.shipped.shipper import ship_directory
+from tests.audit.audited import PLAN
+from tests.audit.campaign import WITH_EFFECTS, differences, planted
+from tests.audit.trade import Trade
+from tests.support.databases import empty_database
+from tests.support.shipping import shipped
+
+
+@pytest.fixture(scope="module")
+def store(sound: Trade, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a store with the whole log of the sound trade."""
+    return shipped(sound.log, tmp_path_factory.mktemp("shipped"))
+
+
+@pytest.fixture
+def own_store(store: str, tmp_path: Path) -> Path:
+    """A copy of that store, to harm; the directory behind its URL."""
+    return Path(shutil.copytree(store.removeprefix("file://"), tmp_path / "own"))
+
+
+def prepared(place: Path | str, scratch: Path | str) -> LogInput:
+    log = LogInput(place, "log")
+    log.prepare(None, scratch)
+    return log
+
+
+def objects(store: Path) -> list[Path]:
+    return sorted((store / "segments").glob("*.log"))
+
+
+def audited(spark: Any, trade: Trade, place: Path | str, scratch: Path | str, plan: Plan = PLAN) -> Result:
+    with trade.inputs() as inputs:
+        return Audit(spark, plan, replace(inputs, logs=[LogInput(place, "log")]), scratch).run()
+
+
+def told(result: Result) -> list[tuple[str, str]]:
+    """The findings of a result, with their evidence."""
+    return sorted((f["key"], json.dumps(f["evidence"], sort_keys=True)) for f in plain(result)["findings"])
+
+
+# --- without Spark ------------------------------------------------------------------------------------------------
+
+
+def test_a_shipped_log_is_read_as_the_log_itself(sound: Trade, store: str, tmp_path: Path) -> None:
+    own = prepared(sound.log, tmp_path / "own")
+    from_store = prepared(store, tmp_path / "copies")
+    by_store = prepared(store, f"file://{tmp_path}/copied")
+    assert not from_store.problems and not by_store.problems and len(from_store.facts) == len(own.facts) > 5
+    assert from_store.facts == by_store.facts
+    assert from_store.facts[:-1] == own.facts[:-1]
+    assert (from_store.catalog, from_store.watermark_us) == (own.catalog, own.watermark_us)
+    transaction = ids.from_text(sound.name(7))
+    entries = own.entries_of(transaction)
+    assert entries["messages"] and entries == from_store.entries_of(transaction) == by_store.entries_of(transaction)
+
+
+def test_copies_in_a_store_serve_the_next_audit(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepared(store, f"file://{tmp_path}/copied")
+
+    def refuse(*given: Any) -> None:
+        raise AssertionError("a segment was read again")
+
+    monkeypatch.setattr(log_input, "copied", refuse)
+    again = prepared(store, f"file://{tmp_path}/copied")
+    assert again.facts == first.facts and again.holes == []
+
+
+def test_objects_that_are_missing_or_damaged_are_reasons(own_store: Path, tmp_path: Path) -> None:
+    one, other = objects(own_store)[1:4:2]
+    data = bytearray(one.read_bytes())
+    data[200] ^= 1
+    one.write_bytes(data)
+    other.unlink()
+    harmed = prepared(f"file://{own_store}", tmp_path / "copies")
+    assert [p for p in harmed.problems if one.name in p and "not those of the manifest" in p], harmed.problems
+    assert [p for p in harmed.problems if other.name in p and "not in the store" in p], harmed.problems
+    assert len(harmed.problems) == 2 and len(list(harmed.unread(0))) == 2
+    repaired = bytes(b ^ (n == 200) for n, b in enumerate(data))
+    one.write_bytes(repaired)
+    assert len(prepared(f"file://{own_store}", tmp_path / "copies").problems) == 1, "what is whole again is read again"
+
+
+def test_a_store_without_a_manifest_has_no_log(tmp_path: Path, own_store: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"no manifest\.json; name the URL"):
+        LogInput(f"file://{tmp_path}/nothing")
+    (own_store / "manifest.json").write_text("{}")
+    with pytest.raises(Exception, match="no manifest that this version can read"):
+        LogInput(f"file://{own_store}")
+
+
+def rows_of(path: Path | str, **options: str) -> list[dict[str, Any]]:
+    source = NotifyLogSource({"path": str(path), **options})
+    reader = source.reader(source.schema())
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("options", [{"table": "queue"}, {"table": "acks"}, {"table": "messages", "from": "log"}])
+def test_the_source_reads_a_store(sound: Trade, store: str, options: dict[str, str]) -> None:
+    rows = rows_of(sound.log, **options)
+    assert sorted(rows, key=repr) == sorted(rows_of(store, **options), key=repr) and len(rows) > 50
+
+
+# --- with Spark ---------------------------------------------------------------------------------------------------
+
+
+def test_planted_faults_are_the_same_from_a_store(
+    spark: Any, database_urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers copy the segments to a store, and read the copies from there."""
+    tmp_path.chmod(0o755)
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        made = made_run(tmp_path, url, 1000, segment_bytes=64 << 10)
+        wanted = planted(made, url, tmp_path / "faulty", 2)
+        place = shipped(tmp_path / "faulty", tmp_path / "shipped")
+
+        def run(log: Path | str, scratch: Path | str) -> Result:
+            with closing(Database(url, "shop")) as database:
+                return Audit(spark, WITH_EFFECTS, Inputs([database], [LogInput(log, "log")]), scratch).run()
+
+        own = run(tmp_path / "faulty", tmp_path / "scratch")
+        monkeypatch.setattr(log_input, "COPIED_HERE_BYTES", 0)
+        from_store = run(place, f"file://{tmp_path}/copies")
+    assert differences(own, wanted) == [] == differences(from_store, wanted)
+    assert told(from_store) == told(own)
+    for name in ("verdict", "counts", "totals", "reasons", "notes", "not_checked"):
+        assert getattr(from_store, name) == getattr(own, name), name
+
+
+def test_what_came_after_the_last_shipped_segment_is_pending(spark: Any, sound: Trade, tmp_path: Path) -> None:
+    ship_directory(sound.log.parent, f"file://{tmp_path}/store")  # all but the last segment
+    by_clock = replace(PLAN, closes_by_clock=True)  # as a watch does: an input that stalls must not hide what is lost
+    result = audited(spark, sound, f"file://{tmp_path}/store", tmp_path / "copies", by_clock)
+    assert result.counts["PENDING"] > 0 and not result.has_findings, result.counts
+
+
+def test_messages_of_a_damaged_object_are_pending(spark: Any, sound: Trade, own_store: Path, tmp_path: Path) -> None:
+    objects(own_store)[2].write_bytes(b"lost")
+    result = audited(spark, sound, f"file://{own_store}", tmp_path / "copies")
+    assert (result.verdict, result.exit_code) == ("INCONCLUSIVE", 2)
+    assert [reason for reason in result.reasons if objects(own_store)[2].name in reason], result.reasons
+    assert result.counts["PENDING"] > 0 and result.counts["LOST"] == 0

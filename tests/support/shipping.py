@@ -1,0 +1,42 @@
+"""Logs in stores: a directory's log, shipped whole."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from notify.spark.log_files import LocalFiles
+from notify.spark.scan import SegmentScan
+from notify.storage.log import LogStore
+from notify.storage.log.format import segment_header
+from notify.storage.log.segments import segment_name
+from notify.storage.shipped.shipper import ship_directory
+
+
+def sealed_copy(log: Path, to: Path) -> Path:
+    """A copy of a log in `to`, as data directory, in which every segment that has messages is sealed."""
+    shutil.copytree(log, to / "log")
+    files = LocalFiles(to / "log")
+    last = files.segments()[0][-1]
+    facts = SegmentScan(files.disk(last), last.name).facts
+    path = files.directory / last.name
+    with path.open("r+b") as file:
+        file.truncate(facts.end - last.base)
+    (files.directory / segment_name(facts.end)).write_bytes(segment_header(facts.end, facts.last_us))
+
+    async def open_once() -> None:
+        store = LogStore(files.directory)
+        await store.open(facts.last_us)  # makes the indexes that are missing
+        await store.sealed_up()
+        await store.close()
+
+    asyncio.run(open_once())
+    return to
+
+
+def shipped(log: Path, to: Path) -> str:
+    """Ship a log whole to a directory below `to`; the store's URL."""
+    url = f"file://{to}/store"
+    ship_directory(sealed_copy(log, to / "sealed"), url)
+    return url
