@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from notify import ids
 
+RETRY_PREFIX = "retry/"
 DEAD_LETTER_PREFIX = "dead-letter."
 """The topic of this name and a group's holds the group's dead letters."""
 
@@ -20,7 +21,7 @@ def retry_topic(group: str, topic: str) -> str:
 
 def retry_prefix(group: str) -> str:
     """How the names of a group's retry topics begin; no other group's begin so, since no name has a slash."""
-    return f"retry/{group}/"
+    return f"{RETRY_PREFIX}{group}/"
 
 
 def redriven_id(topic: str, transaction_id: bytes, offset: int) -> bytes:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query
 from notify.errors import InvalidRequest
 from notify.limits import LIMITS, check_between
 from notify.server.admin.life import life
+from notify.server.admin.newest import Place, page
 from notify.server.admin.writes import Desk
 from notify.server.data.encode import json_pulled
 from notify.wire import microseconds
@@ -37,9 +38,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         topic: str | None = None,
         since: From = None,
         until: To = None,
+        newest: bool = False,
+        before: str = "",
         max: int = 100,
     ) -> dict[str, Any]:
-        """Find messages by id, by key, or of a topic by time in [from, to); the oldest of each queue first."""
+        """Find messages by id, by key, or of a topic by time in [from, to); the oldest of each queue first.
+
+        Of a topic with `newest`: the newest first; `next` continues the list as `before`.
+        """
         check_between("max", max, 1, 10_000)
         if id is not None:
             return {"messages": [await message(id)]}
@@ -52,6 +58,10 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             return {"messages": [row for row in rows if row.get("key") == key]}
         if topic is None:
             raise InvalidRequest("give an id, a key, or a topic (with from and to)", "invalid_query")
+        if newest:
+            place = Place.of(before) if before else None
+            shown, last = page(store, topic, desk.topic(topic).queues, from_us, until_us, place, max)
+            return {"messages": [json_pulled(m) for m in shown], "next": "" if last is None else str(last)}
         rows = []
         for queue in range(desk.topic(topic).queues):
             first = store.offset_at(topic, queue, from_us)

@@ -63,10 +63,13 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
 def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @routes.get("/topics")
-    async def topics(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
-        """List topics by name: those that begin with `prefix` and come after `after`, at most `max`."""
+    async def topics(prefix: str = "", after: str = "", max: int = 1_000_000, internal: bool = True) -> dict[str, Any]:
+        """List topics by name: those that begin with `prefix` and come after `after`, at most `max`.
+
+        Without `internal` those of dead letters and retries are left out.
+        """
         check_between("max", max, 1, 1_000_000)
-        return await desk.topics.listed(prefix, after, max)
+        return await desk.topics.listed(prefix, after, max, internal=internal)
 
     @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])
     async def topic(name: str) -> dict[str, Any]:

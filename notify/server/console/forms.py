@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
 from notify.server.console.api import Api, path_of
 from notify.server.console.rendering import failed, page
+from notify.server.console.told import told
 from notify.server.console.writes import CHANGES, Change, Input
 
 FORM_FIELDS = 5000
@@ -62,7 +63,8 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
         job = answer["result"].get("job") if isinstance(answer["result"], dict) else None
         back = change.back.format(**{k: quote(v, safe="") for k, v in targets.items()})
         back = back if job is None else f"/jobs/{job}"
-        return page("done.html", request, title=change.title, answer=answer, back=back)
+        done = told(name, answer["target"], answer["result"])
+        return page("done.html", request, title=change.title, answer=answer, told=done, back=back)
 
 
 async def _carried_out(
@@ -112,4 +114,5 @@ def _form_page(
     return page(
         "change.html", request, status, title=change.title, name=name, change=change, given=given, targets=targets,
         preview=preview, refused=refused,
+        told=None if preview is None else told(name, preview["target"], preview["result"]),
     )  # fmt: skip

@@ -39,11 +39,20 @@ async def _messages(api: Api, request: Request) -> dict[str, Any]:
     q = request.query_params
     asked = {name: q.get(name, "").strip() for name in ("id", "key", "topic", "from", "to")}
     if asked["id"]:
-        return {"messages": None, "to_message": asked["id"], "asked": asked, "rows": ROWS}
-    messages = None
+        return {"messages": None, "to_message": asked["id"], "asked": asked, "rows": ROWS, "following": ""}
+    messages, following = None, ""
     if asked["key"] or asked["topic"]:
-        messages = (await api.get("messages", **asked, max=ROWS))["messages"]
-    return {"messages": messages, "asked": asked, "rows": ROWS, "to_message": ""}
+        wanted: dict[str, Any] = asked | {name: _instant(asked[name]) for name in ("from", "to")}
+        if not asked["key"]:
+            wanted |= {"newest": "true", "before": q.get("before")}
+        answer = await api.get("messages", **wanted, max=ROWS)
+        messages, following = answer["messages"], answer.get("next", "")
+    return {"messages": messages, "asked": asked, "rows": ROWS, "to_message": "", "following": following}
+
+
+def _instant(text: str) -> str:
+    """The instant that a field of date and time says in UTC; an RFC 3339 instant as it is."""
+    return text + "Z" if text and not text.endswith("Z") and "+" not in text else text
 
 
 async def _message(api: Api, request: Request) -> dict[str, Any]:
@@ -56,7 +65,10 @@ def _listed(kind: str) -> Page:
 
     async def ask(api: Api, request: Request) -> dict[str, Any]:
         q = request.query_params
-        return await api.get(kind, prefix=q.get("prefix"), after=q.get("after"), max=ROWS) | {"rows": ROWS}
+        asked: dict[str, Any] = {"prefix": q.get("prefix"), "after": q.get("after"), "max": ROWS}
+        if kind == "topics":
+            asked["internal"] = "true" if q.get("internal") else "false"
+        return await api.get(kind, **asked) | {"rows": ROWS, "internal": bool(q.get("internal"))}
 
     return ask
 

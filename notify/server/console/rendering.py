@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -41,6 +42,13 @@ NAVIGATION = (
     ("/actions", "Who did what"),
 )
 
+LIVE = {
+    "overview.html": 3, "transactions.html": 5, "transaction.html": 5, "message.html": 5, "topics.html": 5,
+    "topic.html": 5, "groups.html": 5, "group.html": 3, "dead_letter_groups.html": 5, "dead_letters.html": 10,
+    "nodes.html": 5, "jobs.html": 3, "job.html": 1,
+}  # fmt: skip
+"""Pages that show how things stand, and how many seconds pass until they are fetched again."""
+
 _templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(HERE / "templates"),
     autoescape=True,
@@ -64,8 +72,10 @@ _templates.globals["do"] = change_url
 def page(template: str, request: Request, status: int = 200, **values: Any) -> HTMLResponse:
     """A template of the console, filled in."""
     principal = request.state.principal
+    values.setdefault("live", LIVE.get(template, 0))
     text = _templates.get_template(template).render(
         path=request.scope["path"],
+        now=datetime.now(UTC).isoformat(),
         query=dict(request.query_params),
         who="" if principal is EVERYONE else principal.name,
         **values,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
@@ -43,9 +46,45 @@ def size(value: float) -> str:
     raise AssertionError("the loop returns")
 
 
+DAY_SECONDS = 86_400.0
+
+
+def exactly(text: str | None) -> str:
+    """An RFC 3339 instant in UTC, to the second."""
+    return "–" if not text else text[:19].replace("T", " ") + " UTC"
+
+
 def moment(text: str | None) -> str:
-    """An RFC 3339 instant, in UTC and to the millisecond, for people."""
-    return "–" if not text else text[:23].rstrip("Z").replace("T", " ") + " UTC"
+    """An RFC 3339 instant as how long ago it was, or as a date where that is a day and more; the whole is its title."""
+    if not text:
+        return "–"
+    ago = time.time() - datetime.fromisoformat(text).timestamp()
+    words = exactly(text)[:16] if abs(ago) >= DAY_SECONDS else f"{whole(ago)} ago" if ago >= 0 else f"in {whole(-ago)}"
+    full = text[:23].rstrip("Z").replace("T", " ") + " UTC"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(text, full, words)
+
+
+def whole(seconds: float) -> str:
+    """Seconds in the largest unit, as 5 min."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+ENDS = 8, 12
+"""How many characters of an id's begin and end are shown: ids of one moment begin alike."""
+
+
+def short(name: str) -> str:
+    """An id that fits into a table's column; its title and its copy button have the whole."""
+    first, last = ENDS
+    return name if len(name) <= first + last + 4 else f"{name[:first]}…{name[-last:]}"
+
+
+def field(text: str) -> str:
+    """An instant as a browser's field of date and time takes it."""
+    return text[:19].rstrip("Z")
 
 
 def body(message: dict[str, Any]) -> str:
@@ -72,11 +111,46 @@ def marked(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+STATUS = {200: "done before", 201: "sent", 404: "not there", 409: "refused", 410: "gone", 422: "refused"}
+
+
+def status(number: int) -> str:
+    """The HTTP status of one item as a word."""
+    return STATUS.get(number, f"failed ({number})")
+
+
+def setting(value: Any) -> str:
+    """A setting's value, or the settings that a revision changes, as a person writes them."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {setting(of)}" for name, of in value.items()) or "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "–" if value in ("", None) else str(value)
+
+
+_PAGES = {
+    "in_doubt": "/transactions?producer_group={}", "parked": "/transactions?state=PARKED", "no_consumers": "/groups/{}",
+    "lag_growing": "/groups/{}", "dead_letters": "/groups/{}/dead-letters", "consumers": "/groups/{}",
+    "bridge": "/nodes", "refused": "/nodes", "audit": "/audits", "kafka": "/nodes",
+}  # fmt: skip
+
+
+def page_of(alarm: dict[str, Any]) -> str:
+    """The page on which somebody sees to an alarm; empty where there is none."""
+    return _PAGES.get(alarm["name"], "").format(quote(str(alarm["target"]), safe=""))
+
+
 FILTERS: dict[str, Callable[..., str]] = {
     "count": count,
     "duration": duration,
     "size": size,
     "moment": moment,
+    "exactly": exactly,
+    "short": short,
+    "field": field,
+    "page_of": page_of,
+    "status": status,
+    "setting": setting,
     "body": body,
     "plain": plain,
     "marked": marked,

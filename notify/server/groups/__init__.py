@@ -95,8 +95,11 @@ class Letters(Redriving, Protocol):
 class TopicViews(Protocol):
     """The topics of messages of one queue engine, as administrators see them."""
 
-    async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
-        """The topics by name: those that begin with `prefix` and come after `after`, and how many there are."""
+    async def listed(self, prefix: str, after: str, most: int, *, internal: bool = True) -> dict[str, Any]:
+        """The topics by name: those that begin with `prefix` and come after `after`, and how many there are.
+
+        Without `internal` those of dead letters and retries are left out.
+        """
         ...
 
     async def one(self, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-// Charts of the overview, and the menu of narrow screens. Everything else works without a script.
+// Live pages, copying of ids, charts of the overview, and the menu of narrow screens. All else works without a script.
 "use strict";
 
 (function () {
@@ -7,23 +7,147 @@
   const fit = () => { if (menu) menu.open = wide.matches; };
   fit();
   wide.addEventListener("change", fit);
+  const preview = document.getElementById("preview");
+  if (preview) preview.focus();
+})();
 
+// A button beside each id that is shown in short.
+(function () {
+  const show = (root) => { if (navigator.clipboard) for (const b of root.querySelectorAll(".copy[hidden]")) b.hidden = false; };
+  show(document);
+  window.notifyShowCopy = show;
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest(".copy");
+    if (!button) return;
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "copied";
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
+  });
+})();
+
+// A live page is fetched again, and only the differences are put in: focus, selection and open details stay.
+(function () {
+  const live = document.getElementById("live");
+  const fresh = document.getElementById("fresh");
+  if (!live || !fresh) return;
+  const every = Number(live.dataset.every) * 1000;
+  const CALL_MS = 10000;
+  let answered = Date.now();
+  let failing = false;
+
+  function same(a, b) {
+    return a.nodeType === b.nodeType && a.nodeName === b.nodeName && key(a) === key(b);
+  }
+  function key(node) {
+    return node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.key || "" : "";
+  }
+  function attributes(now, next) {
+    for (const { name } of [...now.attributes]) {
+      if (!next.hasAttribute(name) && !(name === "open" && now.nodeName === "DETAILS")) now.removeAttribute(name);
+    }
+    for (const { name, value } of next.attributes) {
+      if (now.getAttribute(name) !== value) now.setAttribute(name, value);
+    }
+  }
+  function morph(now, next) {
+    if (now.nodeType !== Node.ELEMENT_NODE) {
+      if (now.nodeValue !== next.nodeValue) now.nodeValue = next.nodeValue;
+      return;
+    }
+    if (now.dataset.keep !== undefined || now.classList.contains("copy")) return;
+    attributes(now, next);
+    if (now === document.activeElement && now.matches("input, textarea, select")) return;
+    const keyed = new Map([...now.children].filter(key).map((child) => [key(child), child]));
+    let place = now.firstChild;
+    for (const wanted of [...next.childNodes]) {
+      let child = key(wanted) ? keyed.get(key(wanted)) : place;
+      while (child && !key(wanted) && !same(child, wanted)) child = child.nextSibling;
+      if (child && same(child, wanted)) {
+        if (key(wanted)) {
+          if (child === place) place = place.nextSibling;
+          else now.insertBefore(child, place);
+        } else {
+          while (place !== child) { const gone = place; place = place.nextSibling; gone.remove(); }
+          place = place.nextSibling;
+        }
+        morph(child, wanted);
+      } else {
+        now.insertBefore(document.importNode(wanted, true), place);
+      }
+    }
+    while (place) {
+      const gone = place;
+      place = place.nextSibling;
+      gone.remove();
+    }
+  }
+
+  function say() {
+    const seconds = Math.round((Date.now() - answered) / 1000);
+    const text = failing
+      ? `No answer since ${new Date(answered).toLocaleTimeString("en-GB")}, ${seconds} s ago: these figures are old.`
+      : `Updated ${seconds} s ago.`;
+    if (fresh.textContent !== text) fresh.textContent = text;
+    fresh.classList.toggle("bad", failing);
+    document.body.classList.toggle("stale", failing);
+  }
+  const alarm = document.getElementById("away");
+  async function refresh() {
+    if (document.hidden) return;
+    try {
+      const answer = await fetch(location.href, { headers: { accept: "text/html" }, signal: AbortSignal.timeout(CALL_MS) });
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const next = page.getElementById("live");
+      if (!answer.ok || !next) throw new Error(`status ${answer.status}`);
+      morph(live, next);
+      window.notifyShowCopy(live);
+      answered = Date.now();
+      failing = false;
+    } catch (error) {
+      failing = true;
+    }
+    if (alarm) alarm.hidden = !failing;
+    say();
+  }
+  window.notifyRefresh = refresh;
+  say();
+  setInterval(say, 1000);
+  (function again() { setTimeout(async () => { await refresh(); again(); }, every); })();
+})();
+
+(function () {
   const box = document.getElementById("chart");
   if (!box || !window.uPlot) return;
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const lines = [
-    ["halves", "halves", "--accent", []], ["committed", "committed", "--good", []],
-    ["delivered", "delivered", "--warn", [6, 4]], ["acked", "acknowledged", "--bad", [2, 3]],
+    ["halves", "halves", "--line-1", []], ["committed", "committed", "--line-2", []],
+    ["delivered", "delivered", "--line-3", [6, 4]], ["acked", "acknowledged", "--line-4", [2, 3]],
   ];
   let plot = null;
+  const two = (number) => String(number).padStart(2, "0");
+  const clock = (at) => { const d = new Date(at * 1000); return `${two(d.getHours())}:${two(d.getMinutes())}`; };
   const axis = () => ({ stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } });
   const options = (width) => ({
     width, height: 240, cursor: { drag: { x: false, y: false } },
     scales: { y: { range: (u, low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [axis(), Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => t.toLocaleString("en")) })],
+    axes: [
+      Object.assign(axis(), { values: (u, ticks) => ticks.map(clock) }),
+      Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => t.toLocaleString("en")) }),
+    ],
     series: [{ label: "at", value: "{HH}:{mm}:{ss}" }].concat(lines.map(([, label, stroke, dash]) => (
       { label: label + "/s", stroke: colour(stroke), width: 2, dash, points: { show: false } }))),
   });
+  const told = document.getElementById("chart-told");
+  function tell(found) {
+    const since = found.at.length ? `Since ${clock(found.at[0])}` : "No figures yet";
+    const figures = lines.map(([name, label]) => {
+      const values = found[name];
+      const most = values.reduce((a, b) => Math.max(a, b), 0);
+      return `${label} ${(values[values.length - 1] || 0).toLocaleString("en")}/s now, at most ${most.toLocaleString("en")}/s`;
+    });
+    const text = `${since}: ${figures.join("; ")}.`;
+    if (told && told.textContent !== text) told.textContent = text;
+  }
   async function draw() {
     try {
       const answer = await fetch("/overview/history");
@@ -32,6 +156,7 @@
       const data = [found.at].concat(lines.map(([name]) => found[name]));
       if (!plot) plot = new uPlot(options(box.clientWidth), data, box);
       else plot.setData(data);
+      tell(found);
       box.dataset.points = found.at.length;
     } catch (error) { /* The server is away: the page says so where it refreshes itself. */ }
   }

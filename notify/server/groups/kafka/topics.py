@@ -30,7 +30,7 @@ class KafkaTopics:
         self._look = look
         self._noted = noted
 
-    async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
+    async def listed(self, prefix: str, after: str, most: int, *, internal: bool = True) -> dict[str, Any]:
         def ask() -> dict[str, Any]:
             known = self._look.now().message_topics()
             names = heapq.nsmallest(most, (name for name in known if name > after and name.startswith(prefix)))

@@ -1,0 +1,167 @@
+"""The console as it is seen and used: contrast in light and dark, previews in sentences, pages that keep themselves
+up to date without taking the keyboard's focus, and that say so where the server is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notify.testing.process import ServerProcess
+from tests.support.groups import Caller, publish, subscribe
+from tests.support.http import admin, post
+from tests.support.transactions import half_request, new_id
+
+CONTRASTS = """() => {
+  const numbers = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = numbers(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] === 1) return c;
+    }
+    return [255, 255, 255];
+  };
+  const bad = [];
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.nodeValue.trim());
+    if (!own || !e.checkVisibility() || e.closest("svg, canvas, .u-legend, .skip")) continue;
+    const [a, b] = [light(numbers(getComputedStyle(e).color)), light(behind(e))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) bad.push(`${e.tagName}.${e.className} "${e.textContent.trim().slice(0, 30)}" ${ratio.toFixed(2)}`);
+  }
+  return bad;
+}"""
+"""Texts whose contrast with what is behind them is below 4.5 (WCAG 2.2, 1.4.3)."""
+
+
+class Scene:
+    """A server with something of everything that is coloured."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        for group in ("points", "mail"):
+            subscribe(url, group, "order.placed", max_attempts=1)
+        publish(url, "order.placed", [str(n) for n in range(30)], key=True)
+        caller = Caller(url, "points", "points-1")
+        caller.settle(caller.receive("order.placed", max=3), "dead_letter", reason="no such customer")
+        self.half = self.prepare()
+
+    def prepare(self) -> str:
+        name = new_id()
+        post(self.url, "/v1/transactions", half_request("orders", name, topic="order.placed", key="7"))
+        return name
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    process = ServerProcess(
+        tmp_path_factory.mktemp("looks") / "data", environment={"NOTIFY_ALARM_EVERY_SECONDS": "0.2"}
+    )
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def scene(server: ServerProcess) -> Scene:
+    return Scene(server.url)
+
+
+def preview(w: Any, path: str) -> None:
+    w.go(path)
+    w.page.fill("#f-reason", "a test")
+    w.page.click("button:has-text('Preview')")
+
+
+def test_every_text_can_be_read(scene: Scene, window: Any) -> None:
+    """`Do it` was red on blue, with a contrast of 1.07 in light and 1.00 in dark."""
+    w = window(scene.url)
+    seen = []
+    pages = ["/", "/transactions", f"/transactions/{scene.half}", "/groups/points", "/groups/points/dead-letters",
+             "/messages?topic=order.placed", "/settings", "/login"]  # fmt: skip
+    for path in [*pages, f"/do/transaction.commit?transaction={scene.half}"]:
+        w.go(path) if not path.startswith("/do/") else preview(w, path)
+        for scheme in ("light", "dark"):
+            w.page.emulate_media(color_scheme=scheme)
+            seen += [f"{path} {scheme}: {text}" for text in w.page.evaluate(CONTRASTS)]
+    assert w.page.locator("button.danger:has-text('Do it')").count() == 1
+    assert seen == []
+
+
+def test_a_preview_is_sentences_and_has_the_focus(scene: Scene, window: Any) -> None:
+    w = window(scene.url)
+    preview(w, f"/do/transaction.commit?transaction={scene.half}")
+    assert w.page.evaluate("document.activeElement.id") == "preview"
+    text = w.page.inner_text("#preview")
+    assert "The transaction is PREPARED now, and becomes COMMITTED." in text
+    assert "It has 1 message, which these groups receive:" in text and "mail, points" in text
+    preview(w, "/do/group.reset?group=points&topic=order.placed&to=earliest")
+    assert "The group gets 3 messages again." in w.page.inner_text("#preview")
+    preview(w, "/do/topic.delete?topic=order.placed")
+    text = w.page.inner_text("#preview")
+    assert "30 messages at most" in text and "{" not in text
+
+
+def test_a_live_page_keeps_the_focus_and_says_how_old_it_is(scene: Scene, window: Any) -> None:
+    w = window(scene.url)
+    w.go("/transactions")
+    link = w.page.locator("tbody a.id").first
+    link.focus()
+    w.page.evaluate("window.first = document.querySelector('tbody tr')")
+    rows = w.page.locator("tbody tr").count()
+    name = scene.prepare()
+    w.page.wait_for_function("count => document.querySelectorAll('tbody tr').length === count", arg=rows + 1)
+    assert link.evaluate("e => document.activeElement === e")
+    assert w.page.evaluate("document.activeElement.tagName + document.contains(window.first)") == "Atrue"
+    assert "Updated" in w.page.inner_text("#fresh")
+    w.go("/groups/points/dead-letters")
+    box = w.page.locator("tbody input[type=checkbox]").nth(1)
+    box.check()
+    chosen = box.get_attribute("value")
+    w.page.evaluate("() => window.notifyRefresh()")
+    assert w.page.locator(f"input[value='{chosen}']").is_checked()
+    admin(scene.url, "POST", f"transactions/{name}/rollback", {})
+    assert w.wrong == []
+
+
+def test_alarms_lead_to_their_page_and_letters_sent_again_are_none(scene: Scene, window: Any) -> None:
+    w = window(scene.url)
+    w.go("/")
+    w.page.wait_for_selector("#alarms a:has-text('dead letters')")
+    assert "redrive or purge them" in w.page.inner_text("#alarms")
+    assert w.page.get_attribute("#alarms a:has-text('dead letters')", "href") == "/groups/points/dead-letters"
+    admin(scene.url, "POST", "groups/points/dead-letters/redrive", {"max": 100})
+    w.page.wait_for_selector(".tile:has-text('Dead letters') a:text-is('0')")
+    w.go("/dead-letters")
+    assert w.page.inner_text("tbody tr").split() == ["points", "0", "3"]
+
+
+def test_messages_come_newest_first_in_pages(scene: Scene, window: Any) -> None:
+    publish(scene.url, "many", [f"m{n}" for n in range(250)])
+    w = window(scene.url)
+    w.go("/messages?topic=many")
+    bodies = w.page.locator("tbody td:last-child").all_inner_texts()
+    for _ in range(2):
+        w.page.click("a[rel=next]")
+        bodies += w.page.locator("tbody td:last-child").all_inner_texts()
+    assert bodies == [f"m{n}" for n in reversed(range(250))]
+    assert w.page.locator("a[rel=next]").count() == 0
+    height = w.page.locator("tbody tr").first.evaluate("e => e.getBoundingClientRect().height")
+    assert height < 45, "a row has one line"
+
+
+def test_a_server_that_is_away_is_said(server: ServerProcess, scene: Scene, window: Any) -> None:
+    """The last test of the module: its server is gone then."""
+    w = window(scene.url)
+    w.go("/")
+    assert not w.page.is_visible("#away")
+    server.kill()
+    w.page.wait_for_selector("#away:visible")
+    assert "No answer since" in w.page.inner_text("#fresh")
+    server.start()
+    w.page.wait_for_selector("#away", state="hidden")
+    assert "Updated" in w.page.inner_text("#fresh")
