@@ -56,6 +56,8 @@ class LogInput:
         self.name = name or str(place).rstrip("/").rpartition("/")[2]
         self.facts: list[Facts] = []
         self.catalog = Catalog()
+        # Before the segments: those that are read later hold all that these checkpoints stand behind.
+        self._checkpoints = list(self.files.checkpoints())
         self.segments, problems = self.files.segments()
         self.problems: list[str] = problems
         """Reasons why this log proves nothing; with one of them the audit is inconclusive."""
@@ -148,7 +150,7 @@ class LogInput:
 
     def _look(self) -> None:
         """Note a log that ends before its checkpoint."""
-        for position in self.files.checkpoints():
+        for position in self._checkpoints:
             if self.facts and position > self.facts[-1].end:
                 name = checkpoint_name(position)
                 self.problems.append(f"the log ends at {self.facts[-1].end}, before its checkpoint {name}: it was cut")

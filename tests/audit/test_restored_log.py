@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from notify.client.table import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain
+from notify.spark.log_input import LogInput
 from notify.spark.repair.planning import plan_of
 from notify.storage.log.continuing import begin_at_the_end
 from notify.storage.log.disk import Disk
@@ -75,3 +76,11 @@ def test_what_was_lost_with_the_disk_is_told_from_other_losses(
     else:
         assert items.keys() == {trade.message(unhandled)}
         assert {held.message_id for held in plan.held_back} == {trade.message(handled)} | others
+
+
+def test_a_log_that_goes_on_while_it_is_read_was_not_cut(trade: Trade, tmp_path: Path) -> None:
+    """A server that ships its log begins a segment every few seconds, with a checkpoint where that begins."""
+    log = LogInput(trade.log)
+    restored(trade)  # a new segment, and a checkpoint in it
+    log.prepare(None, tmp_path / "scratch")
+    assert log.problems == []
