@@ -25,7 +25,7 @@ class Step:
 
 
 STEPS = (
-    Step("every test", ("-m", "pytest", "-m", "", "-n", "{workers}"), 25),
+    Step("every test", ("-m", "pytest", "-m", "", "-n", "{workers}"), 30),
     Step("kill -9, lost power, flipped bits", ("-m", "tests.crash.campaign", "--cycles", "40"), 10),
     Step("races", ("-m", "tests.simulation.run", "--seeds", "6000"), 10),
     Step("a bridge killed", ("-m", "tests.crash.bridge", "--kills", "15", "--rotations", "4"), 10),

@@ -67,7 +67,7 @@ def play(
 ) -> Outcome:
     """Play a history of so many seconds, and on a slow machine on until at least so many messages are committed.
 
-    It also goes on for up to `more` seconds until faults of these kinds were made so often.
+    It also goes on for up to `more` seconds until faults of these kinds were made so often; then there are no others.
     """
     with ExitStack() as stack:
         room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
@@ -84,10 +84,10 @@ def play(
             while any(faults.done[kind] < count for kind, count in made.items()) and time.monotonic() < end + more:
                 stage.hold_or_not()
                 time.sleep(LOOK_SECONDS)  # the pause between two looks
-            if least:
-                eventually(lambda: committed_by(stage) >= least, f"{least} messages", SETTLE_SECONDS)
         finally:
             faults.stop()
+        if least:
+            eventually(lambda: committed_by(stage) >= least, f"{least} messages", SETTLE_SECONDS)
         unsettled = settle(stage, SETTLE_SECONDS)
         stage.end()
         for line in unsettled:

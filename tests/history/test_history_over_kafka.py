@@ -16,6 +16,7 @@ from tests.support.kafka import KafkaNode
 pytest.importorskip("confluent_kafka")
 
 SECONDS = 4.0
+PAUSE = 0.25
 LEAST = 500
 """Messages: one in 25 of half of them is delayed."""
 
@@ -25,6 +26,7 @@ def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, 
         scene = Scene(
             {"pg": url}, callers=4, is_over_databases=True, kafka=kafka_node.cluster,
             groups=("shared", "ordered", "failover"),
+            pause=PAUSE,
         )  # fmt: skip
         outcome = play(tmp_path, SECONDS, 1, scene, LEAST, {"node killed": 1}, PATIENCE_SECONDS)
     assert outcome.violations == []

@@ -90,7 +90,7 @@ def test_interrupts_are_for_the_server(server: ServerProcess) -> None:
     assert child(server) == first
 
 
-@pytest.mark.parametrize("stands_still", [False, True])
+@pytest.mark.parametrize("stands_still", [pytest.param(False, marks=pytest.mark.long), True])
 def test_no_process_is_left_when_the_server_stops(server: ServerProcess, stands_still: bool) -> None:
     pid = child(server)
     if stands_still:

@@ -276,7 +276,7 @@ def test_all_letters_are_sent_again_as_a_job_and_purged(kafka_url: str, server: 
     assert [a["what"] for a in done][2:] == ["dead_letter.purge"] * 2 + ["dead_letter.redrive"] * 2
 
 
-@pytest.mark.parametrize("mode", ["shared", "ordered", "failover"])
+@pytest.mark.parametrize("mode", ["shared", pytest.param("ordered", marks=pytest.mark.long), "failover"])
 def test_a_letter_that_is_sent_again_reaches_its_group(kafka_url: str, server: ServerProcess, mode: str) -> None:
     group = Group(kafka_url)
     group.write(group.topic, 0, 3)
@@ -425,7 +425,7 @@ def alarms(server: ServerProcess) -> list[dict[str, Any]]:
     return [{"name": "kafka"}] if 'notify_alarms{alarm="kafka"} 1.0' in metrics else []
 
 
-@pytest.mark.parametrize("by", ["ids", "job"])
+@pytest.mark.parametrize("by", [pytest.param("ids", marks=pytest.mark.long), "job"])
 def test_large_letters_are_sent_again_without_gathering_them(
     kafka_url: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

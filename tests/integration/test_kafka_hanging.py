@@ -24,8 +24,17 @@ from tests.support.kafka_consumers import make_topic, produce, progress
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.mark.parametrize("mode", ["shared", "failover"])
-@pytest.mark.parametrize("call", ["init_transactions", "send_offsets_to_transaction", "commit_transaction"])
+@pytest.mark.parametrize(
+    ("call", "mode"),
+    [
+        ("init_transactions", "failover"),
+        ("send_offsets_to_transaction", "shared"),
+        ("commit_transaction", "shared"),
+        pytest.param("init_transactions", "shared", marks=pytest.mark.long),
+        pytest.param("send_offsets_to_transaction", "failover", marks=pytest.mark.long),
+        pytest.param("commit_transaction", "failover", marks=pytest.mark.long),
+    ],
+)
 def test_a_client_that_hangs_is_left_to_itself(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, mode: str, call: str
 ) -> None:

@@ -259,7 +259,7 @@ def done_at(url: str, group: str, place: tuple[str, int], offset: int) -> bool:
     return known is not None and known.offset >= offset
 
 
-@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+@pytest.mark.parametrize("mode", ["shared", pytest.param("exclusive", marks=pytest.mark.long)])
 def test_a_partition_without_a_leader_keeps_nobody_from_beginning(
     kafka_url: str, unique: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,7 +267,7 @@ def noted_by(url: str) -> set[str]:
     return {key.decode().partition("/")[0] for key in newest(Cluster.of(url), SUBSCRIPTIONS)}
 
 
-@pytest.mark.parametrize("mode", ["shared", "exclusive", "broadcast"])
+@pytest.mark.parametrize("mode", ["shared", "exclusive", pytest.param("broadcast", marks=pytest.mark.long)])
 def test_a_consumer_needs_these_rights_and_no_more(secured: SecuredKafka, unique: str, mode: str) -> None:
     topic, plain = f"orders.{unique}", secured.cluster.url
     make_topics(Cluster.of(plain), [topic])
@@ -514,7 +514,7 @@ def test_a_right_that_is_withdrawn_for_a_while_costs_a_consumer_nothing(
     assert f"user '{user}'" in caplog.text
 
 
-@pytest.mark.parametrize("torn", [None, "security.protocol=SASL_S"])
+@pytest.mark.parametrize("torn", [pytest.param(None, marks=pytest.mark.long), "security.protocol=SASL_S"])
 def test_a_file_of_settings_that_is_being_replaced_ends_no_consumer(
     secured: SecuredKafka,
     unique: str,

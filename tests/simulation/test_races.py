@@ -1,4 +1,4 @@
-"""Races of check, outcome, late commit, restart and delivery: 400 seeds, 2,000 in `make test-long`."""
+"""Races of check, outcome, late commit, restart and delivery: 200 seeds, 2,000 in `make test-long`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.run import simulate
 
-BATCH, SHORT, LONG = 100, 400, 2000
+BATCH, SHORT, LONG = 100, 200, 2000
 SEEDS = [pytest.param(n, marks=[pytest.mark.long] if n >= SHORT else []) for n in range(0, LONG, BATCH)]
 
 
