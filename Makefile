@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -62,6 +62,11 @@ crash-movers: install
 # The same with three nodes of Kafka behind them, one of which is killed every 20 s; 50,000 messages in 600 s.
 crash-kafka: install
 	$(PY) -m tests.history.run --over-kafka --seconds $(or $(SECONDS),600)
+
+# The disk of a server that ships its log is lost under load ROUNDS=20 times, while the store is away now and then: it is
+# restored, and an audit names and repairs exactly what is missing. 20 minutes.
+crash-disk: install
+	$(PY) -m tests.crash.disk --rounds $(or $(ROUNDS),20)
 
 # A bridge killed 200 times while its source rotates, changes its table, restarts and fails over: 8 minutes.
 crash-bridge: install

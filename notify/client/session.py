@@ -12,7 +12,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -90,6 +90,8 @@ class Session:
         self._ending = asyncio.Event()
         self.is_subscribed = False
         """Whether the server knows the subscriptions, and from when on the inbox is whole."""
+        self._began = datetime.now(UTC).isoformat()
+        """When it began: what was sent since, is its own, also where it subscribed to the latest."""
         self._has_admin_routes_alone = False
         """The server is an older one, which has no route of consumers to subscribe."""
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
@@ -142,11 +144,15 @@ class Session:
 
     # --- receiving --------------------------------------------------------------------------------------------
 
-    async def _subscribe_all(self) -> None:
+    async def _subscribe_all(self, *, again: bool = False) -> None:
+        """Tell the server what the group subscribes to; `again`: its log was restored without that, so what was sent
+        since is still to come."""
         answers: dict[str, Any] = {}
         # Patterns first: a topic that has a handler of its own keeps that one's settings.
         for handler in sorted(self._work.handlers.values(), key=lambda handler: "*" not in handler.topic):
             start = handler.start.isoformat() if isinstance(handler.start, datetime) else handler.start
+            if again and start in (None, "latest"):
+                start = self._began
             wanted = {
                 "mode": handler.mode,
                 "tags": list(handler.tags),
@@ -156,7 +162,14 @@ class Session:
                 "retry_min": handler.retry_min,
                 "retry_max": handler.retry_max,
             }
-            answer = await self._put(quote(handler.topic), wanted, wanted | {"reason": "subscribed by a consumer"})
+            reason = {"reason": "subscribed by a consumer"}
+            try:
+                answer = await self._put(quote(handler.topic), wanted, wanted | reason)
+            except InvalidRequest:
+                if wanted["start"] != self._began:
+                    raise
+                wanted["start"] = "latest"  # this machine's clock is ahead of the server's
+                answer = await self._put(quote(handler.topic), wanted, wanted | reason)
             answers[handler.topic] = msgspec.json.decode(answer)
         await self.tell_inbox()
         self.is_subscribed = True
@@ -257,8 +270,16 @@ class Session:
             return []
         work = self._work
         request = Receive(instance=work.instance, topics=topics, max=room, wait=POLL_SECONDS, lease=work.lease)
-        path = f"/v1/groups/{work.group}/receive"
-        return _decode_received(await self._http.call("POST", path, encode_msgpack(request), POLL_SECONDS + 5)).messages
+        path = f"/v1/groups/{work.group}/receive?subscribe=no"
+        body = encode_msgpack(request)
+        try:
+            return _decode_received(await self._http.call("POST", path, body, POLL_SECONDS + 5)).messages
+        except NotFound as error:
+            if error.code != "not_subscribed":
+                raise
+            log.warning("%s does not know the subscriptions any more, and is told again: %s", self._http.url, error)
+            await self._subscribe_all(again=True)
+            return []
 
     # --- handling ---------------------------------------------------------------------------------------------
 

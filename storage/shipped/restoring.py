@@ -99,10 +99,14 @@ class Restoring:
                 self._complaints.append(f"{error}; it was built again from its segment")
             progress(segment.idx.size)
         records = self._manifest.records
+        why = "no administrators' records were shipped"
         if records is not None:
-            self._fetch(records.name, records.object, self._directory / RECORDS)
-        else:
-            self._complaints.append("no administrators' records were shipped: settings, limits and tokens are new")
+            try:
+                self._fetch(records.name, records.object, self._directory / RECORDS)
+                return
+            except ObjectStoreFailed as error:
+                why = f"the administrators' records are lost: {error}"
+        self._complaints.append(f"{why}; settings, limits and tokens are new")
 
     async def finish(self, now_us: int) -> Restored:
         """Open the log, take its place in the store, and have it go on as a new generation.

@@ -218,7 +218,8 @@ class DataRoutes:
         asked: Receive = request.decode(_RECEIVE)
         may = may_consume(request, group, asked.topics or ())
         with polling(request):
-            handed = await self.core.delivery.receive(group, asked, may)
+            subscribes = b"subscribe=no" not in request.query.split(b"&")
+            handed = await self.core.delivery.receive(group, asked, may, subscribes=subscribes)
         if self.core.settings.tracing:
             trace(group, handed, self.core.clock())
         if request.packed:

@@ -38,10 +38,14 @@ class Delivery:
         self._release_again_us = 0
         store.on_visible(self.visible)
 
-    async def receive(self, name: str, request: Receive, may: May | None = None) -> list[Handed]:
+    async def receive(
+        self, name: str, request: Receive, may: May | None = None, *, subscribes: bool = True
+    ) -> list[Handed]:
         """Messages for an instance of a group, waiting up to `wait` seconds for the first.
 
-        `may` is asked again whenever something is handed out; None: who asks may consume everything.
+        `may` is asked again whenever something is handed out; None: who asks may consume everything. Without
+        `subscribes` NotFound (`not_subscribed`) is raised where the group lacks a subscription to one of the topics,
+        or, if none are named, to a pattern: who asks has subscribed before, and this log has lost it.
         """
         check_name("group", name)
         if not 0 < len(request.instance) <= 255:
@@ -53,7 +57,10 @@ class Delivery:
         if request.topics is not None:
             check_between("the number of topics", len(request.topics), 0, LIMITS.topics)
             topics = frozenset(request.topics)
-            await self.following.subscribe_missing(name, request.topics)
+            if subscribes:
+                await self.following.subscribe_missing(name, request.topics)
+        if not subscribes:
+            self.following.refuse_lost(name, request.topics)
         group = self.groups.get(name)
         if group is not None and group.has_broadcast:
             name, topics = await self._broadcasts.group_for(name, request.instance, topics, may)

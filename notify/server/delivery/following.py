@@ -146,6 +146,15 @@ class Following:
             await self._store.unsubscribe(group, topic)
         self._followers.forget(group, topic)
 
+    def refuse_lost(self, group: str, topics: Sequence[str] | None) -> None:
+        """Raises NotFound where the group has no subscription to one of these topics; for None, to any pattern."""
+        if topics is None:
+            missing = [] if self.has_pattern(group) else ["a pattern"]
+        else:
+            missing = [f"topic {name!r}" for name in topics if self._store.subscription(group, name) is None]
+        if missing:
+            raise NotFound(f"group {group!r} has no subscription to {missing[0]}: subscribe it", "not_subscribed")
+
     async def subscribe_missing(self, group: str, topics: Sequence[str]) -> None:
         """Subscribe a group to those of these topics that it does not follow yet, from the latest message on."""
         known = (

@@ -1,0 +1,77 @@
+"""A log that was restored without the newest subscriptions: consumers subscribe again as they are, and miss nothing."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.client import Consumer
+from notify.message import ReceivedMessage
+from notify.testing.process import ServerProcess
+from tests.support.clock import eventually
+from tests.support.groups import publish, running
+from tests.support.http import admin, ask
+
+
+class Got:
+    """The bodies that a consumer has handled."""
+
+    def __init__(self) -> None:
+        self.bodies: list[str] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, message: ReceivedMessage) -> None:
+        with self._lock:
+            self.bodies.append(message.text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options", "handled_again"),
+    [
+        ("t", {"mode": "ordered", "start": "earliest"}, ["old", "older"]),
+        ("t", {"mode": "shared"}, []),
+        ("t", {"mode": "broadcast"}, []),
+        ("t*", {"start": "earliest"}, ["old", "older"]),
+    ],
+)
+def test_a_consumer_goes_on_as_it_had_subscribed(
+    tmp_path: Path, wanted: str, options: dict[str, Any], handled_again: list[str]
+) -> None:
+    """The server's process is killed, and its directory is that of before the subscription."""
+    server = ServerProcess(tmp_path / "data").start()
+    publish(server.url, "t", ["old", "older"])
+    server.stop()
+    shutil.copytree(server.data_dir, tmp_path / "before")
+    server.start()
+    got = Got()
+    consumer = Consumer(server.url, group="g", lease=2)
+    consumer.subscribe(wanted, **options)(got)
+    try:
+        with running(consumer, subscribed=True):
+            eventually(lambda: ask(server.url, "GET", "/v1/admin/groups/g")[0] == 200, "the subscription")
+            # A broadcast group begins with the first request of its instance.
+            eventually(lambda: _received(server, got), "a message that is received")
+            server.kill()
+            shutil.rmtree(server.data_dir)
+            shutil.copytree(tmp_path / "before", server.data_dir)
+            server.start()
+            got.bodies = []
+            publish(server.url, "t", ["new"])
+            if options.get("mode") == "broadcast":  # an instance begins with its first request
+                eventually(lambda: _received(server, got), "a message that is sent once the instance is back")
+            else:
+                eventually(lambda: {*got.bodies} == {*handled_again, "new"}, "what is still to come")
+            (subscription,) = [s for s in admin(server.url, "GET", "groups/g")["subscriptions"] if s["topic"] == "t"]
+            assert subscription["mode"] == options.get("mode", "shared")
+    finally:
+        server.stop()
+
+
+def _received(server: ServerProcess, got: Got) -> bool:
+    before = got.bodies.count("again")
+    publish(server.url, "t", ["again"])
+    return got.bodies.count("again") > before
