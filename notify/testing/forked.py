@@ -24,12 +24,13 @@ from subprocess import TimeoutExpired
 from typing import IO
 
 PRELOADED = (
-    "notify.testing.preloaded", "notify.server.serve", "notify.server.app",
+    "notify.server.serve", "notify.server.app",
     # Only some processes need these. The fork server leaves out whatever is not installed.
     "notify.storage.sql.schema", "notify.storage.sql.shards", "notify.server.groups.kafka.engine",
     "notify.binlog_bridge.pump", "notify.relay.relay", "notify.sinks.kafka",
     "sqlalchemy.dialects.mysql.pymysql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", "pymysql",
     "pydantic.v1",  # FastAPI imports it when it adds the first route
+    "notify.testing.preloaded",  # the last one
 )  # fmt: skip
 
 

@@ -96,6 +96,7 @@ def test_rows_that_are_purged_while_they_are_read_are_no_ghosts(spark: Any, trad
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_range_that_is_purged_while_it_is_read_is_not_judged(spark: Any, trade: Trade) -> None:
     middle_us = trade.at(COUNT // 2)
 

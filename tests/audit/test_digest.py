@@ -258,6 +258,7 @@ def test_only_slots_that_may_differ_are_read(spark: Any, trade: Trade) -> None:
     same(result, run(spark, trade, replace(PLAN, method="full")))
 
 
+@pytest.mark.long
 def test_planted_faults_are_found_from_a_digest(spark: Any, database_urls: dict[str, str], tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with empty_database("postgresql", database_urls, tmp_path) as url:

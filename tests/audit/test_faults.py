@@ -38,6 +38,7 @@ def test_planted_faults_are_found_and_nothing_else(spark: Any, url: str, tmp_pat
     assert all(f"'{name}': {EACH}" in said[2] for name in CLASSES) and "'PENDING': 0" in said[2], said[2]
 
 
+@pytest.mark.long
 def test_a_window_has_what_belongs_to_it(spark: Any, database_urls: dict[str, str], tmp_path: Path) -> None:
     """Windows part the transactions: each is in one of them, and none looks lost at an edge."""
     tmp_path.chmod(0o755)

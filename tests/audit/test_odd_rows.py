@@ -161,7 +161,7 @@ async def stored(trade: Trade, names: Sequence[bytes]) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ["digest", "watch", pytest.param("full", marks=pytest.mark.long), pytest.param("window", marks=pytest.mark.long)],
+    ["digest", *(pytest.param(what, marks=pytest.mark.long) for what in ("watch", "full", "window"))],
 )
 def test_ids_of_a_clock_that_is_days_off_are_found(spark: Any, trade: Trade, what: str) -> None:
     """Whether the message is lost or delivered, in an audit of everything and in one of a window."""

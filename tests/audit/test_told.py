@@ -114,9 +114,7 @@ def test_ghosts_have_their_producer_group_and_source(result: Result, trade: Trad
         assert case.evidence | named == case.evidence
 
 
-def test_completeness_counts_what_was_delivered_and_took_effect(
-    spark: Any, result: Result, trade: Trade, tmp_path: Path
-) -> None:
+def test_completeness_counts_what_was_delivered_and_took_effect(result: Result) -> None:
     figures = result.completeness
     assert figures is not None
     committed = COUNT + len(LATER) + len(MISSING) - len(GHOSTS) + 1
@@ -124,6 +122,12 @@ def test_completeness_counts_what_was_delivered_and_took_effect(
     assert (figures.due, figures.delivered) == (committed, committed - missed)
     assert figures.effective == committed - missed - len(LACKING)
     assert figures.is_met is False and "missed" in figures.sentence
+
+
+@pytest.mark.long
+def test_what_came_late_is_incomplete_and_no_finding(spark: Any, result: Result, trade: Trade, tmp_path: Path) -> None:
+    figures = result.completeness
+    assert figures is not None
     stricter = told(spark, trade, replace(PLAN, deliver_seconds=2), tmp_path / "scratch")
     assert stricter.completeness is not None and stricter.completeness.delivered == figures.delivered - 1
     assert stricter.counts == result.counts, "what came late is no finding"

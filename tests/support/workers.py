@@ -16,7 +16,7 @@ from tests.support.databases import ForWorkers
 
 _KAFKA = "tests/integration/test_kafka_"
 TOGETHER = {
-    "the audit, first half": tuple(f"tests/audit/test_{letter}" for letter in "abcdefghij"),
+    "the audit, first half": tuple(f"tests/audit/test_{letter}" for letter in "abcdefghijkl"),
     "the audit": ("tests/audit/",),
     "bridges": ("tests/integration/test_bridge_",),
     "Kafka's consumers": tuple(_KAFKA + part for part in ("consumer", "forgotten", "hostile", "stopping", "subscr")),
