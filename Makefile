@@ -84,7 +84,7 @@ audit-faults: install
 
 # The same audit on a standalone Spark cluster with two workers: 2 minutes.
 audit-cluster: install
-	$(PY) -m tests.audit.cluster
+	$(PY) -m tests.audit.cluster $(if $(STORE),--store,)
 
 # Audits of the demo while it runs and its processes are killed: 5 minutes.
 audit-load: install

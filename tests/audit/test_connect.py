@@ -42,7 +42,8 @@ def connect_server(directory: Path) -> Iterator[str]:
     with (directory / "output").open("wb") as output:
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=directory)
         try:
-            eventually(lambda: _answers(port) or server.poll() is not None, "the server to listen")
+            listens = "the server to listen"
+            eventually(lambda: _answers(port) or server.poll() is not None, listens, 5 * PATIENCE_SECONDS)
             assert server.poll() is None, (directory / "output").read_text()[-2000:]
             yield f"sc://127.0.0.1:{port}"
         finally:
