@@ -318,6 +318,7 @@ def watch(
     ),
     metrics_port: int = typer.Option(0, "--metrics-port", min=0, max=65535, help="Serve Prometheus metrics; 0: none."),
     scratch: str = SCRATCH,
+    results: str = RESULTS,
     master: str = MASTER,
     memory: str = MEMORY,
     as_json: bool = AS_JSON,
@@ -342,7 +343,9 @@ def watch(
             start_http_server(metrics_port, "127.0.0.1")
         with session(master, memory) as spark:
             watching = Watch(
-                Auditing(spark, lambda: opened(database, log, kafka, storage), scratch or str(state / "segments")),
+                Auditing(
+                    spark, lambda: opened(database, log, kafka, storage), scratch or str(state / "segments"), results
+                ),
                 plan,
                 state,
                 window_seconds=window_seconds,

@@ -13,6 +13,7 @@ from notify.spark.messages.offsets import Offsets, TopicOffsets, from_text
 from notify.spark.messages.options import EARLIEST, LATEST, Options
 from notify.spark.messages.reading import Piece, cut, lost, made_anew
 from notify.spark.messages.server import Server, TopicState
+from notify.spark.messages.shipped import ShippedMessages
 from notify.wire import microseconds
 
 log = logging.getLogger("notify.spark")
@@ -109,8 +110,6 @@ class Planning:
             else:
                 low = max(middle, pulled[0][0].offset) + 1
         if low == start and self._options.store:
-            from notify.spark.messages.shipped import ShippedMessages
-
             with closing(ShippedMessages(self._options)) as store:
                 return store.offset_at(topic, self._server.topic(topic).number, queue, time_us, start)
         return low
@@ -167,41 +166,25 @@ class Planning:
 
     def pieces(self, start: Offsets, end: Offsets) -> list[Piece]:
         """The ranges between two offsets, each of at most as many rows as the option rowsPerPartition says."""
-        ranges = list(self._ranges(start, end))
+        states = {topic: self._server.topic(topic) for topic in self._options.topics if topic in end}
+        ranges = [each for topic, state in states.items() for each in _ranges(topic, state, start, end)]
         total = sum(last - first for _, _, first, last in ranges)
         most = max(self._options.rows_per_partition, -(-total // MOST_PIECES))
         pieces = []
         for topic, queue, first, last in ranges:
-            self._compare(topic, queue, first)
+            self._compare(topic, queue, first, states[topic])
             known, number = end[topic].known.get(queue, 0), end[topic].number
             pieces += [Piece(topic, number, queue, at, min(at + most, last), known) for at in range(first, last, most)]
         return pieces
 
-    def _ranges(self, start: Offsets, end: Offsets) -> Iterator[tuple[str, int, int, int]]:
-        for topic in self._options.topics:
-            if topic not in end:
-                continue
-            before = start.get(topic)
-            is_same = before is not None and before.number == end[topic].number
-            state = self._server.topic(topic)
-            for queue, last in sorted(end[topic].next.items()):
-                first = before.next.get(queue, 0) if before is not None and is_same else 0
-                for a, b in state.spans(queue, first, last):
-                    yield topic, queue, a, b
-
-    def _compare(self, topic: str, queue: int, first: int) -> None:
+    def _compare(self, topic: str, queue: int, first: int, state: TopicState) -> None:
         """Refuse a store that is of another log, once, before anything is taken from it."""
-        if not self._options.store or topic in self._compared:
-            return
-        state = self._server.topic(topic)
         start, end = state.bounds.get(queue, (0, 0))
-        if first >= start or start == end:
+        if not self._options.store or topic in self._compared or first >= start or start == end:
             return
         pulled = self._server.pull(topic, queue, start, 1)
         if pulled is None or not pulled[0]:
             return
-        from notify.spark.messages.shipped import ShippedMessages
-
         here = pulled[0][0]
         with closing(ShippedMessages(self._options)) as store:
             for batch in store.rows(topic, state.number, queue, here.offset, here.offset + 1):
@@ -212,6 +195,16 @@ class Planning:
                         "store that this server ships to (option store)"
                     )
         self._compared.add(topic)
+
+
+def _ranges(topic: str, state: TopicState, start: Offsets, end: Offsets) -> Iterator[tuple[str, int, int, int]]:
+    """The runs of a topic's offsets between two others, as (topic, queue, first, end)."""
+    before = start.get(topic)
+    is_same = before is not None and before.number == end[topic].number
+    for queue, last in sorted(end[topic].next.items()):
+        first = before.next.get(queue, 0) if before is not None and is_same else 0
+        for a, b in state.spans(queue, first, last):
+            yield topic, queue, a, b
 
 
 def _ends(state: TopicState) -> dict[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,7 @@ from notify.errors import NotFound
 from notify.spark.messages.columns import of_pulled
 from notify.spark.messages.options import Options
 from notify.spark.messages.server import MOST_PULLED, Server, TopicState
+from notify.spark.messages.shipped import ShippedMessages
 
 log = logging.getLogger("notify.spark")
 
@@ -29,16 +29,6 @@ class Piece(InputPartition):
         super().__init__(f"{topic}/{queue}[{first},{end})")
         self.topic, self.number, self.queue = topic, number, queue
         self.first, self.end, self.known = first, end, known
-
-
-class Shipped(Protocol):
-    """A store of shipped segments."""
-
-    def rows(self, topic: str, number: int, queue: int, first: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Those messages of [first, end) that the store has, in order of their offsets: rows of columns.BASE."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def lost(topic: str, queue: int, first: int, end: int, has_store: bool) -> NotFound:
@@ -83,7 +73,7 @@ class Reading:
         self._options = options
         self._open = ExitStack()
         self._server = self._open.enter_context(closing(Server(options)))
-        self._store: Shipped | None = None
+        self._store: ShippedMessages | None = None
 
     def __enter__(self) -> Reading:
         return self
@@ -155,10 +145,8 @@ class Reading:
             raise error
         log.warning("%s", error)
 
-    def _shipped(self) -> Shipped:
+    def _shipped(self) -> ShippedMessages:
         if self._store is None:
-            from notify.spark.messages.shipped import ShippedMessages
-
             self._store = self._open.enter_context(closing(ShippedMessages(self._options)))
         return self._store
 

@@ -115,6 +115,7 @@ def _table(rows: list[Row], schema: pa.Schema | None) -> pa.Table:
 
 def _merge_findings(tables: _Tables, result: Result, since_us: int, now_us: int) -> None:
     shown: dict[str, Row] = {}
+    repaired = {case.key for case in result.found if case.evidence.get("repaired")}
     for case in result.found:
         row = row_of(case)
         shown[case.key] = row | {"evidence": json.dumps(row["evidence"])}
@@ -133,8 +134,10 @@ def _merge_findings(tables: _Tables, result: Result, since_us: int, now_us: int)
     def change(rows: list[Row], new: Mapping[str, Row]) -> list[Row]:
         known = {row["key"]: row for row in rows}
         for key, row in new.items():
-            first_us = known[key]["first_seen_us"] if key in known else now_us
-            known[key] = row | {"first_seen_us": first_us, "last_seen_us": now_us, "resolved_us": None}
+            before = known.get(key, {"first_seen_us": now_us, "resolved_us": None})
+            resolved_us = (before["resolved_us"] or now_us) if key in repaired else None
+            seen = {"first_seen_us": before["first_seen_us"], "last_seen_us": now_us, "resolved_us": resolved_us}
+            known[key] = row | seen
         return [row | {"resolved_us": now_us} if is_over(row) else row for row in known.values()]
 
     by_day = _by_day(shown.values())
@@ -148,28 +151,41 @@ def _merge_findings(tables: _Tables, result: Result, since_us: int, now_us: int)
 
 
 def _merge_buckets(tables: _Tables, result: Result, since_us: int) -> None:
-    """Whole buckets of the range are replaced. One that the range cuts keeps the row that counts more messages."""
-    width_us = result.bucket_us
-    names = ("at_us", "topic", *TOTALS, *result.counts)
-    new = [{name: bucket.get(name) for name in names} | {"seconds": width_us / 1e6} for bucket in result.buckets]
+    """Rows within the range are replaced. A row of a bucket that the range cuts is of the part within it alone, and of
+    two rows that overlap for another reason the longer one stays: no message counts twice."""
+    names = ("topic", *TOTALS, *result.counts)
+    new = []
+    for bucket in result.buckets:
+        start_us = max(bucket["at_us"], since_us)
+        end_us = max(start_us, min(bucket["at_us"] + result.bucket_us, result.to_us))
+        stretch = {"at_us": start_us, "seconds": (end_us - start_us) / 1e6}
+        new.append(stretch | {name: bucket.get(name) for name in names})
     by_day = _by_day(new)
 
     def change(rows: list[Row], new: Iterable[Row]) -> list[Row]:
-        kept = {
-            (row["at_us"], row["topic"]): row
-            for row in rows
-            if not (since_us <= row["at_us"] and row["at_us"] + row["seconds"] * 1e6 <= result.to_us)
-        }
+        kept = [row for row in rows if row["at_us"] < since_us or _end_us(row) > result.to_us]
+        others: dict[str, list[Row]] = {}
+        for row in kept:
+            if _end_us(row) > since_us and row["at_us"] < result.to_us:
+                others.setdefault(row["topic"], []).append(row)  # those that the range cuts: two a topic
         for row in new:
-            key = (row["at_us"], row["topic"])
-            is_cut = row["at_us"] < since_us or row["at_us"] + width_us > result.to_us
-            if not (is_cut and key in kept and kept[key]["messages"] > row["messages"]):
-                kept[key] = row
-        return [kept[key] for key in sorted(kept)]
+            overlapping = [old for old in others.get(row["topic"], ()) if _overlap(old, row)]
+            if all(old["seconds"] < row["seconds"] for old in overlapping):
+                kept = [old for old in kept if not any(old is each for each in overlapping)] if overlapping else kept
+                kept.append(row)
+        return sorted(kept, key=lambda row: (row["at_us"], row["topic"]))
 
     judged = {day for day in tables.parts("buckets") if _overlaps(day, since_us, result.to_us)}
     for day in sorted({*by_day, *judged}):
         tables.change("buckets", day, None, lambda rows, day=day: change(rows, by_day.get(day, ())))  # type: ignore[misc]
+
+
+def _end_us(row: Row) -> int:
+    return int(row["at_us"]) + round(row["seconds"] * 1e6)
+
+
+def _overlap(one: Row, other: Row) -> bool:
+    return bool(one["at_us"] < _end_us(other) and other["at_us"] < _end_us(one))
 
 
 # --- state ----------------------------------------------------------------------------------------------------------

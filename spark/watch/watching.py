@@ -30,6 +30,7 @@ from notify.spark.audit import Audit
 from notify.spark.findings import BY_NAME
 from notify.spark.log_read import LogRead
 from notify.spark.report.files import row_of
+from notify.spark.report.results import merge
 from notify.spark.result import Found, Inputs, Plan, Result
 from notify.spark.times import instant_text
 from notify.spark.watch import looks
@@ -65,11 +66,15 @@ INCONCLUSIVE = Gauge("notify_audit_inconclusive", "1 if the last window could no
 
 @dataclass(frozen=True)
 class Auditing:
-    """Audits a window by its plan. `inputs` opens the inputs for each window; `scratch` holds copies of the log."""
+    """Audits a window by its plan. `inputs` opens the inputs for each window; `scratch` holds copies of the log.
+
+    `results`: the URL of tables that each audit is merged into; "" for none.
+    """
 
     spark: SparkSession
     inputs: Callable[[], AbstractContextManager[Inputs]]
     scratch: Path | str
+    results: str = ""
     producer_groups: set[str] = field(default_factory=set)
     """Those that had local rows in windows before: only the first window asks each table for all of them."""
 
@@ -79,7 +84,9 @@ class Auditing:
             result = Audit(self.spark, known, inputs, self.scratch).run()
             self.producer_groups.update(result.producer_groups)
             result.logs = [LogRead.of(log) for log in inputs.logs]
-            return result
+        if self.results:
+            merge(result, self.results)
+        return result
 
 
 class Watch:

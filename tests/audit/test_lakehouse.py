@@ -32,7 +32,7 @@ from tests.support.streams import CONNECTS
 
 TOPIC = "order.placed"
 PAGE = Path(__file__).parents[2] / "docs" / "lakehouse.md"
-ROUNDS = 6
+ROUNDS = 4
 """Kills of the reader in the campaign."""
 
 
@@ -81,6 +81,7 @@ def test_the_pipeline_of_the_page(
 
 @pytest.mark.long
 @pytest.mark.crash
+@pytest.mark.timeout(3600)
 def test_every_message_once_beside_kills_of_reader_server_and_store(own_server: ServerProcess, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     (tmp_path / "table").mkdir()
@@ -89,11 +90,11 @@ def test_every_message_once_beside_kills_of_reader_server_and_store(own_server: 
     reader = Reader(tmp_path, own_server.url, lake)
     sending = Sending(own_server.url)
     chance = random.Random(20)
-    with contextlib.closing(sending):
+    with contextlib.closing(reader), contextlib.closing(sending):
         for _ in range(ROUNDS):
             before = rows_of(lake)
             reader.start()
-            eventually(lambda before=before: reader.is_over or rows_of(lake) > before, "a micro-batch", 240)
+            eventually(lambda before=before: reader.is_over or rows_of(lake) > before, "a micro-batch", 900)
             if chance.random() < 0.5:
                 own_server.kill()
                 own_server.start()
@@ -103,10 +104,11 @@ def test_every_message_once_beside_kills_of_reader_server_and_store(own_server: 
                 point(lake, tmp_path / "table")
             time.sleep(chance.random() * 3)  # the kill comes at any moment of a micro-batch
             reader.kill()
-    for _ in range(CONNECTS):
-        reader.start()
-        if reader.wait() == 0:
-            break
+        sending.close()
+        for _ in range(CONNECTS):
+            reader.start()
+            if reader.wait() == 0:
+                break
     table = rows(f"file://{lake}")
     stored = everything(own_server.url)
     assert len(stored) >= sending.acknowledged > 0
@@ -150,6 +152,8 @@ class Reader:
         self._environment = os.environ | {
             "NOTIFY_URL": server, "LAKE": f"file://{lake}", "CHECKPOINT": str(directory / "checkpoint"),
             "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false --driver-java-options=-XX:TieredStopAtLevel=1 "
+            "pyspark-shell",
         }  # fmt: skip
         self._log = (directory / "reader.log").open("ab")
         self._process: subprocess.Popen[bytes] | None = None
@@ -165,6 +169,12 @@ class Reader:
     def is_over(self) -> bool:
         return self._process is not None and self._process.poll() is not None
 
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._process is not None:
+            self.kill()
+        self._log.close()
+
     def kill(self) -> None:
         """SIGKILL to all of its processes."""
         assert self._process is not None
@@ -175,7 +185,7 @@ class Reader:
 
     def wait(self) -> int:
         assert self._process is not None
-        return self._process.wait(600)
+        return self._process.wait(1800)
 
 
 class Sending:
@@ -189,7 +199,7 @@ class Sending:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(0.05):
+        while not self._stop.wait(0.2):
             with contextlib.suppress(OSError, AssertionError):  # the server is being killed
                 order(self._server, range(self.acknowledged, self.acknowledged + 20))
                 self.acknowledged += 20

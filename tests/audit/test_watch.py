@@ -26,6 +26,7 @@ from notify.errors import Conflict, InvalidRequest, Unavailable
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
 from notify.spark.result import Found, Inputs, Plan, Result
+from notify.spark.tables.reading import files_of, read_file
 from notify.spark.watch import alarms as alarms_module
 from notify.spark.watch import ledger as ledger_module
 from notify.spark.watch.conditions import QUIET_SECONDS
@@ -37,6 +38,7 @@ from notify.storage import crash_point
 from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction
+from notify.storage.shipped.store import Store
 from notify.storage.sql.rows import moment_of
 from tests.audit.scripted_watch import BEGIN_US, SECOND, Scripted
 from tests.support.receiver import Receiver
@@ -459,9 +461,10 @@ class Run:
 def test_what_comes_late_is_revised_and_what_goes_wrong_late_is_found(spark: Any, tmp_path: Path) -> None:
     run = Run(tmp_path)
     said: list[dict[str, Any]] = []
+    results = f"file://{tmp_path}/results"
 
     def watch() -> Watch:
-        audit = Auditing(spark, run.inputs, tmp_path / "state" / "segments")
+        audit = Auditing(spark, run.inputs, tmp_path / "state" / "segments", results)
         plan = Plan(run.made.first_us, 0, 1, 1)
         return Watch(audit, plan, tmp_path / "state", window_seconds=1, emit=said.append)
 
@@ -469,6 +472,7 @@ def test_what_comes_late_is_revised_and_what_goes_wrong_late_is_found(spark: Any
         first.run(threading.Event(), 1)
     key = f"LOST:{ids.to_text(run.id)}.0:"
     assert [(line["kind"], line.get("key")) for line in said] == [("finding", key), ("window", None)]
+    committed = said[-1]["committed"]
     run.arrive()
     gone = run.forget()
     said.clear()
@@ -478,3 +482,7 @@ def test_what_comes_late_is_revised_and_what_goes_wrong_late_is_found(spark: Any
         ("finding", f"ACKED_NO_EFFECT:{gone}:{CONSUMERS}"), ("revision", key),
     ]  # fmt: skip
     assert [line["committed"] for line in said if line["kind"] == "window"] == [100, 100, 0]
+    rows = [row for file in files_of(results, "findings") for row in read_file(Store(results), file).to_pylist()]
+    assert {row["finding"]: row["resolved_us"] is None for row in rows} == {"LOST": False, "ACKED_NO_EFFECT": True}
+    buckets = [row for file in files_of(results, "buckets") for row in read_file(Store(results), file).to_pylist()]
+    assert sum(row["committed"] for row in buckets) == committed + 200

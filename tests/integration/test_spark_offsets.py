@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +22,11 @@ from notify.spark.messages.planning import Planning, behind, shares
 from notify.spark.messages.reading import Reading
 from notify.spark.messages.sample import inferred
 from notify.spark.messages.server import TopicState
+from notify.testing.process import ServerProcess
 from notify.testing.server import InMemoryServer
+from tests.support.authority import Authority
 from tests.support.http import admin, call
+from tests.support.servers import GuardedInMemory
 
 TOPIC = "orders"
 
@@ -191,12 +196,44 @@ def test_a_server_that_is_away_is_waited_for_within_a_bound(running: InMemorySer
         planning.following(start, None)
 
 
-def test_tokens_and_rights() -> None:
-    with InMemoryServer(access=True) as server:
+def test_tokens_and_rights(tmp_path: Path) -> None:
+    with GuardedInMemory() as server:
+        body = {"queues": 1, "reason": "a test"}
+        call(server.url, "PUT", f"/v1/admin/topics/{TOPIC}", body, server.admin)
+        given = {"servers": server.url, "topics": TOPIC, "timeoutSeconds": "1"}
+
+        def latest(**more: str) -> Any:
+            planning = Planning(Options.of(given | more, "earliest"))
+            try:
+                return planning.latest()
+            finally:
+                planning.close()
+
+        reader, other = server.make(f"read:{TOPIC}"), server.make("read:others")
+        (tmp_path / "token").write_text(reader + "\n")
+        assert latest(token=reader) == latest(tokenFile=str(tmp_path / "token")) != {}
+        with pytest.raises(Forbidden):
+            latest(token=other)
         with pytest.raises(Unauthorized):
-            plan(server, token="notify_nobody").latest()
-        with pytest.raises((Unauthorized, Forbidden)):
-            plan(server).latest()
+            latest()
+
+
+def test_certificates(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    environment = {"NOTIFY_TLS_CERTIFICATE": str(authority.issue("server"))}
+    server = ServerProcess(tmp_path / "data", environment=environment, ca=authority.file).start()
+    try:
+        given = {"servers": server.url, "topics": TOPIC, "timeoutSeconds": "1"}
+        with closing(Planning(Options.of(given | {"ca": str(authority.file)}, "earliest"))) as planning:
+            with pytest.raises(NotFound, match="there is no topic"):
+                planning.latest()
+        with closing(Planning(Options.of(given, "earliest"))) as planning:
+            with pytest.raises(Unavailable):
+                planning.latest()
+        with pytest.raises(InvalidRequest, match="options ca"):
+            Planning(Options.of(given | {"ca": str(tmp_path / "none")}, "earliest"))
+    finally:
+        server.stop()
 
 
 def test_the_type_of_bodies_is_inferred_from_the_newest(running: InMemoryServer) -> None:

@@ -78,6 +78,15 @@ def test_a_finding_is_one_row_from_first_to_last(url: str) -> None:
     assert resolved(url) == {1: None, 5: 400, 7: 400}
 
 
+def test_a_finding_that_was_repaired_is_resolved(url: str) -> None:
+    merge(audit(0, 10, [lost(1)]), url, 100)
+    case = lost(1)
+    case.evidence["repaired"] = True
+    merge(audit(0, 10, [case], LOST=0), url, 200)
+    merge(audit(0, 10, [case], LOST=0), url, 300)
+    assert resolved(url) == {1: 200} and rows(url, "findings")[0]["last_seen_us"] == 300
+
+
 def test_what_an_audit_did_not_judge_stays(url: str) -> None:
     merge(audit(0, 10, [lost(1), lost(5)]), url, 100)
     merge(audit(3, 10, []), url, 200)  # 1 is before its range
@@ -106,6 +115,20 @@ def test_buckets_are_replaced_in_the_range(url: str) -> None:
     cut.from_us += MINUTE_US + MINUTE_US // 2  # it has the second half of minute 2 alone
     merge(cut, url)
     assert [r["messages"] for r in rows(url, "buckets")] == [5, 6, 7, 9]
+
+
+def test_windows_that_cut_buckets_add_up(url: str) -> None:
+    """A watch's windows begin at any second."""
+    start_us = T0 + 20_000_000
+    for window in range(3):
+        result = audit(0, 0, [], buckets=[bucket(window, 4), bucket(window + 1, 2)])
+        result.from_us, result.to_us = start_us + window * MINUTE_US, start_us + (window + 1) * MINUTE_US
+        merge(result, url)
+    found = [((r["at_us"] - T0) // 1_000_000, r["seconds"], r["messages"]) for r in rows(url, "buckets")]
+    assert found == [(20, 40.0, 4), (60, 20.0, 2), (80, 40.0, 4), (120, 20.0, 2), (140, 40.0, 4), (180, 20.0, 2)]
+    whole = audit(0, 4, [], buckets=[bucket(n, 6) for n in range(4)])
+    merge(whole, url)
+    assert [r["messages"] for r in rows(url, "buckets")] == [6] * 4
 
 
 def test_a_long_history_is_rewritten_by_the_day(url: str) -> None:
