@@ -15,7 +15,7 @@ from notify.cli.audit_failures import never_one, spark_errors
 from notify.cli.audit_flags import commands_of
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
-from notify.cli.audit_results import RESULTS, keep
+from notify.cli.audit_results import RESULTS, concluded, keep
 from notify.cli.audit_text import published, show, show_explained
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, Unavailable
@@ -236,8 +236,8 @@ def run(
                 tell_causes(spark, plan, inputs, result, commands_of(context, inputs))
                 if plan_file is not None:
                     say(write_plan(result, inputs, plan_file, force=force), err=True)
-                proved.conclude(report, plan, inputs, result, before)
-                page = keep(result, report, results, told(as_json))
+                keep(result, results, told(as_json))
+                page = concluded(report, plan, inputs, result, before)
             if publish:
                 call(url, "POST", "audits", body=published(result, page))
         show(result, page, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The results of an audit: its report, and with `--results URL` tables that outlive it."""
+"""`notify audit --results URL`: results of audits as tables that outlive them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from notify.spark.result import Result
+    from notify.spark.proved import Proved
+    from notify.spark.result import Inputs, Plan, Result
 
 RESULTS = typer.Option(
     "", "--results", envvar="NOTIFY_AUDIT_RESULTS",
@@ -17,18 +18,22 @@ RESULTS = typer.Option(
 )  # fmt: skip
 
 
-def keep(result: Result, report: Path, url: str, tell: Callable[[str], object]) -> Path:
-    """Write the report into a directory, and merge the results into the tables at a URL, if there is one.
+def keep(result: Result, url: str, tell: Callable[[str], object]) -> None:
+    """Merge the results into the tables at a URL, if there is one. Raises InvalidRequest, ObjectStoreFailed."""
+    if not url:
+        return
+    from notify.spark.report.results import merge
 
-    The path of the report's page. Raises InvalidRequest, ObjectStoreFailed.
-    """
+    tell(f"merging the results into {url}")
+    counts = merge(result, url)
+    tell("; ".join(f"{name}: {count:,} rows" for name, count in counts.items()))
+
+
+def concluded(report: Path, plan: Plan, inputs: Inputs, result: Result, before: Proved | None) -> Path:
+    """Note what is proved, and write the report; the path of its page. To be called once the results are kept: the
+    next audit does not read again what is proved."""
+    from notify.spark import proved
     from notify.spark.report.files import write
 
-    page = write(result, report)
-    if url:
-        from notify.spark.report.results import merge
-
-        tell(f"merging the results into {url}")
-        counts = merge(result, url)
-        tell("; ".join(f"{name}: {count:,} rows" for name, count in counts.items()))
-    return page
+    proved.conclude(report, plan, inputs, result, before)
+    return write(result, report)

@@ -181,7 +181,8 @@ def _merge_buckets(tables: _Tables, result: Result, since_us: int) -> None:
 
 
 def _end_us(row: Row) -> int:
-    return int(row["at_us"]) + round(row["seconds"] * 1e6)
+    end_us: int = row["at_us"] + round(row["seconds"] * 1e6)
+    return end_us
 
 
 def _overlap(one: Row, other: Row) -> bool:
