@@ -112,7 +112,11 @@ class Settings:
         86_400,
     )
     ship_rate: float = _setting(
-        64.0, "How fast the log is shipped at most, in MiB a second, and read back as fast.", 0.1, 100_000
+        64.0,
+        "How fast objects are written to the store at most, in MiB a second, and as fast read back. With indexes and "
+        "tables the log itself is shipped at about a third of that.",
+        0.1,
+        100_000,
     )
     check_attempts: int = _setting(
         15, "After how many answered checks without an outcome a transaction is parked.", 1, 1000, live=True

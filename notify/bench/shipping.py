@@ -49,13 +49,16 @@ class Windows:
 
     off: list[float]
     on: list[float]
+    off_cpu_us: list[float]
+    on_cpu_us: list[float]
+    """CPU time of the server a transaction, without the process that ships: it varies less than rates do."""
     behind_bytes: list[int]
     catch_up_seconds: list[float]
 
 
 def run(plan: Plan) -> dict[str, Any]:
     """Measure, and return the figures by name. Raises NotifyError if a process could not run, or the store fails."""
-    windows = Windows([], [], [], [])
+    windows = Windows([], [], [], [], [], [])
     with tempfile.TemporaryDirectory(prefix="notify-bench-") as name:
         directory = Path(name)
         ships = ["--ship-to", plan.to or f"file://{directory}/store", "--ship-every", str(plan.every)]
@@ -70,8 +73,10 @@ def run(plan: Plan) -> dict[str, Any]:
                     rate = result["committed"] / result["seconds"]
                     if server is off:
                         windows.off.append(rate)
+                        windows.off_cpu_us.append(result["cpu_us"])
                         continue
                     windows.on.append(rate)
+                    windows.on_cpu_us.append(result["cpu_us"])
                     acknowledged += result["acknowledged"]
                     windows.behind_bytes.append(_shipping(on)["behind"]["bytes"])
                     windows.catch_up_seconds.append(_catch_up(on))
@@ -103,7 +108,9 @@ def _load(plan: Plan, server: ServerProcess, directory: Path) -> dict[str, Any]:
         body=plan.body,
         rate=plan.rate,
     )
-    return children.result(child, 300)
+    used = server.cpu_seconds()
+    result = children.result(child, 300)
+    return result | {"cpu_us": (server.cpu_seconds() - used) / max(1, result["acknowledged"]) * 1e6}
 
 
 def _shipping(server: ServerProcess) -> dict[str, Any]:
@@ -130,6 +137,8 @@ def _figures(plan: Plan, windows: Windows, acknowledged: int, shipped: int) -> d
         "ratio": round(statistics.median(ratios), 3),
         "ratio_lowest": round(min(ratios), 3),
         "ratio_highest": round(max(ratios), 3),
+        "off_cpu_us": round(statistics.median(windows.off_cpu_us), 1),
+        "on_cpu_us": round(statistics.median(windows.on_cpu_us), 1),
         "behind_mib": round(statistics.median(windows.behind_bytes) / (1 << 20), 1),
         "catch_up_seconds": round(statistics.median(windows.catch_up_seconds), 1),
         "window_seconds": plan.seconds,

@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from notify.errors import InvalidRequest, NotifyError
 from notify.server.tasks import ended
 from notify.settings import Settings
 from notify.storage.capabilities import Shippable
+from notify.storage.shipped import identity
 from notify.storage.shipped.standing import Order, Standing
 from notify.wire import instant
 
@@ -34,7 +36,7 @@ STALL_SECONDS = 60.0
 SILENT_SECONDS = 120.0
 """A process that says nothing for so long hangs, and is ended."""
 START_SECONDS = 15.0
-"""How long the start of the server waits to learn whether the store takes this log; after that it goes on without."""
+"""How long the first start with a store waits to learn whether it takes this log; after that it goes on without."""
 STOP_SECONDS = 5.0
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 1.0, 60.0
 LINE_BYTES = 64 << 10
@@ -114,17 +116,26 @@ class Shipping:
     # --- starting and stopping --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to ship. Raises InvalidRequest for a URL that names no store, or one that holds another log.
+        """Begin to ship. Raises InvalidRequest for a URL that names no store, or one that holds another log, where this
+        directory's log was not shipped there before.
 
-        A store that does not answer now is no reason not to start: it is tried again, and an alarm says so.
+        Otherwise the server does not wait for the store; one that does not answer is tried again, and an alarm says so.
         """
         self._store.hold_from(0)
+        is_known = await asyncio.to_thread(self._is_known)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run()), loop.create_task(self._finish_segments())]
+        if is_known:
+            return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_told.wait(), START_SECONDS)
         if self.standing.refused and not self.standing.is_superseded:
             raise InvalidRequest(f"setting ship_to: {self.standing.refused}")
+
+    def _is_known(self) -> bool:
+        """Whether this directory's log was shipped to the store before. Raises Corrupt."""
+        own = identity.read(Path(self._directory))
+        return own is not None and self._settings.ship_to.rstrip("/") in own.stores
 
     async def stop(self) -> None:
         """End the process: what it has not listed yet is shipped after the next start."""

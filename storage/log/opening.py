@@ -82,7 +82,14 @@ class Opening:
             self._note_lost_end(position)
         self._repair_torn_tail()
         if ahead:
-            self._checkpoint_at_the_end(now_us)
+            self._checkpoint_at_the_end(opened.end, now_us)
+        elif (
+            opened.checkpoint < self._segments.last.base
+            and opened.end == self._segments.last.base + SEGMENT_HEADER_SIZE
+        ):
+            # The process ended just after it began this segment: else the checkpoint at its beginning would come only
+            # with the next one's, and finished segments are shipped with one.
+            self._checkpoint_at_the_end(self._segments.last.base, now_us)
         parts.sealed_id_max = max((part.id_max for part in parts.sealed if part.count), default=0)
         live = [part for part in parts if isinstance(part, LivePart)]
         for part, behind in zip(live, live[1:], strict=False):
@@ -210,10 +217,9 @@ class Opening:
             disk.truncate(segment.fd, end - segment.base)
             disk.sync(segment.fd)
 
-    def _checkpoint_at_the_end(self, now_us: int) -> None:
-        """Have a checkpoint where the log ends now. The one ahead of it would hide what is appended from now on: a
-        start applies only what comes behind the newest checkpoint."""
-        end = self._opened.end
+    def _checkpoint_at_the_end(self, end: int, now_us: int) -> None:
+        """Have a checkpoint where the log ends now. One ahead of it would hide what is appended from now on: a start
+        applies only what comes behind the newest checkpoint."""
         data = checkpoint.encoded(checkpoint.capture(self._state)(), end, now_us)
         self._disk.replace(checkpoint.checkpoint_name(end), [data])
         for name in checkpoint.names_behind(self._disk, end):

@@ -106,6 +106,7 @@ class Sealer:
 
     def _write(self, part: LivePart) -> None:
         seal(self._disk, self._segments, part, part.end)
-        snapshot = self._snapshots.pop(part.end, None)
+        snapshot = self._snapshots.get(part.end)
         if snapshot is not None:
             self._checkpoints.write(snapshot, part.end)
+            del self._snapshots[part.end]

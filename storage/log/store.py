@@ -169,7 +169,6 @@ class LogStore:
         # Lent: further capabilities.
         self.keep = self._retention.keep
         self.hold_from = self._retention.hold_from
-        self.begin_segment = journal.begin_segment
         self.tend = checks.ripen
         self.checkpoint = self._checkpoints.take
         self.sealed_up = self._sealer.idle
@@ -189,6 +188,7 @@ class LogStore:
         self.replayed_bytes = opened.replayed_bytes
         self._checkpoints.newest = opened.checkpoint
         self.journal.start(opened.end, self.state.parts.live)
+        self._sealer.work(opened.end)
         self._ballast.take()
         self.recovery_seconds = time.perf_counter() - started
 
@@ -270,6 +270,15 @@ class LogStore:
         Raises StorageFailed where that cannot be done; nothing is left then.
         """
         return await snapshot(self.disk.directory, self.segments, self.journal, directory)
+
+    def begin_segment(self) -> int:
+        """Finish the segment that is written to, soon, if it holds anything; the position that bounds all of it.
+
+        What could not be sealed before is tried again. Raises DiskFull, Unavailable or StorageFailed.
+        """
+        position = self.journal.begin_segment()
+        self._sealer.work(self.journal.durable)
+        return position
 
     def behind(self, position: int) -> tuple[int, int]:
         """How many finished segments, and how many durable bytes, lie behind a position."""

@@ -59,7 +59,16 @@ def alarms(server: ServerProcess) -> list[str]:
 
 def until_shipped(server: ServerProcess) -> None:
     nothing = {"segments": 0, "bytes": 0, "seconds": 0.0}
-    eventually(lambda: shipping(server)["behind"] == nothing, "all to be shipped", SHIPPING_SECONDS)
+    shown: dict[str, Any] = {}
+
+    def is_shipped() -> bool:
+        shown.update(shipping(server))
+        return bool(shown["behind"] == nothing)
+
+    try:
+        eventually(is_shipped, "all to be shipped", SHIPPING_SECONDS)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; {shown}; {server.output[-20:]}") from None
 
 
 def test_what_is_stored_is_shipped_through_a_kill(server: ServerProcess, tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import errno
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from notify.storage.log import LogStore, carry
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import segment_header
 from notify.storage.records import State
 from notify.storage.topics import Topic
 from tests.support.clock import eventually_async
@@ -89,6 +92,57 @@ def test_a_checkpoint_at_a_segments_beginning_is_kept(tmp_path: Path) -> None:
         assert len(names(tmp_path, ".ckpt")) == 3
 
     run(tmp_path, scenario)
+
+
+def test_a_segment_that_was_not_sealed_before_a_crash_is_sealed_without_another_write(tmp_path: Path) -> None:
+    async def scenario(store: LogStore) -> None:
+        await commit(store, sent(b"1"))
+        store.begin_segment()
+        await store.sync()
+        await store.sealed_up()
+
+    run(tmp_path / "log", scenario)
+    _, second = names(tmp_path / "log", ".log")
+    (tmp_path / "log" / f"{0:020d}.idx").unlink()
+    for name in names(tmp_path / "log", ".ckpt"):
+        (tmp_path / "log" / f"{name:020d}.ckpt").unlink()
+    (tmp_path / "log" / f"{second:020d}.log").write_bytes(segment_header(second, T0))
+
+    async def after() -> None:
+        store = LogStore(tmp_path / "log")
+        await store.open(T0)
+        await store.sealed_up()
+        assert names(tmp_path / "log", ".idx") == [0] and second in names(tmp_path / "log", ".ckpt")
+        assert bodies_in(store.read("t", 0, 0, 10, 1 << 20)) == [b"1"]
+        store.let_go()
+
+    asyncio.run(after())
+
+
+@pytest.mark.parametrize("suffix", [".idx", ".ckpt"])
+def test_what_could_not_be_sealed_is_tried_again_without_another_write(tmp_path: Path, suffix: str) -> None:
+    class FullOnce(Disk):
+        failures = 1
+
+        def replace(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+            if name.endswith(suffix) and self.failures:
+                self.failures -= 1
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().replace(name, chunks)
+
+    async def scenario(store: LogStore) -> None:
+        await commit(store, sent(b"1"))
+        store.begin_segment()
+        await store.sync()
+        await eventually_async(lambda: not store.disk.failures, "the first try")
+        await store.sealed_up()
+        store.begin_segment()
+        await store.sealed_up()
+        second = names(tmp_path, ".log")[1]
+        assert names(tmp_path, ".idx") == [0] and second in names(tmp_path, ".ckpt")
+        assert names(tmp_path, ".log") == [0, second]
+
+    run(tmp_path, scenario, disk=FullOnce(tmp_path))
 
 
 @pytest.mark.parametrize("bound", ["time", "room"])
