@@ -2,9 +2,16 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
+DOCS_STAMP := .venv-docs/.installed
 
 .PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
+
+# No more than the site needs: neither Spark nor browsers.
+$(DOCS_STAMP): constraints.txt
+	python3 -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs
+	touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	@bash tests/install-system-packages
@@ -37,8 +44,8 @@ test-long: install check
 	$(PY) -m tests.long --workers $(WORKERS)
 
 # The documentation as a site, in site/.
-docs: install
-	.venv/bin/mkdocs build --strict --quiet
+docs: $(DOCS_STAMP)
+	.venv-docs/bin/mkdocs build --strict --quiet
 	@echo "see site/index.html"
 
 # Style, types and the direction of imports.
@@ -164,5 +171,5 @@ compare: install
 		$(if $(RATE_AT_LEAST),--rate-at-least=$(RATE_AT_LEAST),) $(if $(CPU_AT_MOST),--cpu-at-most=$(CPU_AT_MOST),)
 
 clean:
-	rm -rf .venv .compare build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-docs .compare build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	-git worktree prune

@@ -2,7 +2,7 @@
 
 from notify.client.async_producer import AsyncTransactionProducer
 from notify.client.consumer import AsyncConsumer, Consumer
-from notify.client.handles import Prepared
+from notify.client.handles import Prepared, SyncPrepared
 from notify.client.inbox import Inbox
 from notify.client.producer import TransactionProducer
 from notify.client.reader import AsyncReader, Reader
@@ -22,6 +22,7 @@ __all__ = [
     "Prepared",
     "Reader",
     "ReceivedMessage",
+    "SyncPrepared",
     "TransactionProducer",
     "create_tables",
     "use_explicit_begin",

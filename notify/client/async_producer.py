@@ -15,7 +15,6 @@ from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_transactional
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.handles import AsyncTransactionHandle, Prepared
-from notify.client.http import error_of
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
 from notify.client.loop_outgoing import LoopOutgoing
@@ -178,10 +177,7 @@ class AsyncTransactionProducer:
 
         Raises OutcomeConflict if the opposite is recorded, IdInUse if the half is another producer group's.
         """
-        item = await self.outgoing.start().client.outcome_soon(prepared.id, prepared.shard, outcome.value)
-        if item.status != 200:
-            raise error_of(item.status, item.code or "refused", item.detail or "")
-        return item.state or ""
+        return await self.outgoing.start().resolve(prepared.id, prepared.shard, outcome)
 
     async def close(self) -> None:
         """Flush outcomes that wait, stop answering checks, let go."""

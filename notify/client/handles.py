@@ -34,6 +34,28 @@ class AsyncTransactionHandle:
         await self._send(message)
 
 
+class SyncPrepared:
+    """Prepared for threads: a half that the server holds; settle it yourself."""
+
+    __slots__ = ("_resolve", "id", "shard")
+
+    def __init__(
+        self, resolve: Callable[[str, str | None, Outcome], str], transaction_id: str, shard: str | None
+    ) -> None:
+        """`resolve` records the outcome of such a half, and gives the recorded state."""
+        self._resolve = resolve
+        self.id = transaction_id
+        self.shard = shard
+
+    def commit(self) -> str:
+        """Make it a message; the recorded state. Raises OutcomeConflict if a rollback is recorded."""
+        return self._resolve(self.id, self.shard, Outcome.COMMIT)
+
+    def rollback(self) -> str:
+        """Discard it; the recorded state. Raises OutcomeConflict if a commit is recorded."""
+        return self._resolve(self.id, self.shard, Outcome.ROLLBACK)
+
+
 class Prepared:
     """A half that the server holds, of a transaction that is not a database's: settle it yourself."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
@@ -17,11 +17,11 @@ from notify.check.local import is_async
 from notify.client.binding import Binding, existing, unscoped
 from notify.client.callables import check_transactional, refuse_coroutine
 from notify.client.choosing import Chooser, room_then_load
-from notify.client.handles import TransactionHandle
+from notify.client.handles import SyncPrepared, TransactionHandle
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
 from notify.client.rows import Mode
-from notify.client.running import Plan
+from notify.client.running import Plan, check_check_after
 from notify.client.thread_outgoing import ThreadOutgoing
 from notify.client.transactions import HALF_SECONDS, pack
 from notify.errors import BindingRefused
@@ -177,6 +177,19 @@ class TransactionProducer:
         packed = pack(message)
         with tracing.sending([packed]):
             return self.outgoing.publish(packed)
+
+    def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> SyncPrepared:
+        """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback().
+
+        A listener answers when the server asks what became of it, after `check_after` seconds; None: the producer's.
+        Raises InvalidRequest, TransactionRefused, Unavailable, and Closed after `close`.
+        """
+        if check_after is not None:
+            check_check_after(check_after)
+        packed = [pack(m) for m in messages]
+        with tracing.sending(packed):
+            item = self.outgoing.prepare(packed, check_after)
+        return SyncPrepared(self.outgoing.resolve, item.id, item.shard)
 
     def close(self) -> None:
         """Flush outcomes that wait, stop answering checks, let go.

@@ -8,9 +8,10 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
-from notify.check.listener import CheckMessageListener
+from notify.check.listener import CheckMessageListener, Outcome
 from notify.client.checker import Checker
 from notify.client.choosing import Chooser, room_then_load
+from notify.client.http import error_of
 from notify.client.instance import instance_name
 from notify.client.login import Shown
 from notify.client.purge import RowPurge, check_purge_after
@@ -110,6 +111,13 @@ class Running:
             self.client.outcome_soon(transaction_id, shard, outcome)
         except Unavailable:
             return
+
+    async def resolve(self, transaction_id: str, shard: str | None, outcome: Outcome) -> str:
+        """Record the outcome of a prepared half; the state. Raises OutcomeConflict, IdInUse, and what refuses it."""
+        item = await self.client.outcome_soon(transaction_id, shard, outcome.value)
+        if item.status != 200:
+            raise error_of(item.status, item.code or "refused", item.detail or "")
+        return item.state or ""
 
     async def close(self) -> None:
         """Stop answering checks, flush outcomes that wait, let go."""

@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import TypeVar
 
+from notify.check.listener import Outcome
 from notify.client.instance import instance_name
 from notify.client.loop import LoopThread
 from notify.client.outgoing import CLOSED
@@ -69,6 +70,16 @@ class ThreadOutgoing:
         """Send a message without a transaction and wait; its id. Raises InvalidRequest, Unavailable or Closed."""
         thread, running = self.start()
         return thread.run(running.client.publish(message))
+
+    def prepare(self, messages: list[PackedMessage], check_after: float | None) -> Item:
+        """Store a half of a transaction of its own kind and wait; its item. Raises what `half` raises, or Closed."""
+        thread, running = self.start()
+        return thread.run(running.client.half(messages, check_after=check_after))
+
+    def resolve(self, transaction_id: str, shard: str | None, outcome: Outcome) -> str:
+        """Record the outcome of a prepared half and wait; the state. Raises what Running.resolve raises, or Closed."""
+        thread, running = self.start()
+        return thread.run(running.resolve(transaction_id, shard, outcome))
 
     def renew_after_fork(self) -> None:
         """The parent's thread does not exist in the child: its first use begins anew.

@@ -16,6 +16,8 @@ from notify.storage.groups import Priorities, PriorityClass
 
 MESSAGES_A_ROUND = 4096
 SHORTEST_TURN, LONGEST_TURN = 8, 256
+LEAST_SHARED = 16
+"""A request is shared in turns of no less: each turn is a lease and a read of its own."""
 
 ONE_CLASS = Priorities((PriorityClass("normal", 1),))
 
@@ -110,7 +112,7 @@ class Turns:
         weights = sum([c.weight for c in self._classes if c.ring])
         if waiting == 1 and weights == own_class.weight:
             return limit
-        shared = -(-asked * own_class.weight // (weights * waiting))
+        shared = max(LEAST_SHARED, -(-asked * own_class.weight // (weights * waiting)))
         turn = max(SHORTEST_TURN, min(LONGEST_TURN, MESSAGES_A_ROUND // waiting, shared))
         if waiting == 1:  # nobody of its class waits; other classes get theirs by their weight
             return min(limit, turn)
