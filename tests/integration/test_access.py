@@ -352,7 +352,9 @@ def test_a_service_subscribes_and_reads_without_an_admin_route(guarded: GuardedI
     url, token = guarded.url, guarded.make(f"consume:{unique}", f"read:{unique}", f"publish:{unique}")
     wanted = {"mode": "ordered", "start": "earliest", "tags": ["vip"]}
     path = f"/v1/groups/{unique}/subscriptions/{unique}"
-    assert call(url, "PUT", path, wanted, token) == {"group": unique, "topic": unique, "mode": "ordered"}
+    named = {"group": unique, "topic": unique, "mode": "ordered"}
+    assert call(url, "PUT", path, wanted, token) == named | {"is_new": True, "made_topic": True, "lag": 0}
+    assert call(url, "PUT", path, wanted, token) == named | {"is_new": False, "made_topic": False, "lag": 0}
     call(url, "PUT", path + "/inbox", {"whole_from": "2026-01-01T00:00:00Z"}, token)
     (shown,) = call(url, "GET", f"/v1/admin/groups/{unique}", token=guarded.admin)["subscriptions"]
     assert (shown["mode"], shown["tags"], shown["inbox_from"]) == ("ordered", ["vip"], "2026-01-01T00:00:00.000000Z")

@@ -73,7 +73,7 @@ def test_a_log_of_the_first_version_is_as_it_was(served: ServerProcess) -> None:
     """Every message, state, policy, subscription, progress and retry is there, and all clients go on."""
     url, expected = served.url, EXPECTED["log"]
     lived, wanted = expected["lived"], at_this_time(expected["queues"])
-    assert life.seen_transactions(url, lived) == expected["transactions"]
+    assert life.seen_transactions(url, lived) == life.without_places(expected["transactions"])
     queues = life.seen_queues(url)
     queues["topics"] = {name: queues["topics"][name] for name in wanted["topics"]}
     assert queues == wanted
@@ -137,7 +137,8 @@ def test_a_storage_of_the_first_version_is_as_it_was(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data", environment=FOR_EVER, flags=["--storage", url]).start()
     try:
         lived = EXPECTED["sql"]["lived"]
-        assert life.seen_transactions(server.url, lived) == EXPECTED["sql"]["transactions"]
+        wanted = life.without_places(EXPECTED["sql"]["transactions"], has_queues=False)
+        assert life.seen_transactions(server.url, lived) == wanted
         decide(server.url, lived["PREPARED"], "COMMIT")
         assert {admin(server.url, "GET", f"transactions/{n}")["state"] for n in lived["PREPARED"]} == {"COMMITTED"}
     finally:

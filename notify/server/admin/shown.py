@@ -6,12 +6,14 @@ from typing import Any
 
 from notify import ids
 from notify.server.data.encode import json_pulled
-from notify.storage.records import StoredMessage, Transaction
+from notify.storage.records import State, StoredMessage, Transaction
 from notify.wire import instant
 
 
 def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, Any]:
     """A transaction as it is shown; `shard`: the server's only one, where its storage does not consist of several."""
+    # A storage of shards has no queues: its messages have no place here.
+    shown = json_pulled if t.state is State.COMMITTED and not t.shard else json_unplaced
     return {
         "id": ids.to_text(t.id),
         "producer_group": t.producer_group,
@@ -24,7 +26,7 @@ def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, A
         "decided_at": instant(t.decided_us) if t.decided_us else None,
         "checks_answered": t.attempts,
         "next_check_at": instant(t.next_check_us) if t.next_check_us else None,
-        "messages": [json_unplaced(m) | {"topic": m.topic} for m in t.messages if not m.corrupt],
+        "messages": [shown(m) | {"topic": m.topic} for m in t.messages if not m.corrupt],
     }
 
 
