@@ -15,10 +15,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import sqlalchemy as sa
 
 from notify.demo.kafka import KafkaCluster
 from notify.errors import Unavailable
@@ -62,13 +64,22 @@ class Outcome:
     """How often each process ended by itself."""
 
 
-def play(
-    directory: Path, seconds: float, seed: int, scene: Scene, least: int, made: Mapping[str, int], more: float
-) -> Outcome:
-    """Play a history of so many seconds, and on a slow machine on until at least so many messages are committed.
+@dataclass(frozen=True, slots=True)
+class Least:
+    """How much a history shows at the least: it goes on until it has shown it, for a while."""
 
-    It also goes on for up to `more` seconds until faults of these kinds were made so often; then there are no others.
-    """
+    messages: int
+    """Committed."""
+    faults: Mapping[str, int]
+    """The number of faults by kind."""
+    seconds: float
+    """It goes on for so long at the most."""
+    is_of_campaign: bool = False
+    """Whether it goes on until every kind of fault was made, and all messages are committed beside faults."""
+
+
+def play(directory: Path, seconds: float, seed: int, scene: Scene, least: Least) -> Outcome:
+    """Play a history of so many seconds, and on a slow machine on until it shows the least that is asked for."""
     with ExitStack() as stack:
         room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
         stage = Stage(directory, room, scene)
@@ -81,13 +92,11 @@ def play(
             while (left := end - time.monotonic()) > 0:
                 stage.hold_or_not()
                 time.sleep(min(LOOK_SECONDS, left))  # the pause between two looks
-            while any(faults.done[kind] < count for kind, count in made.items()) and time.monotonic() < end + more:
-                stage.hold_or_not()
-                time.sleep(LOOK_SECONDS)  # the pause between two looks
+            _go_on(stage, faults, least, end + least.seconds)
         finally:
             faults.stop()
-        if least:
-            eventually(lambda: committed_by(stage) >= least, f"{least} messages", SETTLE_SECONDS)
+        if not least.is_of_campaign:
+            eventually(lambda: committed_by(stage) >= least.messages, f"{least.messages} messages", SETTLE_SECONDS)
         unsettled = settle(stage, SETTLE_SECONDS)
         stage.end()
         for line in unsettled:
@@ -99,6 +108,20 @@ def play(
         counted["message delayed"] = sum(map(is_delayed, history.committed)) if scene.most_delay else 0
         never = faults.never_made + [name for name in (*NOTED, "message delayed") if not counted[name]]
         return Outcome(history, violations(history), counted, never, faults.refusals, stage.supervisor.endings())
+
+
+def _go_on(stage: Stage, faults: Faults, least: Least, until: float) -> None:
+    """Let the history go on until it shows the least, or until this instant of the monotonic clock."""
+    has_messages = not least.is_of_campaign
+    while time.monotonic() < until:
+        has_faults = all(faults.done[kind] >= count for kind, count in least.faults.items())
+        with suppress(sa.exc.OperationalError):  # a database is away
+            has_messages = has_messages or committed_by(stage) >= least.messages
+        if has_messages and has_faults and not (least.is_of_campaign and faults.never_made):
+            break
+        # A group is replayed only once it has caught up, which it does while callers wait.
+        stage.hold_or_not(always=least.is_of_campaign and has_messages and has_faults)
+        time.sleep(LOOK_SECONDS)  # the pause between two looks
 
 
 def shortage(outcome: Outcome, seconds: float) -> str:
@@ -116,6 +139,12 @@ def shortage(outcome: Outcome, seconds: float) -> str:
         if had < round(least * seconds)
     ]
     return "; ".join(short + [f"never made: {name}" for name in outcome.never_made])
+
+
+def least_of(seconds: float) -> Least:
+    """The least that a history over Kafka of so many seconds shows; it goes on for as long again."""
+    faults = {"node killed": round(NODE_KILLS * seconds)}
+    return Least(round(MESSAGES * seconds), faults, seconds, is_of_campaign=True)
 
 
 def report(outcome: Outcome) -> None:
@@ -162,8 +191,8 @@ def main() -> int:
             is_over_databases = options.over_databases or options.over_kafka
             delay = LONG_DELAY if options.seconds >= LONG_SECONDS else SHORT_DELAY
             scene = Scene(sources, servers, most_delay=delay, is_over_databases=is_over_databases, kafka=kafka)
-            made = {"node killed": round(NODE_KILLS * options.seconds)} if options.over_kafka else {}
-            outcome = play(directory, options.seconds, seed, scene, 0, made, options.seconds / 2)
+            least = least_of(options.seconds) if options.over_kafka else Least(0, {}, 0.0)
+            outcome = play(directory, options.seconds, seed, scene, least)
     except (NotAvailable, Unavailable) as reason:
         print(f"VERDICT: INCONCLUSIVE {reason}")
         return 2

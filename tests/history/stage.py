@@ -134,13 +134,13 @@ class Stage:
         actor.start()
         stack.callback(actor.close)
 
-    def hold_or_not(self) -> None:
-        """Make callers wait while a group is far behind; the server may be away."""
+    def hold_or_not(self, *, always: bool = False) -> None:
+        """Make callers wait while a group is far behind, or `always`; the server may be away."""
         with contextlib.suppress(NotifyError):
             groups = admin(self.url, "GET", "groups")["groups"]
             held = self.directory / "hold"
             most = HELD_LAG_OF_KAFKA if self.scene.kafka else HELD_LAG
-            if max((group["lag"] for group in groups), default=0) > most:
+            if always or max((group["lag"] for group in groups), default=0) > most:
                 held.touch()
             else:
                 held.unlink(missing_ok=True)

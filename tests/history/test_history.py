@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.history.checker import KINDS, Effect, History, counts, violations
-from tests.history.run import play
+from tests.history.run import Least, play
 from tests.history.scene import Scene
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import empty_database
 
 SECONDS = 8.0
 PAUSE = 0.25
-LEAST = 150
-"""Messages."""
-KILLED = {"server killed": 1}
+LEAST = Least(messages=150, faults={"server killed": 1}, seconds=PATIENCE_SECONDS)
 
 
 def sound() -> History:
@@ -83,10 +81,10 @@ def test_a_short_history_over_databases(tmp_path: Path, database_urls: Mapping[s
         empty_database("mariadb", database_urls, tmp_path) as my,
     ):
         scene = Scene({"pg": pg, "my": my}, is_over_databases=True, pause=PAUSE)
-        outcome = play(tmp_path, SECONDS / 2, 2, scene, LEAST, KILLED, PATIENCE_SECONDS)
+        outcome = play(tmp_path, SECONDS / 2, 2, scene, LEAST)
     assert outcome.violations == []
     assert outcome.faults["server killed"] >= 1
-    assert len(outcome.history.committed) >= LEAST
+    assert len(outcome.history.committed) >= LEAST.messages
     assert outcome.history.moved_in_order
 
 
@@ -94,7 +92,7 @@ def test_a_short_history(tmp_path: Path, database_urls: Mapping[str, str]) -> No
     """Play everything at once on two databases, without restarts of them, because other tests use one of them."""
     with empty_database("postgresql", database_urls, tmp_path) as url:
         sources = {"pg": url, "lite": f"sqlite:///{tmp_path}/lite.db"}
-        outcome = play(tmp_path, SECONDS, 1, Scene(sources, callers=2, pause=PAUSE), LEAST, KILLED, PATIENCE_SECONDS)
+        outcome = play(tmp_path, SECONDS, 1, Scene(sources, callers=2, pause=PAUSE), LEAST)
     assert outcome.violations == []
     assert outcome.faults["server killed"] >= 1
-    assert len(outcome.history.committed) >= LEAST
+    assert len(outcome.history.committed) >= LEAST.messages

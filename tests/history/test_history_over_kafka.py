@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.run import play
+from tests.history.run import Least, play
 from tests.history.scene import Scene
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import empty_database
@@ -17,8 +17,8 @@ pytest.importorskip("confluent_kafka")
 
 SECONDS = 4.0
 PAUSE = 0.25
-LEAST = 500
-"""Messages: one in 25 of half of them is delayed."""
+LEAST = Least(messages=500, faults={"node killed": 1}, seconds=PATIENCE_SECONDS)
+"""One in 25 of half of the messages is delayed."""
 
 
 def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, str], kafka_node: KafkaNode) -> None:
@@ -28,7 +28,7 @@ def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, 
             groups=("shared", "ordered", "failover"),
             pause=PAUSE,
         )  # fmt: skip
-        outcome = play(tmp_path, SECONDS, 1, scene, LEAST, {"node killed": 1}, PATIENCE_SECONDS)
+        outcome = play(tmp_path, SECONDS, 1, scene, LEAST)
     assert outcome.violations == []
     assert outcome.faults["node killed"] >= 1
     assert outcome.faults["message delayed"] >= 1
