@@ -126,6 +126,10 @@ class Cluster:
         # It has all the calls of Kafka's producer.
         return cast(Producer, TransactionalProducer(made)) if "transactional.id" in own else made
 
+    def transactional_producer(self, own: Mapping[str, Any]) -> TransactionalProducer:
+        """As `producer`, for `own` settings with a `transactional.id`."""
+        return cast(TransactionalProducer, self.producer(own))
+
     def consumer(self, own: Mapping[str, Any]) -> Consumer:
         """A consumer that reads what is committed, and commits nothing by itself. Raises InvalidRequest as above."""
         return self._made(Consumer, {"enable.auto.commit": False, "isolation.level": "read_committed", **own})

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 from confluent_kafka import Producer
 
+from notify.kafka.transactional import TransactionalProducer
+
 STEP_SECONDS = 0.25
 
 
-def flush(producer: Producer, is_refused: Callable[[], object], seconds: float) -> None:
+def flush(producer: Producer | TransactionalProducer, is_refused: Callable[[], object], seconds: float) -> None:
     """Wait until the brokers have answered all records, at most so long. `is_refused`: whether they refused any.
 
     Once they did, the transaction can only be taken back, and the client sends nothing more of it: only what went

@@ -1,6 +1,13 @@
-"""A producer of transactions whose calls end in time, also where Kafka's client does not end them.
+"""A producer of transactions that two faults of Kafka's client, librdkafka 2.16, cannot harm.
 
-librdkafka 2.16 was seen to wait for minutes, without a bound, in `send_offsets_to_transaction`, after brokers had died.
+After brokers had died it was seen to wait for minutes, without a bound, in `send_offsets_to_transaction`: calls end in
+time here.
+
+And it may lose a record. A broker stores a record of a transaction, and its answer gets lost; the transaction is taken
+back while the record waits to be sent again. The client then gives the record's sequence number to the next record for
+that partition. The broker takes that one for a repetition of the first and answers that it is stored, though what it
+has belongs to the transaction that was taken back. So a producer whose records may have been stored without an answer
+begins no other transaction. A new one of the same transactional id has another epoch, in which numbers begin anew.
 """
 
 from __future__ import annotations
@@ -15,9 +22,18 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from notify.kafka.bounded import Hangs, within
 
 log = logging.getLogger("notify.kafka")
+OnDelivery = Callable[[KafkaError | None, Any], None]
 
 MORE_SECONDS = 10.0
 """A call of the client may end so long after its time, and is waited for."""
+NEVER_STORED = frozenset(
+    (
+        KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
+        KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.INVALID_RECORD,
+        KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE,
+    )
+)  # fmt: skip
+"""Errors of records that no broker has stored, for certain."""
 
 
 class TransactionalProducer:
@@ -29,6 +45,8 @@ class TransactionalProducer:
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._hangs = False
+        self.is_spent = False
+        """Records of a transaction that was taken back may have been stored: `begin_transaction` fails from then on."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -36,6 +54,25 @@ class TransactionalProducer:
     def init_transactions(self, seconds: float) -> None:
         """As the client's. Raises KafkaException, with _TIMED_OUT where the call hangs."""
         self._within(seconds, self._producer.init_transactions)
+
+    def begin_transaction(self) -> None:
+        """As the client's. Raises KafkaException, also for a producer that is spent: whoever has it makes a new one."""
+        if self.is_spent:
+            raise KafkaException(
+                KafkaError(KafkaError._STATE, "the client may lose records after what it took back: a new one is made")
+            )
+        self._producer.begin_transaction()
+
+    def produce(self, *given: Any, on_delivery: OnDelivery | None = None, **named: Any) -> None:
+        """As the client's."""
+
+        def answered(error: KafkaError | None, record: Any) -> None:
+            if error is not None and error.code() not in NEVER_STORED:
+                self.is_spent = True
+            if on_delivery is not None:
+                on_delivery(error, record)
+
+        self._producer.produce(*given, **named, on_delivery=answered)  # type: ignore[misc]
 
     def send_offsets_to_transaction(self, positions: list[Any], group: Any, seconds: float) -> None:
         """As `init_transactions`."""

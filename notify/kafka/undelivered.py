@@ -26,6 +26,7 @@ from notify.kafka.compacted import every, newest
 from notify.kafka.records import Headers
 from notify.kafka.rights import of_decider
 from notify.kafka.topics import Topics
+from notify.kafka.transactional import TransactionalProducer
 
 TOPIC = f"{records.DELAYED}.refused"
 DECISIONS = "notify-undelivered"
@@ -124,23 +125,32 @@ class UndeliveredList:
 
     def _decide(self, ids: Collection[str] | None, decision: Decision) -> list[dict[str, Any]]:
         make_topics(self._cluster, [DECISIONS], compacted=True)
-        own = {"transactional.id": _TRANSACTIONAL_ID, "transaction.timeout.ms": _TRANSACTION_MILLISECONDS}
-        producer = self._cluster.producer(own)
         items: list[dict[str, Any]] = []
         try:
-            producer.init_transactions(CALL_SECONDS)  # from here on another's decision cannot be committed
+            producer = self._producer()  # from here on another's decision cannot be committed
             known = self.decisions()
             topics = Topics(self._cluster)
             for message in self.read():
                 if known.of(message) is None and (ids is None or message.id in ids):
+                    if producer.is_spent:
+                        producer = self._producer()
                     items.append({"id": message.id, "topic": message.topic} | _carried_out(
                         producer, topics, message, decision))  # fmt: skip
         except KafkaException as raised:
             raise translated(raised.args[0], self._cluster, of_decider()) from raised
         return items
 
+    def _producer(self) -> TransactionalProducer:
+        """Fences every earlier one."""
+        own = {"transactional.id": _TRANSACTIONAL_ID, "transaction.timeout.ms": _TRANSACTION_MILLISECONDS}
+        producer = self._cluster.transactional_producer(own)
+        producer.init_transactions(CALL_SECONDS)
+        return producer
 
-def _carried_out(producer: Any, topics: Topics, message: Undelivered, decision: Decision) -> dict[str, Any]:
+
+def _carried_out(
+    producer: TransactionalProducer, topics: Topics, message: Undelivered, decision: Decision
+) -> dict[str, Any]:
     """Carry out a decision in a transaction of its own: a message that is refused again holds up no other."""
     errors: list[KafkaError] = []
 

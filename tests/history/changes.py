@@ -22,6 +22,8 @@ UNDONE_SECONDS = 120.0
 """The longest wait for a fault to be undone, from when no other is made any more."""
 COMMAND_SECONDS = 60.0
 AGAIN_SECONDS = 0.2
+REPLAY_SECONDS = 60.0
+"""A replay that is refused is asked for again for so long: there are few, and each server is killed often."""
 REPLAYED_SECONDS = (2.0, 20.0)
 REPLAYED_SECONDS_OF_KAFKA = (20.0, 60.0)
 LONGER = 2.0
@@ -97,8 +99,15 @@ class Changes:
     def _replay(self) -> None:
         """Reset a group by some seconds; a partition that is further behind would skip messages."""
         behind: list[str] = []
+        until = time.monotonic() + REPLAY_SECONDS
         for group in self._chance.sample(list(STEERED), len(STEERED)):
-            skipped = self._replay_of(group)
+            while True:
+                try:
+                    skipped = self._replay_of(group)
+                    break
+                except NotifyError:  # the server, or Kafka, is away
+                    if time.monotonic() > until or self._over.wait(AGAIN_SECONDS):
+                        raise
             if not skipped:
                 return
             behind.append(f"{group}: {skipped[:3]}")

@@ -32,6 +32,11 @@ class Proxy:
     def cut_at(self, pattern: bytes, *, answer: bool) -> None:
         self._cut_at, self._after_answer = re.compile(pattern), answer
 
+    @property
+    def has_cut(self) -> bool:
+        """Whether what `cut_at` asked for last has happened."""
+        return self._cut_at is None
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:

@@ -70,11 +70,13 @@ def test_what_the_client_says_is_said(call: str, monkeypatch: pytest.MonkeyPatch
         raise fenced
 
     monkeypatch.setattr(transactional, "MORE_SECONDS", PATIENCE_SECONDS)
-    producer: Any = TransactionalProducer(Client(call, fails))  # type: ignore[arg-type]
+    client = Client(call, fails)
+    producer: Any = TransactionalProducer(client)  # type: ignore[arg-type]
     with pytest.raises(KafkaException) as raised:
         CALLS[call](producer)
     assert raised.value is fenced
-    assert producer.begin_transaction() == "begin_transaction"
+    producer.begin_transaction()
+    assert client.calls == [call, "begin_transaction"]
 
 
 def test_a_call_that_the_process_slept_through_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

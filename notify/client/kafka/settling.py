@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from notify.backoff import Backoff
 from notify.client.kafka.feed import Feed
@@ -24,6 +25,7 @@ from notify.kafka.codes import FENCED, GONE
 from notify.kafka.groups import transactional_id
 from notify.kafka.progress import Progress
 from notify.kafka.rights import REFUSED
+from notify.kafka.transactional import TransactionalProducer
 
 log = logging.getLogger("notify.consumer")
 
@@ -41,6 +43,9 @@ OUTCOME_SECONDS = 120.0
 """How long the outcome of a transaction is asked for: a broker that is frozen keeps its connections for a minute."""
 MOST_LEAVING, LEAVING_BYTES = 1000, 8 << 20
 """One transaction carries so many records or bytes at most, and one record more: it has to end within its time."""
+MOST_TOO_LARGE = 1000
+Spot = tuple[str, int, int]
+"""A topic, a partition and an offset."""
 TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 
 
@@ -61,11 +66,14 @@ class Settling:
         self._feed = feed
         self._partitions = partitions
         self._for_owner = plan.sharing == "owner"
-        self._producer: Producer | None = None
+        self._producer: TransactionalProducer | None = None
         self._committed: dict[Window, int] = {}
         self._gone: dict[Window, float] = {}
         """Windows of partitions that are gone, and until when they are left out."""
         self._departures: list[Departure] = []
+        self._too_large: OrderedDict[Spot, None] = OrderedDict()
+        """Records that leave without their bodies, the last MOST_TOO_LARGE. An owner whose producer is spent forgets
+        its departures, and they come again."""
         self._lock = asyncio.Lock()
         self.is_fenced = False
         """Another instance owns the group: nothing is committed until this one claims it again."""
@@ -73,6 +81,8 @@ class Settling:
     def depart(self, departure: Departure) -> None:
         """A message leaves with the next commit."""
         departure.window.leave(departure.item)
+        if _place_of(departure) in self._too_large:
+            departure = without_body(self._plan.group, departure)
         self._departures.append(departure)
         self._partitions.changed.set()
 
@@ -113,10 +123,9 @@ class Settling:
         async with self._lock:
             self._departures = [d for d in self._departures if not d.window.is_closed]
             leaving = self._next_to_leave()
-            left_by = {departure.window for departure in leaving}
+            left_by = _by_window(leaving)
             now = time.monotonic()
             self._gone = {window: until for window, until in self._gone.items() if until > now}
-            staying = _by_window(self._departures[len(leaving) :])
             changed = [
                 (place, window, window.changes)
                 for place, window in self._partitions.items()
@@ -129,7 +138,7 @@ class Settling:
                 return True
             windows = {place: window for place, window, _ in changed}
             try:
-                await self._commit(windows, leaving, staying)
+                await self._commit(windows, leaving)
             except TooLarge as refused:
                 self._shorten(refused.departure)
                 return False
@@ -153,17 +162,11 @@ class Settling:
                 self._partitions.changed.set()
             return True
 
-    async def _commit(
-        self,
-        windows: Mapping[Place, Window],
-        leaving: list[Departure],
-        staying: Mapping[Window, Collection[int]],
-        *,
-        stays: bool = False,
-    ) -> None:
+    async def _commit(self, windows: Mapping[Place, Window], leaving: list[Departure], *, stays: bool = False) -> None:
         """Raises KafkaException, TooLarge."""
+        left_by = _by_window(leaving)
         offsets = [
-            _committable(place, window.progress(staying.get(window, ()), stays=stays))
+            _committable(place, window.progress(left_by.get(window, ()), stays=stays))
             for place, window in windows.items()
         ]
         if leaving or self._for_owner:
@@ -174,7 +177,7 @@ class Settling:
                 if not are_gone or self._for_owner:  # by now the group may be another's: the next commit goes on
                     raise
                 there = {place: window for place, window in windows.items() if window not in self._gone}
-                await self._commit(there, leaving, staying, stays=stays)
+                await self._commit(there, leaving, stays=stays)
         else:
             await self._feed.thread.call_also_within(commit_offsets, self._feed.consumer, offsets)
 
@@ -199,7 +202,7 @@ class Settling:
         if self._for_owner and self._producer is None:
             return  # whether its last transaction has ended is not known, see _settle
         try:
-            await self._commit(windows, [], {}, stays=True)
+            await self._commit(windows, [], stays=True)
         except KafkaException as raised:
             log.warning("what group %s has done is not committed, and comes again: %s", self._plan.kafka_group, raised)
 
@@ -219,6 +222,9 @@ class Settling:
             "message %s is too large for topic %s: it becomes a dead letter without body",
             id_of(departure.item.record), departure.topic,
         )  # fmt: skip
+        self._too_large[_place_of(departure)] = None
+        if len(self._too_large) > MOST_TOO_LARGE:
+            self._too_large.popitem(last=False)
         at = next(n for n, known in enumerate(self._departures) if known is departure)
         self._departures[at] = without_body(self._plan.group, departure)
 
@@ -236,15 +242,14 @@ class Settling:
 
     def claim(self) -> None:
         """Make the producer of transactions; whoever has its transactional id is fenced. Raises KafkaException."""
-        producer = self._cluster.producer(
-            {
-                "transactional.id": transactional_id(
-                    self._plan.kafka_group, "" if self._for_owner else self._plan.instance
-                ),
-                "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
-                "message.max.bytes": RECORD_BYTES,
-            }
-        )
+        own = {
+            "transactional.id": transactional_id(
+                self._plan.kafka_group, "" if self._for_owner else self._plan.instance
+            ),
+            "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
+            "message.max.bytes": RECORD_BYTES,
+        }
+        producer = self._cluster.transactional_producer(own)
         producer.init_transactions(CALL_SECONDS)
         self._producer = producer
         self.is_fenced = False
@@ -267,11 +272,13 @@ class Settling:
                 self._drop(producer)
                 raise
             self._abort(producer)
+            if producer.is_spent:
+                self._drop(producer)
             if too_large and too_large[0].has_body:
                 raise TooLarge(too_large[0]) from raised
             raise
 
-    def _produce(self, producer: Producer, departure: Departure, too_large: list[Departure]) -> None:
+    def _produce(self, producer: TransactionalProducer, departure: Departure, too_large: list[Departure]) -> None:
         """`too_large` gets the departure if Kafka, or its client, says so now or later."""
 
         def delivered(error: KafkaError | None, _: Message) -> None:
@@ -289,7 +296,7 @@ class Settling:
             delivered(error_of(raised), record)
             raise
 
-    def _end(self, producer: Producer) -> None:
+    def _end(self, producer: TransactionalProducer) -> None:
         """Commit a transaction, and ask for its outcome for as long as the brokers may need.
 
         One that is given up while its outcome is not known would be written again by the next.
@@ -304,7 +311,7 @@ class Settling:
                     raise
                 log.debug("Kafka has not said yet whether a transaction is committed: %s", error.str())
 
-    def _abort(self, producer: Producer) -> None:
+    def _abort(self, producer: TransactionalProducer) -> None:
         try:
             producer.abort_transaction(CALL_SECONDS)
         except KafkaException as raised:
@@ -312,7 +319,7 @@ class Settling:
             log.debug("Kafka does not abort a transaction: %s", error_of(raised).str())
             self._drop(producer)
 
-    def _drop(self, producer: Producer) -> None:
+    def _drop(self, producer: TransactionalProducer) -> None:
         """Use a producer no more. A commit may fail after the group was claimed anew, which fenced its producer."""
         if self._producer is producer:
             self._producer = None
@@ -326,6 +333,12 @@ def commit_offsets(consumer: Any, offsets: list[TopicPartition]) -> None:
     for partition in consumer.commit(offsets=offsets, asynchronous=False):
         if partition.error is not None and partition.error.code() not in GONE:
             raise KafkaException(partition.error)
+
+
+def _place_of(departure: Departure) -> Spot:
+    """Where the record of a departure is."""
+    record = departure.item.record
+    return record.topic(), record.partition(), record.offset()
 
 
 def _by_window(departures: Sequence[Departure]) -> dict[Window, set[int]]:

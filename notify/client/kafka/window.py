@@ -211,12 +211,11 @@ class Window:
         """The offset behind the last record that came."""
         return self._next
 
-    def progress(self, staying: Collection[int] = (), *, stays: bool = False) -> Progress:
-        """To be committed, with what leaves in the same transaction: all that is to leave but for `staying`.
+    def progress(self, leaving: Collection[int] = (), *, stays: bool = False) -> Progress:
+        """To be committed. `leaving`: the offsets of items on their way that arrive with the same transaction.
 
         `stays`: nothing leaves, and what was to leave has failed once more.
         """
-        leaving: set[int] = set() if stays else self._leaving.difference(staying)
         position = next((offset for offset in self._open if offset not in leaving), self._next)
         done = frozenset(offset for offset in (*self._done, *leaving) if offset >= position)
         failed = {offset: n for offset, n in self._failed.items() if offset not in leaving and offset >= position}

@@ -23,6 +23,7 @@ from notify.kafka.flushing import flush
 from notify.kafka.leaving import leave
 from notify.kafka.records import REASON
 from notify.kafka.rights import user_of
+from notify.kafka.transactional import TransactionalProducer
 from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.sinks.delays.cleaning import Cleaning
 from notify.sinks.delays.delayed import Delayed, delayed_headers, delayed_of
@@ -100,16 +101,9 @@ class Release:
         self._backoff = Backoff(AGAIN_SECONDS, AGAIN_MAX_SECONDS)
         self._most = BATCH_RECORDS
         """So many records has the next batch. Halved where a topic refuses some of them: it does not say which."""
-        self._producer = cluster.producer(
-            {
-                "transactional.id": f"notify-delays-{name}",
-                "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
-                "compression.type": "lz4",
-                # So long may a topic be unknown that was made a moment ago; by default 30 s, longer than a transaction.
-                "topic.metadata.propagation.max.ms": PROPAGATION_SECONDS * 1000,
-            }
-        )
-        self._producer.init_transactions(CALL_SECONDS)
+        self._cluster = cluster
+        self._name = name
+        self._producer = self._made_producer()
         self._consumer = cluster.consumer(
             {
                 "group.id": GROUP,
@@ -201,6 +195,20 @@ class Release:
         self._batch.append(_Move(place, message.offset(), delayed, to))
         return delayed.size
 
+    def _made_producer(self) -> TransactionalProducer:
+        """Fences every earlier one of this releaser. Raises KafkaException."""
+        producer = self._cluster.transactional_producer(
+            {
+                "transactional.id": f"notify-delays-{self._name}",
+                "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
+                "compression.type": "lz4",
+                # So long may a topic be unknown that was made a moment ago; by default 30 s, longer than a transaction.
+                "topic.metadata.propagation.max.ms": PROPAGATION_SECONDS * 1000,
+            }
+        )
+        producer.init_transactions(CALL_SECONDS)
+        return producer
+
     def _is_finest(self, place: Place) -> bool:
         return place.topic == self._wheels.wheels[0].topic
 
@@ -282,6 +290,8 @@ class Release:
             raise Unavailable(f"Kafka refuses to release delayed messages, {TRIES} times in a row: {error.str()}")
         log.info("a batch of delayed messages was refused and is read again: %s", error)
         self._producer.abort_transaction(CALL_SECONDS)
+        if self._producer.is_spent:
+            self._producer = self._made_producer()
         firsts: dict[Place, int] = {}
         for move in self._batch:
             firsts.setdefault(move.place, move.offset)

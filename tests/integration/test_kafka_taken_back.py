@@ -1,0 +1,146 @@
+"""A broker stores a record, its answer is lost, and the transaction is taken back: the next one loses nothing.
+
+Kafka's client gives the record's sequence number to the next record; see notify/kafka/transactional.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from notify.client import Consumer, DeadLetter
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import running
+from tests.support.kafka import KafkaNode, Wrapped, committed
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError, KafkaException
+
+from notify.kafka.cluster import Cluster
+from notify.kafka.groups import dead_letter_topic
+from notify.kafka.transactional import TransactionalProducer
+from notify.sinks.delays.background import releasing as delays_released
+from tests.support.delayed import send_delayed, texts_of
+from tests.support.kafka_consumers import make_topic, produce, progress
+
+BACKOFF_MILLISECONDS = 2_000
+"""The client waits so long before it sends a record again, so that it waits while its transaction is taken back."""
+
+
+def test_a_record_behind_one_whose_answer_was_lost_is_not_lost(kafka_node: KafkaNode, unique: str) -> None:
+    waiting: list[bool] = []
+
+    def look(statistics: str) -> None:
+        """Note whether a record waits to be sent again."""
+        topics = json.loads(statistics)["topics"].values()
+        partitions = [partition for topic in topics for partition in topic["partitions"].values()]
+        waiting[:] = [part["msgq_cnt"] > 0 and part["msgs_inflight"] == 0 for part in partitions]
+
+    def made() -> TransactionalProducer:
+        own = {
+            "transactional.id": unique, "retry.backoff.ms": BACKOFF_MILLISECONDS,
+            "retry.backoff.max.ms": BACKOFF_MILLISECONDS, "statistics.interval.ms": 50, "stats_cb": look,
+        }  # fmt: skip
+        producer = Cluster.of(kafka_node.url).transactional_producer(own)
+        producer.init_transactions(PATIENCE_SECONDS)
+        return producer
+
+    def waits() -> bool:
+        producer.poll(0.1)
+        return any(waiting)
+
+    make_topic(kafka_node.url, unique)
+    producer = made()
+    producer.begin_transaction()
+    kafka_node.proxy.cut_at(b"the-text", answer=True)
+    producer.produce(unique, b"the-text", partition=0)
+    eventually(lambda: kafka_node.proxy.has_cut, "the record to be sent")
+    waiting.clear()
+    eventually(waits, "the record to wait, though the broker has stored it")
+    producer.abort_transaction(PATIENCE_SECONDS)
+    assert len(committed(kafka_node.url, unique, 1, uncommitted=True)) == 1
+    with pytest.raises(KafkaException, match="a new one is made"):
+        producer.begin_transaction()
+    producer = made()
+    producer.begin_transaction()
+    producer.produce(unique, b"the-text", partition=0)
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert texts_of(kafka_node.url, unique) == ["the-text"]
+
+
+class Spent(Wrapped):
+    """Kafka's producer. Its first transaction with a record fails, after which it is spent."""
+
+    def __init__(self, client: Any, made: list[Any]) -> None:
+        super().__init__(client)
+        self._is_first = not made
+        self._has_record = self._has_failed = False
+        made.append(self)
+
+    @property
+    def is_spent(self) -> bool:
+        return self._has_failed
+
+    def begin_transaction(self) -> None:
+        assert not self._has_failed, "a producer that is spent begins no other transaction"
+        self._client.begin_transaction()
+
+    def produce(self, *given: Any, **named: Any) -> None:
+        self._has_record = True
+        self._client.produce(*given, **named)
+
+    def send_offsets_to_transaction(self, *given: Any) -> None:
+        if self._is_first and self._has_record:
+            self._has_failed = True
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "a test", txn_requires_abort=True))
+        self._client.send_offsets_to_transaction(*given)
+
+
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Any]]:
+    """Have the first producer with this in its transactional id become spent. Returns those that are made."""
+    producer = Cluster.producer
+
+    def begin(part: str) -> list[Any]:
+        made: list[Any] = []
+
+        def spending(self: Cluster, own: Mapping[str, Any]) -> Any:
+            its = producer(self, own)
+            return Spent(its, made) if part in str(own.get("transactional.id", "")) else its
+
+        monkeypatch.setattr(Cluster, "producer", spending)
+        return made
+
+    return begin
+
+
+@pytest.mark.parametrize("mode", ["shared", "failover"])
+def test_a_consumer_goes_on_with_a_new_producer(
+    kafka_url: str, unique: str, mode: str, spent: Callable[[str], list[Any]]
+) -> None:
+    make_topic(kafka_url, unique)
+    produce(kafka_url, unique, ["a", "b", "c"])
+    made = spent(unique)
+    consumer = Consumer(kafka_url, group=unique)
+
+    @consumer.subscribe(unique, mode=mode, start="earliest")
+    def handle(message: Any) -> None:
+        raise DeadLetter("no use")
+
+    with running(consumer):
+        eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's position")
+        eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 3, "all to be done")
+    assert sorted(texts_of(kafka_url, dead_letter_topic(unique))) == ["a", "b", "c"]
+    assert made[0].is_spent and len(made) >= 2
+
+
+def test_a_releaser_goes_on_with_a_new_producer(kafka_url: str, unique: str, spent: Callable[[str], list[Any]]) -> None:
+    made = spent("notify-delays-")
+    send_delayed(kafka_url, unique, ["a", "b", "c"], delay=0.1)
+    with delays_released(kafka_url):
+        assert sorted(texts_of(kafka_url, unique, 3)) == ["a", "b", "c"]
+    assert made[0].is_spent and len(made) >= 2
