@@ -460,7 +460,7 @@ def test_large_letters_are_sent_again_without_gathering_them(
             if by == "ids":
                 change = await own.redrive(group.name, Chosen(None, Wanted(), 100))
                 return list((await change.do())["items"])
-            _, end = await own.bounds(group.name)
+            _, end, _ = await own.bounds(group.name)
             items: list[dict[str, Any]] = []
             offset = 0
             while (sent := await own.send_next(RedriveSpec(group.name, Wanted(), end), offset, 100)) is not None:
