@@ -21,6 +21,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
+from notify import ids
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.findings import BAD
@@ -45,6 +46,12 @@ UNDER_LOAD_SECONDS = (0.2, 1.5)
 """How long the load goes on behind the last shipped segment, at least and at most, until the disk is lost."""
 
 
+def published_again(message_id: str) -> str:
+    """The id under which a repair publishes a message again."""
+    transaction, number = ids.parse_message_id(message_id)
+    return ids.message_id(ids.derived(transaction, ids.republished(number)), 0)
+
+
 class LostDisks:
     """One shop whose server loses its disk in each round. Use it as a context."""
 
@@ -58,8 +65,6 @@ class LostDisks:
         environment = {"NOTIFY_SHIP_TO": self.store.url, "NOTIFY_SHIP_EVERY": str(SHIP_EVERY_SECONDS)}
         self.server = ServerProcess(place / "data", environment=environment)
         self.complaints: list[str] = []
-        self._mended: set[str] = set()
-        """Lost messages that were published again, under another id."""
         self.lost = self.repaired = self.refused = 0
 
     @contextlib.contextmanager
@@ -88,14 +93,14 @@ class LostDisks:
             time.sleep(self._chance.uniform(0.2, 1.0))  # at work
         self._settled()
         queued = shop.queued()
-        missing = {name for name in shop.committed() - queued.keys() if name not in self._mended}
+        # A message that an earlier round published again, under another id, may be lost again.
+        missing = {name for name in shop.committed() - queued.keys() if published_again(name) not in queued}
         with self._inputs() as inputs:
             first = self._audited(inputs, f"round {number}, first audit", missing)
             mended = self._repair(inputs, number, first)
         self._settled()
         with self._inputs() as inputs:
             second = self._audited(inputs, f"round {number}, second audit", set())
-        self._mended |= missing
         self.lost += len(missing)
         self.repaired += mended
         queued = shop.queued()
@@ -105,7 +110,7 @@ class LostDisks:
         self._say(
             f"round {number}: generation {told['generation']} of {told['segments']} segments, {told['messages']:,} "
             f"messages; {len(missing)} lost, {mended} repaired; {first.verdict}, then {second.verdict}; "
-            f"{len(shop.committed()):,} orders, {len(wrong)} complaints"
+            f"{len(shop.committed()):,} orders, {len(self.complaints)} complaints so far"
         )
 
     # --- steps ------------------------------------------------------------------------------------------------
