@@ -11,6 +11,7 @@ The offset is that of the first record which is not done. The metadata is JSON i
 | `begun` | [n, …]: an attempt of the record at offset + n has begun; it is noted only where a process died before |
 | `left` | true: whoever had the partition left it in peace, with no handler under way |
 | `reset` | the id of the last reset of the topic that was carried out here (control.py) |
+| `topic` | Kafka's id of the topic that the offset is of |
 
 Fields that are empty are left out. Metadata of another kind, such as another tool's, counts as none.
 """
@@ -43,12 +44,14 @@ class _Metadata(msgspec.Struct, omit_defaults=True):
     reset: str = ""
     begun: list[int] = []
     left: bool = False
+    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """`done`: offsets above `offset`. `failed`: attempts that failed, by offset. `begun`: the offsets of attempts whose
-    end is not known. `left`: no handler was under way any more, and none was to begin."""
+    end is not known. `left`: no handler was under way any more, and none was to begin. `topic`: the topic's id;
+    empty where it is not known."""
 
     offset: int
     done: frozenset[int] = frozenset()
@@ -56,12 +59,13 @@ class Progress:
     reset: str = ""
     begun: frozenset[int] = frozenset()
     left: bool = False
+    topic: str = ""
 
     def metadata(self) -> str:
         """As the commit's metadata. The bounds above are the caller's to keep."""
         failed = [(offset - self.offset, attempts) for offset, attempts in sorted(self.failed.items())]
         begun = sorted(offset - self.offset for offset in self.begun)
-        fields = _Metadata(VERSION, _bitmap(self.offset, self.done), failed, self.reset, begun, self.left)
+        fields = _Metadata(VERSION, _bitmap(self.offset, self.done), failed, self.reset, begun, self.left, self.topic)
         text = msgspec.json.encode(fields).decode()
         assert len(text) <= MOST_CHARACTERS, "a window keeps MOST_SPAN, MOST_FAILED and MOST_BEGUN"
         return text
@@ -77,7 +81,8 @@ class Progress:
         except (msgspec.DecodeError, binascii.Error, zlib.error):
             return cls(offset)
         failed = {offset + n: attempts for n, attempts in known.failed}
-        return cls(offset, done, failed, known.reset, frozenset(offset + n for n in known.begun), known.left)
+        begun = frozenset(offset + n for n in known.begun)
+        return cls(offset, done, failed, known.reset, begun, known.left, known.topic)
 
 
 def _bitmap(base: int, offsets: Iterable[int]) -> str:

@@ -32,6 +32,7 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `at`: where the group was later on, at most some hours ago; 0: nobody has noted it since the start.
     `inbox_from_us`: when its consumers first told of an inbox, in microseconds since 1970; -1: they have none.
+    `topic_id`: Kafka's id of the topic; empty where it is not known.
     """
 
     mode: str
@@ -40,10 +41,12 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
     filter: str = ""
     at: int = 0
     inbox_from_us: int = -1
+    topic_id: str = ""
 
     def takes_as(self, other: Subscribed) -> bool:
-        """Whether both take the same messages in the same way, wherever they began."""
-        return (self.mode, self.tags, self.filter) == (other.mode, other.tags, other.filter)
+        """Whether both take the same messages of the same topic in the same way, wherever they began."""
+        is_same_topic = self.topic_id == other.topic_id or not (self.topic_id and other.topic_id)
+        return is_same_topic and (self.mode, self.tags, self.filter) == (other.mode, other.tags, other.filter)
 
     def with_inbox_of(self, other: Subscribed) -> Subscribed:
         """The same, with the inbox that another note tells of; where both have one, since the first note."""
@@ -68,7 +71,7 @@ class Subscriptions:
         and only what has changed since the last note is written; with `renews` also where it is. Raises Unavailable,
         InvalidRequest where the topic cannot be made.
         """
-        if self._noted is None:
+        if self._noted is None or renews:  # somebody may have deleted the topic
             make_topics(self._cluster, [TOPIC], compacted=True)
             self._noted = {place: s for (group, place), s in read(self._cluster).items() if group == self._group}
         changed: dict[Place, Subscribed] = {}
@@ -81,6 +84,7 @@ class Subscriptions:
                 changed[place] = msgspec.structs.replace(subscribed, inbox_from_us=since)
             else:
                 kept = noted.with_inbox_of(subscribed)
+                kept = msgspec.structs.replace(kept, topic_id=subscribed.topic_id or noted.topic_id)
                 if renews and max(noted.start, noted.at) < subscribed.start:
                     kept = msgspec.structs.replace(kept, at=subscribed.start)
                 if kept != noted:
@@ -91,9 +95,10 @@ class Subscriptions:
         write(self._cluster, TOPIC, values, of_consumer(self._group))
         self._noted |= changed
 
-    def last(self) -> dict[Place, int]:
-        """Where the group was when that was noted last, by partition. Raises Unavailable."""
-        return {place: max(s.start, s.at) for (group, place), s in read(self._cluster).items() if group == self._group}
+    def last(self) -> dict[Place, tuple[int, str]]:
+        """Where the group was when that was noted last, and the id of the topic, by partition. Raises Unavailable."""
+        noted = read(self._cluster).items()
+        return {place: (max(s.start, s.at), s.topic_id) for (group, place), s in noted if group == self._group}
 
 
 def read(cluster: Cluster) -> dict[tuple[str, Place], Subscribed]:

@@ -80,21 +80,6 @@ def test_a_group_beyond_the_end_begins_anew(kafka_url: str, unique: str) -> None
         eventually(lambda: seen == ["a", "b", "c"], "every message")
 
 
-@pytest.mark.parametrize("mode", ["shared", "exclusive"])
-def test_a_topic_that_is_made_anew_is_read_from_its_beginning(kafka_url: str, unique: str, mode: str) -> None:
-    make_topic(kafka_url, unique)
-    seen: list[str] = []
-    with running(consumer_of(kafka_url, unique, seen, mode=mode, start="earliest")):
-        produce(kafka_url, unique, [f"old {n}" for n in range(5)])
-        eventually(lambda: len(seen) == 5, "the first messages")
-        admin = admin_of(kafka_url)
-        admin.delete_topics([unique])[unique].result(CALL_SECONDS)
-        eventually(lambda: unique not in admin.list_topics().topics, "the topic to go")
-        make_topic(kafka_url, unique)
-        produce(kafka_url, unique, ["a", "b", "c"])
-        eventually(lambda: seen[5:] == ["a", "b", "c"], "the new messages")
-
-
 def test_a_letter_that_no_topic_takes_loses_its_body_and_holds_up_nobody(kafka_url: str, unique: str) -> None:
     """Every commit of the consumer failed, for good."""
     make_topic(kafka_url, unique)

@@ -64,4 +64,6 @@ def test_a_consumer_notes_what_it_takes(kafka: Cluster, kafka_url: str, unique: 
     with running(consumer):
         eventually(lambda: (unique, Place(unique, 3)) in read(kafka), "the last partition to be noted")
     noted = read(kafka)
-    assert [noted[unique, Place(unique, n)] for n in range(4)] == [Subscribed("ordered", 0, ("vip",))] * 4
+    topic_id = noted[unique, Place(unique, 0)].topic_id
+    expected = Subscribed("ordered", 0, ("vip",), topic_id=topic_id)
+    assert topic_id and [noted[unique, Place(unique, n)] for n in range(4)] == [expected] * 4

@@ -16,6 +16,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from notify.client.kafka.starting import Starts
 from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
+from notify.kafka.topic_ids import TopicIds
 from notify.server.groups.kafka import letters
 from notify.server.groups.kafka.answers import AGAIN, gathered
 from notify.server.groups.kafka.brokers import Brokers
@@ -50,6 +51,11 @@ class Started:
         self._unknowing = unknowing
         self.admin = self
         self.cluster = self
+
+    def describe_topics(self, topics: Any, **_: Any) -> Mapping[str, Future[Any]]:
+        unknown: Future[Any] = Future()
+        unknown.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        return {"t": unknown}
 
     def list_offsets(self, asked: Mapping[Any, Any], **_: Any) -> Mapping[Any, Future[Any]]:
         self._unknowing -= 1
@@ -106,7 +112,7 @@ def test_an_end_that_a_client_does_not_know_is_not_before_the_group(monkeypatch:
     cluster = Cluster.of("kafka://127.0.0.1:1")
     monkeypatch.setattr(Cluster, "admin", lambda self: SimpleNamespace(list_offsets=list_offsets))
     monkeypatch.setattr(Starts, "_with_leader", lambda self, asked: list(asked))
-    starts = Starts(SimpleNamespace(group="g"), None, cluster, None, None)
+    starts = Starts(SimpleNamespace(group="g"), None, cluster, None, None, TopicIds(cluster))
     assert starts._cut({place: Progress(5) for place in places}) == {("t", 1): "earliest"}
     with pytest.raises(KafkaException):
         starts._listed(dict.fromkeys(places, None))

@@ -18,6 +18,7 @@ def test_progress_is_read_as_it_was_written() -> None:
         Progress(0),
         Progress(7, frozenset({9, 10, 4000}), {7: 3, 8: 1}, "reset-1"),
         Progress(3, begun=frozenset({3, 5}), left=True),
+        Progress(3, topic="A1b2C3d4E5f6G7h8I9j0Kw"),
         Progress(1 << 62, frozenset({(1 << 62) + 5})),
     ):
         assert Progress.of(progress.offset, progress.metadata()) == progress
@@ -31,7 +32,7 @@ def test_the_fullest_window_fits_into_a_commit() -> None:
         done = frozenset(base + n for n in range(1, MOST_SPAN) if chance.random() < 0.5)
         failed = {base + n: 1000 for n in chance.sample(range(MOST_SPAN), MOST_FAILED)}
         begun = frozenset(base + n for n in chance.sample(range(MOST_SPAN), MOST_BEGUN))
-        metadata = Progress(base, done, failed, "x" * MOST_ID_CHARACTERS, begun, left=True).metadata()
+        metadata = Progress(base, done, failed, "x" * MOST_ID_CHARACTERS, begun, True, "i" * 22).metadata()
         assert len(metadata) <= MOST_CHARACTERS and metadata.isascii()
 
 

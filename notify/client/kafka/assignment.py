@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from notify.client.kafka.control import Orders
@@ -19,6 +20,7 @@ from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place as NotedPlace
 from notify.kafka.subscriptions import Subscribed, Subscriptions
+from notify.kafka.topic_ids import TopicIds
 
 log = logging.getLogger("notify.consumer")
 
@@ -37,6 +39,7 @@ class Assignment:
         settling: Settling,
         orders: Orders,
         noted: Subscriptions | None,
+        ids: TopicIds,
     ) -> None:
         self._plan = plan
         self._partitions = partitions
@@ -44,6 +47,7 @@ class Assignment:
         self._settling = settling
         self._orders = orders
         self._noted = noted
+        self._ids = ids
 
     async def open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> dict[Place, int]:
         """Open windows: where the group is known to be, else where it begins. The offsets to fetch from.
@@ -105,6 +109,7 @@ class Assignment:
 
     def _open(self, place: Place, progress: Progress) -> Window:
         handler = self._plan.handler_of(place[0])
+        progress = replace(progress, topic=self._ids.of(place[0]))
         return self._partitions.open(place, progress, in_order=handler is not None and handler.mode == "ordered")
 
     def places(self) -> list[Place]:
@@ -121,8 +126,9 @@ class Assignment:
             handler = self._plan.handler_of(place[0])
             if handler is not None and not place[0].startswith(OWN_TOPICS):
                 subscribed[NotedPlace(*place)] = Subscribed(
-                    handler.mode, offset, handler.tags, handler.filter, inbox_from_us=inbox_from_us
-                )
+                    handler.mode, offset, handler.tags, handler.filter, inbox_from_us=inbox_from_us,
+                    topic_id=self._ids.of(place[0]),
+                )  # fmt: skip
         if self._noted is None or not subscribed:
             return
         try:

@@ -24,6 +24,7 @@ from notify.client.kafka.topics import Topics
 from notify.errors import Unavailable
 from notify.kafka.cluster import Cluster
 from notify.kafka.subscriptions import Subscriptions
+from notify.kafka.topic_ids import TopicIds
 
 log = logging.getLogger("notify.consumer")
 
@@ -61,9 +62,10 @@ class KafkaLoop:
         self._orders = Orders(self._cluster, plan.group)
         self._topics = Topics(plan, self._feed.consumer, self._cluster)
         noted = None if plan.sharing == "broadcast" else Subscriptions(self._cluster, plan.group)
-        self._starts = Starts(plan, self._feed.consumer, self._cluster, self._orders, noted)
-        self._assignment = Assignment(plan, self._partitions, self._handling, self._settling, self._orders, noted)
-        self._resets = Resets(self._feed, self._starts, self._assignment, self._partitions, self._orders)
+        ids = TopicIds(self._cluster)
+        self._starts = Starts(plan, self._feed.consumer, self._cluster, self._orders, noted, ids)
+        self._assignment = Assignment(plan, self._partitions, self._handling, self._settling, self._orders, noted, ids)
+        self._resets = Resets(self._feed, self._starts, self._assignment, self._partitions, self._orders, ids)
         self._modes = OtherModes(plan, self._cluster)
         self._sharing: Membership | Ownership
         if plan.sharing == "owner":
@@ -211,7 +213,8 @@ class KafkaLoop:
         self._handling.is_held = is_held
 
     async def _follow_topics(self) -> None:
-        """Look for new topics of patterns and new partitions of an owner, and for resets that came with a rebalance.
+        """Look for new topics of patterns, topics that were made anew, new partitions of an owner, and resets that came
+        with a rebalance.
 
         Also once for consumers of another mode that began when this one did: by now each sees the other.
         """
@@ -230,6 +233,7 @@ class KafkaLoop:
                     await self._feed.call(self._topics.make)
                 await self._sharing.subscribe(topics)
                 await self._orders.look()
+                await self._resets.begin_anew()
                 await self._resets.carry_out()
             except Unavailable as error:
                 log.warning("the topics could not be looked for, again in %g s: %s", TOPICS_SECONDS, error)

@@ -1,4 +1,5 @@
-"""Carrying out resets that operators ask for: once in each partition that this instance has."""
+"""Partitions of this instance that go on elsewhere: by a reset that operators ask for, once in each, and where their
+topic was made anew."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from notify.client.kafka.control import Orders
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.starting import Starts
+from notify.kafka.topic_ids import TopicIds
 
 log = logging.getLogger("notify.consumer")
 
@@ -20,13 +22,20 @@ class Resets:
     """Belongs to the event loop."""
 
     def __init__(
-        self, feed: Feed, starts: Starts, assignment: Assignment, partitions: Partitions, orders: Orders
+        self,
+        feed: Feed,
+        starts: Starts,
+        assignment: Assignment,
+        partitions: Partitions,
+        orders: Orders,
+        ids: TopicIds,
     ) -> None:
         self._feed = feed
         self._starts = starts
         self._assignment = assignment
         self._partitions = partitions
         self._orders = orders
+        self._ids = ids
         self._carrying = asyncio.Lock()
         """Orders and rebalances both ask for what is to be carried out: once is enough."""
 
@@ -34,6 +43,23 @@ class Resets:
         """Have partitions whose last reset is not the one that stands go where it says."""
         async with self._carrying:
             await self._carry_out()
+
+    async def begin_anew(self) -> None:
+        """Have partitions whose topic was made anew begin at its first record. Raises Unavailable."""
+        async with self._carrying:
+            await self._feed.call(self._ids.look, {topic for (topic, _), _ in self._partitions.items()})
+            moved: dict[str, list[Place]] = {}
+            for place, window in self._partitions.items():
+                topic_id = self._ids.of(place[0])
+                if window.topic_id and topic_id != window.topic_id:
+                    moved.setdefault(window.reset, []).append(place)
+                else:
+                    window.topic_id = topic_id
+            for reset, places in moved.items():
+                offsets = await self._feed.call_patiently(self._starts.offsets, dict.fromkeys(places, "earliest"))
+                await self._feed.call(self._move, offsets, reset)
+                for topic in sorted({topic for topic, _ in places}):
+                    log.warning("topic %s was made anew: this group begins anew there", topic)
 
     async def _carry_out(self) -> None:
         for reset in self._orders.control.resets:

@@ -19,6 +19,7 @@ from notify.kafka.answers import answered, offset_of
 from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Subscriptions
+from notify.kafka.topic_ids import TopicIds
 
 log = logging.getLogger("notify.consumer")
 
@@ -37,13 +38,20 @@ class Starts:
     """
 
     def __init__(
-        self, plan: Plan, consumer: Consumer, cluster: Cluster, orders: Orders, noted: Subscriptions | None
+        self,
+        plan: Plan,
+        consumer: Consumer,
+        cluster: Cluster,
+        orders: Orders,
+        noted: Subscriptions | None,
+        ids: TopicIds,
     ) -> None:
         self._plan = plan
         self._consumer = consumer
         self._cluster = cluster
         self._orders = orders
         self._noted = noted
+        self._ids = ids
         self._starts: dict[Place, Start] = {}
         """Where the group begins in partitions that were there when this process started, and nobody has begun yet."""
         self._leaderless: dict[Place, float] = {}
@@ -74,6 +82,8 @@ class Starts:
         Progress counts for nothing where a reset was asked for while nobody had the partition: what the reset leaves
         out is not to be handled first. Partitions without a leader in which the group has to begin are in neither.
         """
+        places = list(places)
+        self._ids.look({topic for topic, _ in places})
         known = self.committed(places)
         moved: dict[Place, Start] = self._cut(known)
         for place, progress in known.items():
@@ -89,7 +99,8 @@ class Starts:
         return {p: progress for p, progress in known.items() if progress is not None or p in begun}, begun
 
     def _cut(self, known: Mapping[Place, Progress | None]) -> dict[Place, Start]:
-        """Partitions that end before the group's offset: made anew, or led by a broker that lacks the last records.
+        """Partitions of topics that were made anew, and those that end before the group's offset: led by a broker that
+        lacks the last records, say.
 
         What is there by now has other offsets: it begins at the earliest, and may be handled again.
         """
@@ -97,8 +108,11 @@ class Starts:
         ends = self._known_ends(places)
         cut: dict[Place, Start] = {}
         for place, progress in known.items():
-            end = ends.get(place)
-            if progress is not None and end is not None and end < progress.offset:
+            end, topic_id = ends.get(place), self._ids.of(place[0])
+            if progress is not None and progress.topic and topic_id and progress.topic != topic_id:
+                log.warning("topic %s was made anew: group %s begins anew there", place[0], self._plan.group)
+                cut[place] = "earliest"
+            elif progress is not None and end is not None and end < progress.offset:
                 log.warning(
                     "topic %s ends at %d in partition %d, where group %s was at %d: it was made anew, or its last "
                     "records are lost; the group begins anew there", place[0], end, place[1], self._plan.group,
@@ -131,11 +145,11 @@ class Starts:
         if self._noted is None or not places:
             return {}
         try:
-            last = self._noted.last()
+            last: dict[Place, tuple[int, str]] = {(p.topic, p.partition): at for p, at in self._noted.last().items()}
         except NotifyError as error:
             log.warning("whether group %s was here before cannot be read: %s", self._plan.group, error)
             return {}
-        known = {place: last[place] for place in places if place in last}
+        known = {place: last[place][0] for place in places if place in last}
         if not known:
             return {}
         log.warning(
@@ -145,8 +159,14 @@ class Starts:
             len(known),
         )
         ends = self._listed({place: OffsetSpec.latest() for place in known})  # type: ignore[no-untyped-call]
-        # A topic that ends before that was deleted and made anew.
-        return {place: at if at <= ends[place] else "earliest" for place, at in known.items()}
+        self._ids.look({topic for topic, _ in known})
+
+        def is_anew(place: Place) -> bool:
+            noted, topic_id = last[place][1], self._ids.of(place[0])
+            return known[place] > ends[place] or bool(noted and topic_id and noted != topic_id)
+
+        # A topic that ends before that, or has another id, was deleted and made anew.
+        return {place: "earliest" if is_anew(place) else at for place, at in known.items()}
 
     def offsets(self, wanted: Mapping[Place, Start]) -> dict[Place, int]:
         """The offset of each start. An instant after the last record is the end; an offset is kept within the bounds.

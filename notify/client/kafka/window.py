@@ -64,6 +64,8 @@ class Window:
         self._bytes = 0
         self._forget_at = FORGET_AT
         self.reset = progress.reset
+        self.topic_id = progress.topic
+        """Kafka's id of its topic; empty where it is not known."""
         self._is_stopped = False
         self.is_closed = False
         """The partition is another's by now, or goes on elsewhere: nothing more is taken or committed."""
@@ -225,7 +227,8 @@ class Window:
             most = sorted(failed, key=lambda offset: failed[offset], reverse=True)[:MOST_FAILED]
             failed = {offset: failed[offset] for offset in most}
         begun = frozenset(offset for offset in self._begun if offset not in leaving)
-        return Progress(position, done, failed, self.reset, begun, self._is_stopped and not self._handled)
+        is_left = self._is_stopped and not self._handled
+        return Progress(position, done, failed, self.reset, begun, is_left, self.topic_id)
 
     @property
     def is_full(self) -> bool:

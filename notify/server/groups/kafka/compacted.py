@@ -13,6 +13,7 @@ from notify.kafka import records
 from notify.kafka.codes import GONE
 from notify.kafka.reading import arrived, reader
 from notify.kafka.records import Headers
+from notify.kafka.topic_ids import topic_ids
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, passes
 from notify.server.groups.kafka.brokers import READERS, Brokers
@@ -46,6 +47,7 @@ class CompactedTopics:
         self._forget = forget
         self._newest = newest
         self._consumer: Consumer | None = None
+        self._ids: dict[str, str] = {}
         self._read_to: dict[Place, int] = {}
         """The offset behind everything that was read, transactions' own records too."""
 
@@ -55,15 +57,18 @@ class CompactedTopics:
         Without `whole` there are none of a topic that has no leader now, either; with it every topic has to be there.
         Raises KafkaException, TimeoutError, Unavailable.
         """
+        ids = topic_ids(self._brokers.admin, topics, CALL_SECONDS)  # before their ends, or the next look sees it
         unknown: set[str] = set()
         places = [(topic, 0) for topic in topics]
         ends = offsets.latest(self._brokers.admin, places, None if whole else unknown)
         if whole:
             offsets.whole(ends, places)
         for place in [place for place in places if place[0] not in unknown]:
-            if ends.get(place, 0) < self._read_to.get(place, 0):
+            read_to, known = self._read_to.get(place, 0), self._ids.get(place[0], "")
+            if read_to and (ends.get(place, 0) < read_to or ids.get(place[0], known) != known):
                 del self._read_to[place]
                 self._forget(place[0])
+        self._ids |= ids
         unread = {place: end for place, end in ends.items() if self._read_to.get(place, 0) < end}
         if unread:
             yield from self._read(unread)
