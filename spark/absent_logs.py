@@ -1,5 +1,5 @@
-"""Logs that were not given, although local rows name their shards: a message that no given log has may be in one of
-them, and is not LOST."""
+"""Logs and storages that were not given, although local rows name their shards: a message that no given input has may
+be in one of them, and is not LOST. So it is with messages that took effect, and that no given queue ever had."""
 
 from __future__ import annotations
 
@@ -8,45 +8,98 @@ from functools import reduce
 
 import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from notify import ids
 from notify.client.table import half_message
 from notify.spark.databases import Database
+from notify.spark.findings import has
+from notify.spark.life import DATABASE, Groups
 from notify.spark.log_input import LogInput
+from notify.spark.proof import MANY
 from notify.spark.ranges import Span, id_at, made_us
 from notify.spark.result import Covered, Inputs, Result
+from notify.spark.shards import names_of
 
 SAMPLED = 200
 """So many transactions of a shard are looked for in the logs, at each end and in the middle of the shard's rows."""
 
 
 def absent_shards(inputs: Inputs, span: Span | None, judged: Span) -> dict[int, list[str]]:
-    """Values of the column `shards` by the number of their database: those of whose messages no given log has any.
+    """Values of the column `shards` by the number of their database: those of whose messages no given input has any.
 
-    `span`: only values in rows of that time. `judged`: the time of which logs must have every message. Empty where as
-    many logs were given as the rows name shards: then a message that is in none of them is lost. A log itself does not
-    know the name of its shard.
+    `span`: only values in rows of that time. `judged`: the time of which logs must have every message. A storage knows
+    the name of its shard, and a log does not. So where only logs were given, and as many as the rows name shards, there
+    is none: then a message that is in none of the logs is lost.
     """
-    if inputs.kafka or inputs.storages or not inputs.logs:
-        return {}
     named = {number: _named(database, span) for number, database in enumerate(inputs.databases)}
     shards = {shard for values in named.values() for value in values for shard in value.split(",")}
-    if len(shards) <= len(inputs.logs):
+    storages = names_of(inputs.storages)
+    if not (inputs.storages or inputs.kafka) and len(shards) <= len(inputs.logs):
         return {}
     absent: dict[int, list[str]] = {}
     for number, values in named.items():
         for value in sorted(values):
+            if storages & set(value.split(",")):
+                continue
             sample = _sample(inputs.databases[number], value, judged)
-            if sample and not _has_any(inputs.logs, sample):
+            # Beside storages, a log has messages of each of them from bridges: only halves show that it is a shard.
+            if sample and not _has_any(inputs.logs, sample, of_halves=bool(storages)):
                 absent.setdefault(number, []).append(value)
     return absent
+
+
+def delivered_elsewhere(spark: SparkSession, inputs: Inputs, rows: DataFrame, from_us: int) -> dict[int, int]:
+    """How many LOST messages took effect, by the number of their database; empty unless a log was not given.
+
+    Offsets of a queue have no gaps: a message that was in a given queue once, and is lost from its log, leaves one.
+    What took effect beyond the number of gaps was delivered by other servers. `rows`: see spark.rows.MessageRows;
+    `from_us`: what was written before has none of them.
+    """
+    if inputs.kafka or not inputs.logs:
+        return {}
+    number = F.shiftright("t_state", DATABASE.bit_length() - 1)
+    lost = rows.where(has("LOST") & F.col("effect_us").isNotNull()).groupBy(number.alias("number")).count()
+    counts = {row["number"]: row["count"] for row in lost.collect()}
+    if sum(counts.values()) < MANY or sum(counts.values()) - _gaps(spark, inputs, from_us) < MANY:
+        return {}
+    return counts
+
+
+def _gaps(spark: SparkSession, inputs: Inputs, from_us: int) -> int:
+    """How many offsets the logs lack, within what each has of a queue."""
+    gaps = 0
+    for log in inputs.logs:
+        stored = log.stored(spark, Groups([]), from_us)
+        if stored is None:
+            continue
+        offset = F.col("offset")
+        ranges = stored.where(offset.isNotNull()).groupBy("topic", "queue").agg(
+            (F.max(offset) - F.min(offset) + 1 - F.count_distinct(offset)).alias("gaps")
+        )  # fmt: skip
+        gaps += sum(row[0] or 0 for row in ranges.agg(F.sum("gaps")).collect())
+    return gaps
+
+
+def note_elsewhere(result: Result, inputs: Inputs, counts: Mapping[int, int]) -> None:
+    """Add the reasons to doubt, and the lines of coverage."""
+    for number, count in sorted(counts.items()):
+        name = inputs.databases[number].name
+        result.reasons.append(
+            f"{count} committed messages of database {name} took effect, and no given log ever had them: a server "
+            "delivered them whose log was not given (name its data directory with --log), or a log was replaced by an "
+            "older copy"
+        )
+        result.coverage.append(
+            Covered(f"database {name}", "shard", "its messages that took effect", f"{count} in no log", is_whole=False)
+        )
 
 
 def reason_of(database: str, value: str) -> str:
     """Why messages of a shard cannot be judged, in words."""
     return (
-        f"database {database} has committed messages whose halves are on shard {value}, and no given log has a message "
-        "of that shard: name the data directory of its server with --log"
+        f"database {database} has committed messages whose halves are on shard {value}, and no given log or storage is "
+        "that shard: name the data directory of its server with --log, or its database with --storage"
     )
 
 
@@ -63,7 +116,7 @@ def note(result: Result, inputs: Inputs, absent: Mapping[int, Sequence[str]]) ->
         for value in values:
             result.reasons.append(reason_of(database, value))
             result.coverage.append(
-                Covered(f"database {database}", "shard", f"messages of shard {value} in a log", "none", is_whole=False)
+                Covered(f"database {database}", "shard", f"messages of shard {value}", "none", is_whole=False)
             )
 
 
@@ -118,5 +171,6 @@ def _decoded(texts: set[str]) -> Iterator[bytes]:
             continue  # malformed.py reports it
 
 
-def _has_any(logs: Sequence[LogInput], transactions: set[bytes]) -> bool:
-    return any(True for log in logs for _ in log.messages_of(transactions))
+def _has_any(logs: Sequence[LogInput], transactions: set[bytes], *, of_halves: bool) -> bool:
+    rows = (row for log in logs for row in log.messages_of(transactions))
+    return any(row["half_us"] is not None or not of_halves for row in rows)

@@ -1,5 +1,5 @@
 """Messages judged again by what became known only after their rows were read: purges and retention beside the audit,
-and logs that were not given. What such a message lacks is no finding."""
+and logs and storages that were not given. What such a message lacks is no finding."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from notify.spark import absent_logs
 from notify.spark.coverage import Coverage
 from notify.spark.findings import bit_of, has
+from notify.spark.life import DATABASE
 from notify.spark.message_times import made_us
 from notify.spark.result import Inputs, Plan, Result
 from notify.spark.terms import SKEW_US
@@ -33,12 +34,17 @@ class Afterwards:
     slack_us: int = SKEW_US
     """The most that the times of a message may lie apart."""
     away: DataFrame | None = None
-    """(id): committed transactions of shards whose log was not given."""
+    """(id): committed transactions of shards whose log or storage was not given."""
+    elsewhere: frozenset[int] = frozenset()
+    """Numbers of databases with messages that took effect, and that no given log ever had."""
+    lacks_storage: bool = False
+    """Whether halves may be in a storage that was not given."""
 
     @property
     def is_new(self) -> bool:
         """Whether anything became known."""
-        return bool(self.rows_from_us or self.inbox_from_us or self.queues_from_us or self.away is not None)
+        moved = self.rows_from_us or self.inbox_from_us or self.queues_from_us
+        return bool(moved or self.lacks_storage or self.elsewhere) or self.away is not None
 
     def judged(self, rows: DataFrame) -> DataFrame:
         """Rows of spark.rows.MessageRows without classes that conclude from what may be missing."""
@@ -46,7 +52,12 @@ class Afterwards:
             lost = rows.where(has("LOST"))
             away = lost.join(self.away, "id", "left_semi")
             parts = [rows.where(~has("LOST")), lost.join(self.away, "id", "left_anti"), _pending(away, "LOST")]
-            rows = _pending(reduce(DataFrame.unionAll, parts), "ORPHAN_ROW", F.col("place").isNull())
+            rows = reduce(DataFrame.unionAll, parts)
+        if self.elsewhere:
+            number = F.shiftright("t_state", DATABASE.bit_length() - 1)
+            rows = _pending(rows, "LOST", F.coalesce(number.isin(*self.elsewhere), F.lit(False)))
+        if self.away is not None or self.lacks_storage or self.elsewhere:
+            rows = _pending(rows, "ORPHAN_ROW", F.col("place").isNull())
         if self.queues_from_us:
             until_us = self.queues_from_us + self.slack_us
             rows = _pending(rows, "LOST", F.col("event_us") < until_us)
@@ -61,18 +72,23 @@ class Afterwards:
 
 
 def look_again(
-    spark: SparkSession, plan: Plan, inputs: Inputs, coverage: Coverage, result: Result, *, has_lost: bool
+    spark: SparkSession, plan: Plan, inputs: Inputs, coverage: Coverage, result: Result, lost: DataFrame | None
 ) -> Afterwards:
-    """Ask the inputs after their rows were read, and note in the result what is new. `has_lost`: whether a message
-    seems to be lost; otherwise no log is missed."""
+    """Ask the inputs after their rows were read, and note in the result what is new. `lost`: the rows, if a message
+    among them seems to be lost; otherwise no log is missed."""
     rows_us, inbox_us = _purged(plan, inputs, coverage, result)
-    away = None
+    away, elsewhere = None, frozenset[int]()
     terms = coverage.terms
     judged = absent_logs.judged_span(terms.log_from_us, terms.closed_before_us, terms.slack_us)
-    if has_lost and (absent := absent_logs.absent_shards(inputs, coverage.span, judged)):
+    if lost is not None and (absent := absent_logs.absent_shards(inputs, coverage.span, judged)):
         absent_logs.note(result, inputs, absent)
         away = absent_logs.transactions_of(spark, inputs, coverage.span, absent)
-    return Afterwards(rows_us, inbox_us, _deleted(inputs, result), terms.slack_us, away)
+    elif lost is not None:
+        delivered = absent_logs.delivered_elsewhere(spark, inputs, lost, coverage.read_from_us)
+        absent_logs.note_elsewhere(result, inputs, delivered)
+        elsewhere = frozenset(delivered)
+    deleted_us = _deleted(inputs, result)
+    return Afterwards(rows_us, inbox_us, deleted_us, terms.slack_us, away, elsewhere, coverage.lacks_storage)
 
 
 def _purged(plan: Plan, inputs: Inputs, coverage: Coverage, result: Result) -> tuple[int, int]:

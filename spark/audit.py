@@ -38,6 +38,8 @@ from notify.spark.malformed import malformed
 from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
 from notify.spark.result import LATENCIES, Covered, Found, Inputs, Plan, Result
 from notify.spark.rows import MessageRows, hashes, producer_groups
+from notify.spark.shards import movers_of
+from notify.spark.strays import strays
 from notify.spark.tasks import cores_of
 from notify.spark.terms import SKEW_US
 from notify.spark.verdict import judge
@@ -180,8 +182,8 @@ class Audit:
             grain, in_time = self._grain(rows, topics, coverage), self._in_time(coverage)
             result.bucket_us = grain.bucket_us
             judged, counted = rows, measures.count(rows, grain, self._groups, in_time)
-            has_lost = any(bucket["LOST"] for bucket in counted)
-            afterwards = look_again(self._spark, self._plan, self._inputs, coverage, result, has_lost=has_lost)
+            lost = rows if any(bucket["LOST"] for bucket in counted) else None
+            afterwards = look_again(self._spark, self._plan, self._inputs, coverage, result, lost)
             if afterwards.is_new:
                 in_time = replace(in_time, inbox_from_us=max(in_time.inbox_from_us, afterwards.inbox_from_us))
                 judged = afterwards.judged(rows)
@@ -262,6 +264,8 @@ class Audit:
     def _prepare(self) -> None:
         refuse_doubled(self._inputs)
         sources = {source for database in self._inputs.databases if (source := database.source_id())}
+        if sources:
+            sources |= movers_of(self._inputs).keys()
         for log in self._inputs.logs:
             self._progress(f"reading log {log.name}: {len(log.segments)} segments")
             is_part = self._plan.closes_by_clock or self._plan.continues
@@ -332,6 +336,8 @@ class Audit:
     def _search_malformed(self, coverage: Coverage, looked: Looked) -> None:
         """Digests compare the texts of all ids, but not of those that lie outside of every range."""
         span = coverage.between
+        for database in self._inputs.databases if self._plan.with_strays else ():
+            self._add("MISDATED", strays(database, coverage.from_us, coverage.terms.slack_us))
         if span is None and looked.is_whole:
             return
         for database in self._inputs.databases:

@@ -15,6 +15,7 @@ from notify.spark.proof import Proof
 from notify.spark.ranges import Span
 from notify.spark.replicas import unseen_from
 from notify.spark.result import Covered, Inputs, Plan, Result
+from notify.spark.shards import halves_from_us, ids_of
 from notify.spark.terms import SKEW_US, Terms
 from notify.spark.times import instant_text
 from notify.spark.unmoved import bridged_us, bridges_of
@@ -37,8 +38,10 @@ class Coverage:
     """The range of ids that transactions in the audited range can have; None: all ids."""
     has_start: bool
     """Whether the plan names the start of the range."""
-    origins: Mapping[str, int]
-    """The number of each database with local rows, by its source id."""
+    origins: Mapping[str, int | None]
+    """The number of each database with local rows, by its source id. None: it may be any (see Proof.of_sources)."""
+    lacks_storage: bool = False
+    """Whether halves may be in a storage that was not given."""
     drill: Drill | None = None
     """The part of the range that is read row by row; None: all of it."""
 
@@ -74,9 +77,8 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         rows, inbox = database.purged()
         rows_from, inbox_from = max(rows_from, rows), max(inbox_from, inbox)
     copies_us = [us for database in inputs.databases if (us := _note_database(database, result)) is not None]
+    copies_us += [us for storage in inputs.storages if (us := _note_database(storage, result, "storage")) is not None]
     log_from = _note_queues(inputs, result)
-    for storage in inputs.storages:
-        _note(result, f"storage {storage.name}", storage.kind, storage.now_us, 0, "halves and outcomes")
     whole_from = max(rows_from, log_from)
     if plan.from_us and plan.from_us < whole_from:
         result.reasons.append(
@@ -90,6 +92,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     proof.of_logs()
     origins = proof.of_sources()
     strangers = proof.strangers()
+    lacks_storage = proof.of_storages()
     watermark_us = now_us if plan.closes_by_clock else min(_originals(result), default=now_us)
     # Also by the clock: a message that was not shipped yet is not lost.
     settled_until_us = min([watermark_us, *[log.watermark_us for log in inputs.logs if log.is_shipped]])
@@ -106,6 +109,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         inbox_from_us=inbox_from,
         inbox_until_us=unseen_from(copies_us, read_us, skew_us),
         log_from_us=log_from,
+        halves_from_us=halves_from_us(inputs.storages),
         slack_us=slack_us,
         bridged_us=_bridged_us(inputs),
         holes=_holes(inputs, now_us),
@@ -119,7 +123,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     result.judged_us = min(result.closed_us, terms.settled_before_us - longest_us)
     _range(result, plan)
     span = _span(plan, from_us, to_us, terms.ahead_us)
-    return Coverage(from_us, to_us, result.closed_us, terms, span, bool(plan.from_us), origins)
+    return Coverage(from_us, to_us, result.closed_us, terms, span, bool(plan.from_us), origins, lacks_storage)
 
 
 def _originals(result: Result) -> list[int]:
@@ -141,8 +145,8 @@ def _range(result: Result, plan: Plan) -> None:
 
 
 def _bridged_us(inputs: Inputs) -> tuple[tuple[int, int], ...]:
-    sources = [(number, database.source_id()) for number, database in enumerate(inputs.databases)]
-    known = [(number, bridged_us(source, bridges_of(inputs.logs, inputs.kafka))) for number, source in sources]
+    bridges = bridges_of(inputs.logs, inputs.kafka)
+    known = [(number, bridged_us(ids_of(database), bridges)) for number, database in enumerate(inputs.databases)]
     return tuple((number, at_us) for number, at_us in known if at_us)
 
 
@@ -154,10 +158,10 @@ def _holes(inputs: Inputs, now_us: int) -> tuple[tuple[int, int], ...]:
     return tuple(holes)
 
 
-def _note_database(database: Database, result: Result) -> int | None:
-    """Note a database; and if it follows another one, up to when it has all that was committed there."""
-    name, now_us = f"database {database.name}", database.now_us
-    rows_from_us, _ = database.purged()
+def _note_database(database: Database, result: Result, kind: str = "database") -> int | None:
+    """Note a database or storage; and if it follows another one, up to when it has all that was committed there."""
+    name, now_us = f"{kind} {database.name}", database.now_us
+    rows_from_us = database.purged()[0] if kind == "database" else 0
     clock = f"clock {database.clock_offset_us / 1e6:+.3f} s"
     replica = database.replica()
     if replica is None:
@@ -166,7 +170,7 @@ def _note_database(database: Database, result: Result) -> int | None:
     until = f"until {instant_text(replica.until_us)}" if replica.until_us else f"is not known: {replica.why}"
     if not replica.until_us:
         result.reasons.append(
-            f"{name} follows another one, and how current it is, {until}. Name the primary with --database"
+            f"{name} follows another one, and how current it is, {until}. Name the primary with --{kind}"
         )
     expected = "all that its primary committed"
     result.coverage.append(Covered(name, "copy", expected, until, is_whole=bool(replica.until_us)))

@@ -270,17 +270,20 @@ class Database:
     def halves(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
         """Rows of server_half_message; None without the table.
 
-        Columns: id, no, producer_group, state, topic, source (the half's database, as its sender names it), half_us.
+        Columns: id, no, producer_group, state, topic, source (the half's database, as its sender names it), half_us,
+        relayed (as in the table), decided_us.
         """
         if server_half_message.name not in self.tables:
             return None
         columns = (
             f"{self._sql.id_bytes('transaction_id', guarded=False)} AS id, message_no AS no, producer_group, state, "
-            f"topic, source, {self._sql.microseconds('created_at')} AS half_us, transaction_id"
+            f"topic, source, {self._sql.microseconds('created_at')} AS half_us, relayed, "
+            f"{self._sql.microseconds('decided_at')} AS decided_us, transaction_id"
         )
         conditions = conditions_of("transaction_id", self.parts.by_id(server_half_message.c.transaction_id, span))
         conditions += self.odd_ids(server_half_message, span)
-        schema = "id binary, no int, producer_group string, state string, topic string, source string, half_us bigint"
+        schema = "id binary, no int, producer_group string, state string, topic string, source string, half_us bigint, "
+        schema += "relayed int, decided_us bigint"
         return self._read(spark, server_half_message.name, columns, conditions, schema).drop("transaction_id")
 
     def sent(self, span: Span) -> dict[str, dict[str, int]]:

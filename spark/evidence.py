@@ -7,7 +7,7 @@ from typing import Any
 from notify import ids
 from notify.spark.life import DATABASE, UNKNOWN, UNMOVED
 from notify.spark.result import Found
-from notify.spark.unmoved import WHY
+from notify.spark.unmoved import DROPPED, WAITS, WHY
 
 STATES = {1: "COMMITTED", 2: "ROLLED_BACK", 3: "COMMITTED and ROLLED_BACK"}
 """Outcomes that a server recorded."""
@@ -27,7 +27,8 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
             return "committed in the database and on the server, but in no queue"
         return "committed in the database; the server has " + ("only the half" if row["half_us"] else "no record of it")
     if name in ("UNSENT", "DROPPED"):
-        return f"committed in the database; {WHY[row['t_state'] // UNMOVED % 4]}"
+        of_storage = WAITS if name == "UNSENT" else DROPPED
+        return f"committed in the database; {WHY[row['t_state'] // UNMOVED % 4 or of_storage]}"
     if name == "GHOST":
         return "in a queue; the database " + ("rolled it back" if row["local"] == 2 else "has no row for it")
     if name == "DUP_ENQUEUE":

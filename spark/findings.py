@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from notify.spark.by_group import counts_of_groups
 from notify.spark.columns import COMMITTED, ROLLED_BACK
-from notify.spark.life import ABROAD, DATABASE, UNKNOWN, UNMOVED, Groups
+from notify.spark.life import ABROAD, DATABASE, HALF_DROPPED, HALF_WAITS, UNKNOWN, UNMOVED, Groups
 from notify.spark.message_times import event_us
 from notify.spark.misdated import is_misdated
 from notify.spark.terms import SKEW_US, Terms
@@ -224,7 +224,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     sent = queued | committed_there
     event = event_us(terms.slack_us, terms.ahead_us, terms.whole_from_us)
     # A delayed message that is not due yet is not in a queue.
-    waits = committed_there & ~queued & (_c("due_us") >= terms.closed_before_us)
+    waits = _is(committed_there & ~queued & (_c("due_us") >= terms.closed_before_us))
     in_doubt = half & ~decided & ~queued
     conflict = ((committed_here | committed_there) & rolled_back_there) | (tombstone & committed_there & half)
     covered = F.coalesce(_c("origin") != ABROAD, _any(_c("producer_group"), terms.covered_groups))
@@ -233,8 +233,8 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     absent = committed_here & ~queued & ~conflict & ~in_doubt & ~waits & (event >= terms.log_from_us)
     unsent, dropped = _unsent(terms)
     lost = absent & ~unsent & ~dropped
-    alone = (~sent & ~half & ~decided) & (tombstone | (~has_row & _c("effect_us").isNotNull()))
-    orphan, forgotten = _left(alone, terms)
+    nothing_there = ~sent & ~half & ~decided
+    orphan, forgotten = _left(nothing_there, tombstone, has_row, terms)
     late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
     ghost = sent & _c("producer_group").isNotNull() & ~conflict & (no_row | without_half)
     undelivered = queued & ~conflict & ~ghost & late & (_c("missing_groups") > 0)
@@ -269,9 +269,10 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     )
 
 
-def _left(alone: Column, terms: Terms) -> tuple[Column, Column]:
+def _left(nothing_there: Column, tombstone: Column, has_row: Column, terms: Terms) -> tuple[Column, Column]:
     """Rows without a counterpart that should have one, and those whose log lost it with its disk."""
-    alone = alone & _made_since(terms.log_from_us)
+    should_have = (tombstone & _made_since(terms.halves_from_us)) | (~has_row & _c("effect_us").isNotNull())
+    alone = nothing_there & should_have & _made_since(terms.log_from_us)
     forgotten = _about(_c("made_us"), terms.lost, terms.slack_us)
     return alone & ~forgotten, alone & forgotten
 
@@ -303,7 +304,10 @@ def _is(condition: Column) -> Column:
 def _unsent(terms: Terms) -> tuple[Column, Column]:
     """Whether a row's message still waits for its relay or bridge, or was refused; and whether a person dropped it."""
     unmoved = F.coalesce(F.shiftright("t_state", _UNMOVED_BITS), F.lit(0)).bitwiseAND(3)
-    return (unmoved == REFUSED) | ((unmoved == WAITS) & ~_passed(terms)), unmoved == DROPPED
+    outcomes = F.coalesce(_c("outcomes"), F.lit(0))  # a half in a storage waits, or was dropped, by itself
+    unsent = (unmoved == REFUSED) | ((unmoved == WAITS) & ~_passed(terms))
+    unsent |= outcomes.bitwiseAND(HALF_WAITS) != 0
+    return unsent, (unmoved == DROPPED) | (outcomes.bitwiseAND(HALF_DROPPED) != 0)
 
 
 def _passed(terms: Terms) -> Column:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from confluent_kafka import KafkaException
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, Unavailable
 from notify.kafka import redriven
 from notify.kafka.brokers import known_topics
 from notify.kafka.cluster import Cluster
@@ -84,6 +85,13 @@ class KafkaInput:
         self.first_us = whole_from(self._cluster, older, self.watermark_us)
         moved = extents(self._cluster, [t for t in present if t.startswith(POSITIONS)])
         self.bridges = positions_of(self._cluster, cut(self._cluster, moved, from_us, 0))
+
+    def cluster_id(self) -> str:
+        """Kafka's id of the cluster. Raises Unavailable."""
+        try:
+            return str(self._cluster.admin().list_topics(timeout=CALL_SECONDS).cluster_id)
+        except KafkaException as error:
+            raise Unavailable(f"Kafka at {self.brokers} does not answer: {error.args[0].str()}") from error
 
     def look_again(self) -> tuple[list[str], int]:
         """The records that were deleted while they were read, in words, and from when on the topics of messages are

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from notify.errors import NotifyError, Unavailable
-from notify.kafka.answers import offset_of
+from notify.kafka.answers import gathered, offset_of
 from notify.kafka.brokers import known_topics, translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_audit
 
 CALL_SECONDS = 30.0
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Part(NamedTuple):
@@ -132,8 +136,8 @@ def _retention_us(cluster: Cluster, topics: Collection[str]) -> list[int]:
         return []
     admin = cluster.admin()
     try:
-        asked = admin.describe_configs([ConfigResource(ResourceType.TOPIC, name) for name in topics])
-        configs = [answer.result(CALL_SECONDS) for answer in asked.values()]
+        wanted = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        configs = _answers(admin.describe_configs(wanted, request_timeout=CALL_SECONDS)).values()
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(cluster, error) from error
     by_time = [int(c["retention.ms"].value) if int(c["retention.bytes"].value) < 0 else 0 for c in configs]
@@ -151,10 +155,25 @@ def _offsets(cluster: Cluster, places: Collection[Partition], wanted: OffsetSpec
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=CALL_SECONDS,
         )
-        answers = {Partition(p.topic, p.partition): answer.result(CALL_SECONDS) for p, answer in asked.items()}
-        return {place: (offset_of(answer), answer.timestamp) for place, answer in answers.items()}
+        return {
+            Partition(p.topic, p.partition): (offset_of(answer), answer.timestamp)
+            for p, answer in _answers(asked).items()
+        }
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(cluster, error) from error
+
+
+def _answers(asked: Mapping[K, Future[T]]) -> dict[K, T]:
+    """The answers to all of these calls, within CALL_SECONDS and a moment, in which the client says what failed.
+
+    Raises KafkaException, TimeoutError.
+    """
+    answers: dict[K, T] = {}
+    for name, answer in gathered(asked, CALL_SECONDS).items():
+        if isinstance(answer, KafkaError):
+            raise KafkaException(answer)
+        answers[name] = answer
+    return answers
 
 
 def _unavailable(cluster: Cluster, error: Exception) -> NotifyError:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from notify.databases import DROPPED, REFUSED, UNSENT
 from notify.spark.columns import ATTEMPTED, COMMITTED, ROLLED_BACK
 from notify.spark.small_table import small_table
 
@@ -23,6 +24,8 @@ UNKNOWN, OUTBOX, UNMOVED, DATABASE = 3, 4, 8, 32
 """Parts of `t_state`, beside COMMITTED and ROLLED_BACK."""
 ABROAD = -1
 """The `origin` of halves from a database that was not given."""
+HALF_WAITS, HALF_DROPPED = 4, 8
+"""Parts of `outcomes`, of a storage's committed half: no bridge or relay has sent it on, or a person dropped it."""
 _PLACE_TOPIC, _PLACE_LOG = 16, 48
 
 # Column: (type, aggregate over the rows of one message).
@@ -38,7 +41,7 @@ _SHAPE: dict[str, tuple[str, str]] = {
     "origin": ("int", "max"),  # number of the database that the half came from; ABROAD, or null: not known
     "digest": ("bigint", "max"),  # of the body
     "half_us": ("bigint", "min"),
-    "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both
+    "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both, with the parts above
     "due_us": ("bigint", "max"),
     "queued_us": ("bigint", "min"),
     "place": ("bigint", "min"),  # log, topic and queue
@@ -124,9 +127,14 @@ def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
     )
 
 
-def of_halves(rows: DataFrame, groups: Groups) -> DataFrame:
-    """Table H of SQL storage, from spark.databases.Database.halves with `origin`."""
-    outcomes = F.when(F.col("state") == "COMMITTED", COMMITTED).when(F.col("state") == "ROLLED_BACK", ROLLED_BACK)
+def of_halves(rows: DataFrame, groups: Groups, bridged_us: int) -> DataFrame:
+    """Table H of SQL storage, from spark.databases.Database.halves with `origin`. `bridged_us`: when a bridge of the
+    storage last moved on; what was committed until then is sent, though it marks nothing."""
+    is_waiting = (F.col("relayed") == UNSENT) & (F.col("decided_us") > bridged_us)
+    unmoved = F.when(is_waiting | (F.col("relayed") == REFUSED), HALF_WAITS)
+    unmoved = unmoved.when(F.col("relayed") == DROPPED, HALF_DROPPED).otherwise(0)
+    outcomes = F.when(F.col("state") == "COMMITTED", F.lit(COMMITTED).bitwiseOR(unmoved))
+    outcomes = outcomes.when(F.col("state") == "ROLLED_BACK", ROLLED_BACK)
     return shaped(
         rows,
         groups,

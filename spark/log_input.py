@@ -356,8 +356,8 @@ class LogInput:
         return entries
 
     def messages_of(self, transactions: Collection[bytes]) -> Iterator[dict[str, Any]]:
-        """The rows (id, no, source, offset, outcome, due_us) of some transactions' messages, read without Spark."""
-        columns = ["id", "no", "source", "offset", "outcome", "due_us"]
+        """The rows (id, no, source, half_us, offset, outcome, due_us) of some transactions, read without Spark."""
+        columns = ["id", "no", "source", "half_us", "offset", "outcome", "due_us"]
         wanted = [("id", "in", list(transactions))]
         for segment in self._copied:
             yield from self.copies.read("messages", segment, columns=columns, filters=wanted).to_pylist()

@@ -17,6 +17,7 @@ from notify.spark.columns import source_of
 from notify.spark.databases import Database
 from notify.spark.ranges import Span, id_at
 from notify.spark.result import Covered, Inputs, Result
+from notify.spark.shards import missing_storages, movers_of, shard_of
 from notify.spark.terms import SKEW_US
 from notify.spark.times import instant_text
 
@@ -41,19 +42,35 @@ def refuse_doubled(inputs: Inputs) -> None:
                 f"the databases {first.name} and {second.name} have the same source id {source}: they are one, or one "
                 "is a copy of the other. Give it once; a copy that is in use needs an id of its own"
             )
+    for first, second in combinations(inputs.storages, 2):
+        shard = shard_of(first)
+        if shard is not None and shard == shard_of(second):
+            raise InvalidRequest(
+                f"the storages {first.name} and {second.name} are the same, or one is a copy of the other (shard "
+                f"{shard.name}): give it once"
+            )
+    if len(inputs.kafka) > 1:
+        clusters = [(kafka.cluster_id(), kafka) for kafka in inputs.kafka]
+        for (one, first_kafka), (other, second_kafka) in combinations(clusters, 2):
+            if one == other:
+                raise InvalidRequest(
+                    f"--kafka {first_kafka.brokers} and --kafka {second_kafka.brokers} are one cluster: give it once"
+                )
 
 
 def refuse_foreign(inputs: Inputs) -> None:
-    """Raises InvalidRequest if a log has halves, and none of them came from a given database."""
+    """Raises InvalidRequest if a log has halves, and none of them came from a given database or storage."""
     given = {source for database in inputs.databases if (source := database.source_id())}
+    if given:
+        given |= movers_of(inputs).keys()
     for log in inputs.logs:
         sources = set(log.sent())
         if given and sources and not sources & given:
             listed = [_with_groups(source, groups) for source, groups in sorted(log.sent().items())]
             raise InvalidRequest(
                 f"the log {log.name} and the databases do not belong together: its halves came from {_list(listed)}, "
-                f"and the databases are {_list(sorted(given))}. Name the database with --database, or the log that "
-                "belongs to these with --log"
+                f"and the databases are {_list(sorted(given))}. Name the database with --database, or with --storage "
+                "if servers keep halves in it, or the log that belongs to these with --log"
             )
 
 
@@ -69,6 +86,7 @@ class Proof:
         self._to_us = to_us
         self._slack_us = slack_us
         self._names = {source: d for d in inputs.databases if (source := d.source_id())}
+        self._movers = movers_of(inputs)
 
     def of_logs(self) -> None:
         """Note how much of each log and of Kafka was read."""
@@ -86,9 +104,10 @@ class Proof:
                 is_whole=True,
             )  # fmt: skip
 
-    def of_sources(self) -> dict[str, int]:
-        """Which databases the halves came from; the number of each that has local rows, by its id."""
-        numbers: dict[str, int] = {}
+    def of_sources(self) -> dict[str, int | None]:
+        """Which databases the halves came from; the number of each that has local rows, by its id. None: a message with
+        this id may be of any database."""
+        numbers: dict[str, int | None] = dict.fromkeys(self._movers)
         for number, database in enumerate(self._inputs.databases):
             if (source := database.source_id()) and database.has_rows(half_message):
                 numbers[source] = number
@@ -105,6 +124,10 @@ class Proof:
                 for source, groups in sorted(sent.items()):
                     self._of_source(name, source, groups, is_read=source in numbers)
         return numbers
+
+    def of_storages(self) -> bool:
+        """Note the storages that were not given; whether any was not."""
+        return missing_storages(self._inputs, self._result, self._from_us, self._to_us)
 
     def strangers(self) -> frozenset[int]:
         """The numbers of the databases that committed messages in the range, and of which no log has ever had one."""
@@ -132,12 +155,16 @@ class Proof:
         return frozenset(strangers)
 
     def _of_source(self, name: str, source: str, groups: Mapping[str, int], *, is_read: bool) -> None:
+        if source in self._movers:
+            expected = f"the storage of {_with_groups(source, groups)}"
+            self._add(name, "source", expected, self._movers[source], is_whole=True)
+            return
         database = self._names.get(source)
         expected = f"the database of {_with_groups(source, groups)}"
         if database is None:
             self._result.reasons.append(
                 f"the {name} has committed messages of {_with_groups(source, groups)}, and no given database "
-                "has this id: name it with --database"
+                "has this id: name it with --database, or with --storage if servers keep halves in it"
             )
         elif not is_read and max(groups.values()) > database.purged()[0] + SKEW_US:
             self._result.reasons.append(

@@ -5,7 +5,8 @@ What it lacks since then is no finding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +74,19 @@ def _of_mysql(connection: sa.Connection, now_us: int) -> Replica | None:
         return None
     if any(lag is None for lag in lags):
         return Replica(0, "its replication does not run")
-    # A lag is in whole seconds.
-    return Replica(now_us - (max(int(lag) for lag in lags if lag is not None) + 1) * _SECOND_US)
+    # A lag is in whole seconds. It is 0 where nothing comes any more, too: a connection that was cut without a word
+    # counts as open until nothing was read from it for the bound of its waiting.
+    behind = max(int(lag) for lag in lags if lag is not None) + 1 + _silence(connection, channels)
+    return Replica(now_us - behind * _SECOND_US)
+
+
+def _silence(connection: sa.Connection, channels: Sequence[Mapping[str, Any]]) -> int:
+    """The longest time in seconds for which a replica that runs may have heard nothing from its primary."""
+    asked = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('slave_net_timeout', 'replica_net_timeout')"
+    bounds = [int(row[1]) for row in connection.exec_driver_sql(asked)]
+    # A connection keeps the bound with which it began; heartbeats come at half of it, unless somebody has set them.
+    heartbeats = [float(row.get("Slave_heartbeat_period") or 0) for row in channels]
+    return max([*bounds, *(math.ceil(2 * period) for period in heartbeats)])
 
 
 def _is_read_only(connection: sa.Connection) -> bool:

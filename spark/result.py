@@ -36,6 +36,8 @@ class Plan:
     """The share of committed messages, in percent, that should be delivered and take effect within that time."""
     method: str = ""
     """How to read: `digest`: first digests, then what differs in them; `full`: everything; "": whichever is quicker."""
+    with_strays: bool = False
+    """Whether to look for local rows written since `from_us` whose ids lie before it, too, see spark.strays."""
     closes_by_clock: bool = False
     """Close transactions by this machine's clock, as `watch` does: a stalled input must not hide lost messages."""
     continues: bool = False
@@ -108,7 +110,7 @@ class Covered:
     name: str
     """The input or group that it is about."""
     kind: str
-    """segments, partitions, source, shard, copy, inbox, digests or range."""
+    """segments, partitions, source, shard, storage, copy, inbox, digests or range."""
     expected: str
     read: str
     is_whole: bool

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest
 from notify.spark import findings, life
-from notify.spark.columns import SOURCE, source_hash
+from notify.spark.columns import COMMITTED, ROLLED_BACK, SOURCE, source_hash
 from notify.spark.coverage import Coverage
 from notify.spark.databases import Database
 from notify.spark.kafka_input import KafkaInput
@@ -22,7 +22,9 @@ from notify.spark.log_input import LogInput
 from notify.spark.message_times import event_us, made_us
 from notify.spark.ranges import Span
 from notify.spark.result import Inputs
+from notify.spark.shards import ids_of
 from notify.spark.small_table import small_table
+from notify.spark.unmoved import bridged_us, bridges_of
 
 
 class MessageRows:
@@ -65,7 +67,9 @@ class MessageRows:
             self._spark, self._with_expected(together), self._inputs.logs, groups, self.terms.inbox_groups,
             self.terms.inbox_from_us,
         )  # fmt: skip
-        return findings.with_facts(joined, self.terms, groups).withColumn("classes", findings.classes()).select(
+        return findings.with_facts(joined, self.terms, groups).withColumns(
+            {"classes": findings.classes(), "outcomes": F.col("outcomes").bitwiseAND(COMMITTED | ROLLED_BACK)}
+        ).select(
             "id", "no", "event_us", "t_us", "t_state", "topic", "other_topic", "digest", "other_digest",
             "other_state",
             "producer_group", "origin", "half_us", "outcomes", "due_us", "queued_us", "place", "offset", "places",
@@ -89,7 +93,9 @@ class MessageRows:
                 )
             # A bridge may have any name, and a relay adds to its database's.
             is_known = F.col("source").rlike(SOURCE)
-            parts.append(life.of_halves(halves.withColumn("origin", self._origin(str, is_known)), groups))
+            halves = halves.withColumn("origin", self._origin(str, is_known))
+            passed_us = bridged_us(ids_of(storage), bridges_of(self._inputs.logs, self._inputs.kafka))
+            parts.append(life.of_halves(halves, groups, passed_us))
         for number, database in enumerate(self._inputs.databases):
             parts += self._of_database(database, number)
         return parts

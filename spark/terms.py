@@ -27,6 +27,8 @@ class Terms:
     """Later rows of inboxes may not have come to a copy of their database yet; 0: all have."""
     log_from_us: int = 0
     """Older parts of the log may have been deleted."""
+    halves_from_us: int = 0
+    """Older halves may have been deleted from their storage."""
     slack_us: int = SKEW_US
     """The most that the time of a row may differ from that in its id."""
     bridged_us: tuple[tuple[int, int], ...] = ()

@@ -5,7 +5,7 @@ A relay marks each row that it has sent. A bridge marks none: it notes with each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from notify.spark.catalog import Bridged, Catalog
@@ -41,9 +41,10 @@ def bridges_of(logs: Iterable[_Log], kafka: Iterable[_Kafka]) -> list[Bridged]:
     return [b for log in logs for b in log.catalog.bridges] + [b for queues in kafka for b in queues.bridges]
 
 
-def bridged_us(source: str, bridges: Iterable[Bridged]) -> int:
+def bridged_us(sources: Collection[str], bridges: Iterable[Bridged]) -> int:
     """When the bridge of a database last moved on, in microseconds since 1970; 0 if the inputs know of none.
+    `sources`: the ids by which it may name itself.
 
     A bridge may have any name: one whose name is no database's id may be that of each.
     """
-    return max((b.time_us for b in bridges if source_of(b.source) in ("", source)), default=0)
+    return max((b.time_us for b in bridges if source_of(b.source) in ("", *sources)), default=0)

@@ -118,11 +118,11 @@ class MariaDbServer:
             "GLOBAL log_bin_compress = OFF"
         )
 
-    def follow(self, primary: MariaDbServer) -> None:
-        """Become a replica of another server, by GTID."""
+    def follow(self, primary: MariaDbServer, port: int = 0) -> None:
+        """Become a replica of another server, by GTID. `port`: of a proxy on the way; 0: none."""
         self.execute(
             "SET GLOBAL read_only = ON",
-            f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={primary.port}, MASTER_USER='{self.USER}', "
+            f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={port or primary.port}, MASTER_USER='{self.USER}', "
             "MASTER_PASSWORD='shop', MASTER_USE_GTID=current_pos, MASTER_CONNECT_RETRY=1",
             "START SLAVE",
         )

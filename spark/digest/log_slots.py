@@ -67,8 +67,8 @@ class LogSlot:
 class LogSlots:
     """Gathers the rows of several logs."""
 
-    def __init__(self, groups: Groups, origins: Mapping[str, int], in_time: InTime) -> None:
-        """`origins`: the number of each database by its source id."""
+    def __init__(self, groups: Groups, origins: Mapping[str, int | None], in_time: InTime) -> None:
+        """`origins`: the number of each database by its source id, or None: see Proof.of_sources."""
         self.slots: dict[int, LogSlot] = defaultdict(LogSlot)
         self._groups = groups
         self._origins = {source_hash(source): number for source, number in origins.items()}

@@ -18,6 +18,7 @@ from notify.spark.explain.repairs import Sent, decisions_of, origin_of, repairs_
 from notify.spark.ranges import Span
 from notify.spark.replicas import unseen_from
 from notify.spark.result import Inputs
+from notify.spark.shards import halves_from_us, ids_of
 from notify.spark.terms import SKEW_US
 from notify.spark.unmoved import bridged_us, bridges_of
 from notify.wire import instant
@@ -141,7 +142,7 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
     copies = [replica.until_us for database in inputs.databases if (replica := database.replica()) is not None]
     skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
     watermark_us = min([now_us, *logs])
-    source_ids = [source for database in inputs.databases if (source := database.source_id())]
+    own_ids = {source: ids_of(database) for database in inputs.databases if (source := database.source_id())}
     bridges = bridges_of(inputs.logs, inputs.kafka)
     purged = [database.purged() for database in inputs.databases]
     slack_us = SKEW_US + longest_us
@@ -155,12 +156,13 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
         inbox_from_us=max((inbox for _, inbox in purged), default=0),
         inbox_until_us=unseen_from(copies, max(logs, default=now_us), skew_us),
         log_from_us=log_from_us,
-        sources=frozenset(map(source_hash, source_ids)),
+        halves_from_us=halves_from_us(inputs.storages),
+        sources=frozenset(map(source_hash, own_ids)),
         producer_groups=_with_rows(inputs, history),
         inbox_groups=frozenset(name for database in inputs.databases for name in database.inbox_groups()),
         slack_us=slack_us,
         restores=tuple(restore for log in inputs.logs for restore in log.catalog.restores),
-        bridged_us={source: bridged_us(source, bridges) for source in source_ids},
+        bridged_us={source: bridged_us(names, bridges) for source, names in own_ids.items()},
         doubts=tuple(doubts),
         absent=_absent(inputs, history, judged_span(log_from_us, watermark_us - longest_us, slack_us)),
     )

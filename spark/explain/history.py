@@ -15,7 +15,8 @@ from notify.spark.kafka_input import KafkaInput
 from notify.spark.late_inboxes import begins_us
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
-from notify.spark.unmoved import unmoved_of
+from notify.spark.shards import ids_of
+from notify.spark.unmoved import MOVED, WAITS, bridged_us, bridges_of, unmoved_of
 from notify.storage.groups import SettleKind
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.sql.rows import microseconds_of
@@ -57,7 +58,7 @@ def history_of(inputs: Inputs, transaction: bytes) -> History:
     for kafka in inputs.kafka:
         _of_kafka(kafka, history)
     for storage in inputs.storages:
-        _of_storage(storage, history)
+        _of_storage(storage, history, bridged_us(ids_of(storage), bridges_of(inputs.logs, inputs.kafka)))
     rolled_back: list[Row] = []
     for database in inputs.databases:
         rolled_back += _of_local_rows(database, history)
@@ -200,7 +201,8 @@ def _is_done(kafka: KafkaInput, group: str, stand: Stand) -> bool:
     return progress is not None and (stand.offset < progress.offset or stand.offset in progress.done)
 
 
-def _of_storage(storage: Database, history: History) -> None:
+def _of_storage(storage: Database, history: History, passed_us: int) -> None:
+    """`passed_us`: when a bridge of it last moved on."""
     source = f"storage {storage.name}"
     for row in storage.halves_of(ids.to_text(history.transaction)):
         trace = history.trace(row["message_no"])
@@ -211,6 +213,8 @@ def _of_storage(storage: Database, history: History) -> None:
         if row["decided_at"] is not None:
             trace.decided_us = microseconds_of(row["decided_at"])
             trace.outcomes.add(row["state"])
+            unmoved = unmoved_of(row | {"mode": "outbox"})
+            trace.unmoved = MOVED if unmoved == WAITS and trace.decided_us <= passed_us else unmoved
             history.note(trace.decided_us, source, f"{row['state']} recorded")
         else:
             history.note(trace.half_us, source, f"is {row['state']}")

@@ -29,6 +29,8 @@ class Terms:
     """Inbox rows from this instant on may not have come to a copy of their database yet; 0: all have."""
     log_from_us: int
     """Older parts of the logs may have been deleted."""
+    halves_from_us: int
+    """Older halves may have been deleted from their storage."""
     sources: frozenset[int]
     """Hashes of the ids of the given databases."""
     producer_groups: frozenset[str]
@@ -122,6 +124,8 @@ class _Judged:
                 is_passed = row.unmoved == WAITS and row.at_us <= terms.bridged_us.get(row.source, 0)
                 if row.unmoved != MOVED and not is_passed:
                     return "DROPPED" if row.unmoved == DROPPED else "UNSENT", WHY[row.unmoved]
+            if t.unmoved != MOVED:
+                return "DROPPED" if t.unmoved == DROPPED else "UNSENT", WHY[t.unmoved]
             return "LOST", "the database committed it, and it is in no queue"
         if self._sent and self._is_ghost():
             return (
@@ -131,7 +135,7 @@ class _Judged:
         is_retained = t.at_us >= terms.log_from_us
         if is_retained and not self._sent and not t.half_us and not t.outcomes and not self._committed:
             lost = any(restore.may_lack(t.at_us, terms.slack_us) for restore in terms.restores)
-            if self._tombstone:
+            if self._tombstone and t.at_us >= terms.halves_from_us:
                 return "FORGOTTEN" if lost else "ORPHAN_ROW", "a tombstone without a half"
             if t.effects:
                 return "FORGOTTEN" if lost else "ORPHAN_ROW", "an inbox row of a message that is in no queue"

@@ -63,6 +63,8 @@ class Trace:
     outcomes: set[str] = field(default_factory=set)
     """COMMITTED, ROLLED_BACK: what servers recorded."""
     decided_us: int = 0
+    unmoved: int = MOVED
+    """Whether a storage that has its half has sent it on (spark.unmoved)."""
     due_us: int = 0
     stands: list[Stand] = field(default_factory=list)
     expected: set[str] = field(default_factory=set)

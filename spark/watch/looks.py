@@ -33,16 +33,19 @@ class Look:
         length_us, start_us = self.at_once * window_us, max(at.next_us, oldest_us)
         if self.begins_again and end_us - start_us < length_us:
             start_us = max(at.begin_us, oldest_us)
-        return Turn(at, start_us, start_us + length_us) if end_us - start_us >= length_us else None
+        is_first = start_us == max(at.begin_us, oldest_us)
+        return Turn(at, start_us, start_us + length_us, is_first) if end_us - start_us >= length_us else None
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The range [from_us, to_us) that a look audits next, in microseconds since 1970. `at`: how far it was."""
+    """The range [from_us, to_us) that a look audits next, in microseconds since 1970. `at`: how far it was. `is_first`:
+    it is the oldest that there is to audit."""
 
     at: Progress
     from_us: int
     to_us: int
+    is_first: bool
 
 
 SOON = Look("soon", behind=1, at_once=3, every=3)

@@ -213,8 +213,8 @@ class Watch:
         SECONDS.set(result.seconds)
         INCONCLUSIVE.set(bool(result.reasons))
 
-    def _audited(self, start: int, end: int) -> Result:
-        return self._audit(replace(self._plan, from_us=start, to_us=end))
+    def _audited(self, start: int, end: int, *, with_strays: bool = False) -> Result:
+        return self._audit(replace(self._plan, from_us=start, to_us=end, with_strays=with_strays))
 
     def failed(self, error: Exception, start: int = 0, look: str = "") -> None:
         """Say that the next window, or the one at `start`, could not be audited, by a look if one is named. Its first
@@ -306,7 +306,7 @@ class Watch:
             return
         crash_point.reached("watch.before_look")
         try:
-            result = self._audited(start, end)
+            result = self._audited(start, end, with_strays=name == looks.ROUND.name and turn.is_first)
         except Exception as error:
             if not _is_transient(error):
                 raise

@@ -32,3 +32,14 @@ def audited(spark: SparkSession, url: str, log: Path, scratch: Path, plan: Plan 
     """Audit; `scratch` keeps the copies of the log's segments for another audit of the same log."""
     with contextlib.closing(Database(url, "shop")) as database:
         return Audit(spark, plan, Inputs([database], [LogInput(log)]), scratch).run()
+
+
+def found(result: Result) -> dict[str, set[str]]:
+    """The message ids of each class."""
+    classes: dict[str, set[str]] = {}
+    for case in result.found:
+        classes.setdefault(case.finding, set()).add(case.message_id)
+    assert {name: len(several) for name, several in classes.items()} == {
+        name: count for name, count in result.counts.items() if count and name != "PENDING"
+    }
+    return classes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,26 +17,19 @@ from notify.client.purge import purge_by_force
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain
 from notify.spark.result import Plan, Result
+from notify.storage.groups import SettleKind, Subscription
+from notify.storage.log.store import LogStore
+from notify.storage.records import State
 from notify.storage.sql.rows import text_of
-from tests.audit.audited import PLAN
+from notify.storage.topics import Topic
+from tests.audit.audited import PLAN, found
 from tests.audit.plant import edit
-from tests.audit.trade import COUNT, WITH_INBOX, Trade
+from tests.audit.trade import AGO_US, COUNT, TOPICS, WITH_INBOX, Trade, half_of, service_of
 
 
 def audited(spark: Any, trade: Trade, plan: Plan = PLAN, progress: Callable[[str], None] = lambda text: None) -> Result:
     with trade.inputs() as inputs:
         return Audit(spark, plan, inputs, trade.directory / "scratch", progress).run()
-
-
-def found(result: Result) -> dict[str, set[str]]:
-    """The message ids of each class."""
-    classes: dict[str, set[str]] = {}
-    for case in result.found:
-        classes.setdefault(case.finding, set()).add(case.message_id)
-    assert {name: len(several) for name, several in classes.items()} == {
-        name: count for name, count in result.counts.items() if count and name != "PENDING"
-    }
-    return classes
 
 
 def of_two_shards(trade: Trade) -> set[int]:
@@ -72,6 +67,42 @@ def test_messages_of_a_log_that_was_not_given_are_not_lost(
         (lost,) = explain(inputs, trade.message(8), tmp_path / "copies", (5, 5)).verdicts
         (away,) = explain(inputs, trade.message(10), tmp_path / "copies", (5, 5)).verdicts
     assert (lost.finding, away.finding) == ("LOST", "INCONCLUSIVE") and "shard b" in away.sentence
+
+
+async def write_some(trade: Trade, numbers: Sequence[int]) -> None:
+    """Write the log of a server that has some of the trade, of its own: its offsets have no gaps."""
+    now_us = trade.first_us
+    store = LogStore(trade.log, clock=lambda: now_us)
+    await store.open(now_us)
+    offsets = dict.fromkeys(TOPICS.values(), 0)
+    for topic in TOPICS.values():
+        await store.create_topic(Topic(topic))
+        await store.subscribe(Subscription(WITH_INBOX, topic, inbox_from_us=0), [0])
+    for n in numbers:
+        now_us, topic = trade.at(n), TOPICS[service_of(n)]
+        half = half_of(trade, n)
+        await store.put([half], now_us)
+        await store.decide([(half.id, half.producer_group, State.COMMITTED)], now_us + 2000)
+        await store.settle(WITH_INBOX, topic, 0, [(offsets[topic], 1)], SettleKind.ACK, now_us + 4000)
+        offsets[topic] += 1
+    await store.sync()
+    now_us += AGO_US // 2
+    await store.checkpoint()
+    await store.close()
+
+
+def test_what_took_effect_by_a_log_that_was_not_given_is_not_lost(spark: Any, trade: Trade) -> None:
+    """All servers have the same shard name, and send to the same groups."""
+    trade.execute("shop", "UPDATE half_message SET shards = 'main'")
+    shutil.rmtree(trade.log)
+    elsewhere = {n for n in range(COUNT) if n % 4 == 2}
+    asyncio.run(write_some(trade, sorted(set(range(COUNT)) - elsewhere)))
+    result = audited(spark, trade)
+    assert (result.verdict, found(result)) == ("INCONCLUSIVE", {})
+    assert result.counts["PENDING"] == len(elsewhere)
+    (reason,) = result.reasons
+    assert f"{len(elsewhere)} committed messages of database shop took effect" in reason and "--log" in reason
+    assert [(line.name, line.kind) for line in result.coverage if not line.is_whole] == [("database shop", "shard")]
 
 
 def test_rows_that_are_purged_while_they_are_read_are_no_ghosts(spark: Any, trade: Trade) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from notify.client.table import half_message
 from notify.demo.kafka import KafkaCluster
+from notify.errors import InvalidRequest, Unavailable
 from notify.relay.relay import Relay
 from notify.spark.audit import Audit
 from notify.spark.causes.commands import Commands
@@ -21,10 +23,11 @@ from notify.spark.causes.told import tell_causes
 from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
 from notify.spark.kafka_input import KafkaInput
+from notify.spark.proof import refuse_doubled
 from notify.spark.result import Inputs, Plan, Result
 from tests.audit.audited import AT_ONCE, PLAN, wait_until_closed
 from tests.audit.shop import Shop
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.groups import running
 from tests.support.kafka import KafkaNode
@@ -38,6 +41,8 @@ from notify.kafka.redriven import Spot
 from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
 from notify.sinks.delays.topics import make_wheels
 from notify.sinks.delays.wheels import WHEELS
+from notify.spark import kafka_parts
+from notify.spark.kafka_parts import Extent, Partition
 from tests.audit.kafka_world import Sent, World
 
 ORDERS = 20
@@ -343,3 +348,22 @@ def test_only_the_window_is_read_and_what_was_deleted_is_not_lost(
     nothing = KafkaInput(kafka.url, [unique])
     nothing.prepare()  # what is younger than the retention of 7 days would still be there
     assert days[0] - 3 * 24 * HOUR < nothing.first_us < days[0]
+
+
+def test_one_cluster_under_two_names_is_refused(kafka: KafkaCluster) -> None:
+    """Every message in it was there twice."""
+    other = kafka.url.replace("127.0.0.1", "localhost")
+    with pytest.raises(InvalidRequest, match="are one cluster"):
+        refuse_doubled(Inputs(kafka=[KafkaInput(kafka.url), KafkaInput(other)]))
+
+
+def test_what_the_brokers_do_not_answer_is_told_within_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer was waited for by itself, and given up before the client said what failed."""
+    monkeypatch.setattr(kafka_parts, "CALL_SECONDS", 0.5)
+    places = {Partition("t", n): Extent(0, 1) for n in range(20)}
+    begun = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with pytest.raises(Unavailable, match="refused"):
+        kafka_parts.cut(Cluster.of(f"kafka://127.0.0.1:{port}"), places, 1, 0)
+    assert time.monotonic() - begun < PATIENCE_SECONDS

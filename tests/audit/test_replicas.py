@@ -29,6 +29,7 @@ from notify.testing.reachable import NotAvailable
 from tests.audit.audited import AT_ONCE
 from tests.audit.trade import WITH_INBOX, Trade, effect_of, make_trade, row_of
 from tests.support.clock import eventually
+from tests.support.proxy import Proxy
 
 SECOND_US = 1_000_000
 COPIED = ("shop", WITH_INBOX)
@@ -144,6 +145,19 @@ def test_what_a_standby_lacks_yet_is_pending(spark: Any, standby: tuple[str, str
         run(url, waiting_sql(3600 * SECOND_US))
 
 
+def lacks_what_it_does_not_hear_of(primary: MariaDbServer, copy: MariaDbServer, way: Proxy, database: Database) -> bool:
+    """Commit something that a replica does not hear of, and wait for seconds: whether it is said to lack that."""
+    primary.execute("CREATE TABLE shop.sold (n INT)")
+    eventually(lambda: copy.execute("SHOW TABLES FROM shop LIKE 'sold'"), "the replica to have the table")
+    way.drop_answers = True
+    primary.execute("INSERT INTO shop.sold VALUES (1)")
+    sold_us = time.time_ns() // 1000
+    eventually(lambda: time.time() * 1e6 > sold_us + 3 * SECOND_US, "the replica to be seconds behind")
+    replica = database.replica()
+    assert replica is not None and not copy.execute("SELECT n FROM shop.sold")
+    return 0 < replica.until_us < sold_us
+
+
 def test_a_replica_says_how_current_it_is(tmp_path: Path) -> None:
     servers: list[MariaDbServer] = []
     try:
@@ -160,11 +174,14 @@ def test_a_replica_says_how_current_it_is(tmp_path: Path) -> None:
             "SET sql_log_bin = 0", "CREATE USER reader@'127.0.0.1' IDENTIFIED BY 'shop'",
             "GRANT SELECT ON shop.* TO reader@'127.0.0.1'",
         )  # fmt: skip
-        copy.follow(primary)
+        way = Proxy("127.0.0.1", primary.port)
+        copy.follow(primary, way.port)
         with contextlib.closing(Database(copy.url, "shop")) as database:
             eventually(lambda: (r := database.replica()) is not None and r.until_us > 0, "the replica to be current")
             replica = database.replica()
             assert replica is not None and abs(database.now_us - replica.until_us) < 3600 * SECOND_US
+            is_right = lacks_what_it_does_not_hear_of(primary, copy, way, database)
+            assert is_right, "it runs and says that it lags by 0 seconds, but hears nothing"
             copy.execute("STOP SLAVE")
             replica = database.replica()
             assert replica is not None and (replica.until_us, replica.why) == (0, "its replication does not run")

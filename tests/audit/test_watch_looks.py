@@ -8,14 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from notify import ids
+from notify.bench.made_run import transaction_id
+from notify.client.table import half_message
 from notify.errors import Unavailable
+from notify.spark.databases import Database
 from notify.spark.result import Found, Plan, Result
+from notify.spark.strays import strays
 from notify.spark.watch import ledger as ledger_module
 from notify.spark.watch.looks import LATER, LOOKS, ROUND, SOON
 from notify.spark.watch.watching import DEATHS, Watch
 from notify.storage import crash_point
+from notify.storage.sql.rows import moment_of
 from tests.audit.scripted_watch import BEGIN_US, SECOND, Scripted
+from tests.audit.trade import Trade, row_of
 from tests.support.receiver import Receiver
 
 MOST_AUDITS = 1 + 13 / 24
@@ -245,3 +253,27 @@ def test_a_look_that_fails_in_each_round_is_an_alarm_in_each_round(tmp_path: Pat
                 watch.run(threading.Event(), 1)
             watch.run(threading.Event(), 30)  # the look succeeds
     assert len(set(receiver.names)) == len(receiver.names) == 3
+
+
+def test_each_round_looks_for_rows_with_ids_from_before_the_watch(tmp_path: Path) -> None:
+    watched = Scripted(tmp_path, lambda start: Result("PASS", totals={"committed": 1})).run(400)
+    strays = [plan for plan in watched.plans if plan.with_strays]
+    assert len(strays) >= 2 and {plan.from_us for plan in strays} == {BEGIN_US}
+    rounds = [plan for plan in watched.plans if plan.from_us == BEGIN_US and plan.to_us - plan.from_us > 3 * SECOND]
+    assert len(rounds) == len(strays) + 1, "the look that follows later begins there, too, once"
+
+
+def test_a_row_that_was_written_long_after_its_id_was_made_is_found(trade: Trade) -> None:
+    """Its id lies in no window of a watch, and no half says when it was stored."""
+    begun_us, slack_us = trade.at(100), 60 * SECOND
+    old = {n: ids.to_text(transaction_id(9000 + n, begun_us - n * 86_400 * SECOND)) for n in (1, 2, 3)}
+    engine = sa.create_engine(trade.url("shop"))
+    with engine.begin() as connection:
+        for n, fields in ((1, {}), (2, {"state": "ROLLED_BACK"}), (3, {"created_at": moment_of(begun_us - SECOND)})):
+            row = row_of(trade, 200, transaction_id=old[n])
+            connection.execute(half_message.insert().values(row | fields))
+    engine.dispose()
+    with contextlib.closing(Database(trade.url("shop"), "shop")) as database:
+        (stray,) = strays(database, begun_us, slack_us)
+    assert (stray.finding, stray.transaction_id, stray.at_us) == ("MISDATED", old[1], trade.at(200) + 20)
+    assert "24.00 hours" in stray.detail

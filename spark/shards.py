@@ -1,0 +1,225 @@
+"""Storages as shards: the id by which bridges and relays name each, and those that were not given.
+
+The registry's key map names all shards, and local rows name theirs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import sqlalchemy as sa
+
+from notify.client.table import half_message
+from notify.spark.databases import Database
+from notify.spark.ranges import id_at, made_us
+from notify.spark.result import Covered, Inputs, Result
+from notify.spark.times import instant_text
+from notify.spark.unmoved import bridged_us, bridges_of
+from notify.storage.sql.rows import microseconds_of
+from notify.storage.sql.tables import server_half_message, server_key_map, server_member, server_shard
+
+SAMPLED = 1000
+"""So many local rows are looked at, at each end of the range."""
+MANY = 10
+"""So many transactions are not missing from a storage one by one."""
+KEPT_US = 86_400_000_000
+"""A storage keeps halves that were sent on for so long at least."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A database that servers use as storage: its name among several, and the id by which its bridge or relay names
+    itself."""
+
+    name: str
+    source: str
+
+
+def shard_of(database: Database) -> Shard | None:
+    """None for a database that is no server's storage."""
+    if server_shard.name not in database.tables:
+        return None
+    with database.reading() as connection:
+        row = connection.execute(sa.select(server_shard.c.name, server_shard.c.source)).first()
+    return None if row is None else Shard(str(row[0]), str(row[1]))
+
+
+def movers_of(inputs: Inputs) -> dict[str, str]:
+    """The ids by which bridges and relays of given storages name themselves, each with the input's name. A message with
+    such an id may be of any database."""
+    named = [(f"storage {storage.name}", storage) for storage in inputs.storages]
+    named += [(f"database {database.name}", database) for database in inputs.databases]
+    movers: dict[str, str] = {}
+    for name, database in named:
+        if shard := shard_of(database):
+            movers.setdefault(shard.source, name)
+    return movers
+
+
+def ids_of(database: Database) -> set[str]:
+    """The ids by which a bridge or relay of a database may name itself."""
+    shard = shard_of(database)
+    return {source for source in (database.source_id(), shard.source if shard else "") if source}
+
+
+def halves_from_us(storages: Sequence[Database]) -> int:
+    """From when on these storages have all halves, microseconds since 1970: retention deletes older ones, and says
+    nothing of it. 0 without a storage."""
+    oldest: list[int] = []
+    for storage in storages:
+        with storage.reading() as connection:
+            name = connection.execute(sa.select(sa.func.min(server_half_message.c.transaction_id))).scalar()
+        oldest.append(made_us(name) or storage.now_us)
+    return max(oldest, default=0)
+
+
+def names_of(storages: Sequence[Database]) -> set[str]:
+    """The names of these shards."""
+    return {shard.name for storage in storages if (shard := shard_of(storage))}
+
+
+def missing_storages(inputs: Inputs, result: Result, from_us: int, to_us: int) -> bool:
+    """Note which storages were not given, and whether any was not. `from_us`, `to_us`: the audited range; what was over
+    by then is not expected."""
+    given = names_of(inputs.storages)
+    absent: dict[str, str] = {}
+    for storage in inputs.storages:
+        for name, why in _expected(storage, given, from_us):
+            absent.setdefault(name, f"{why} of storage {storage.name}")
+    named: dict[str, set[str]] = {}
+    for database in inputs.databases if inputs.storages or not inputs.logs else ():
+        for name, ids in _sampled(database, from_us, to_us).items():
+            named.setdefault(name, set()).update(ids)
+            if not inputs.logs:  # else a log may be the shard, see absent_logs.py
+                absent.setdefault(name, f"the local rows of database {database.name}")
+    for name in sorted(absent.keys() - given):
+        result.reasons.append(
+            f"shard {name} is named by {absent[name]}, and no given storage has this name: name its database with "
+            "--storage; its halves and their outcomes were not read"
+        )
+        _cover(result, f"shard {name}", f"the storage named by {absent[name]}", "not given")
+    lacks_any = bool(absent.keys() - given) | _unnamed_storages(inputs, result) | _wiped(inputs, result, from_us)
+    lacks_any |= _strange(inputs, named, result)
+    has_map = any(_has_rows(storage, server_key_map) for storage in inputs.storages)
+    if not has_map and any(_has_rows(storage, server_half_message) for storage in inputs.storages):
+        lacks_any = True
+        result.reasons.append(
+            "no given storage has the key map that names all shards: name the database of the servers' registry with "
+            "--storage, too"
+        )
+        _cover(result, "all storages", "the key map", "in no given storage")
+    return lacks_any
+
+
+def _wiped(inputs: Inputs, result: Result, from_us: int) -> bool:
+    """Note the storages that have no half, and of which a queue has messages of a moment ago."""
+    wiped = False
+    for storage in inputs.storages:
+        shard = shard_of(storage)
+        if shard is None or _has_rows(storage, server_half_message):
+            continue
+        sent_us = [max(log.sent().get(shard.source, {}).values(), default=0) for log in inputs.logs]
+        sent_us.append(bridged_us([shard.source], bridges_of(inputs.logs, inputs.kafka)))
+        # Retention may have emptied it since.
+        if max(sent_us) >= max(from_us, storage.now_us - KEPT_US):
+            wiped = True
+            result.reasons.append(
+                f"storage {storage.name}: server_half_message is empty, and a queue has messages that came from it "
+                f"until {instant_text(max(sent_us))}: its halves were deleted, or it is not the storage that it was"
+            )
+            _cover(result, f"storage {storage.name}", "halves and outcomes", "no row")
+    return wiped
+
+
+def _unnamed_storages(inputs: Inputs, result: Result) -> bool:
+    """Note the given databases that are storages, too, and were not given as such."""
+    given = {shard.source for storage in inputs.storages if (shard := shard_of(storage))}
+    unnamed = [
+        database.name
+        for database in inputs.databases
+        if (shard := shard_of(database)) and shard.source not in given and _has_rows(database, server_half_message)
+    ]
+    for name in unnamed:
+        result.reasons.append(
+            f"database {name} is a storage of servers, too, and its halves were not read: name it with --storage, too"
+        )
+        _cover(result, f"database {name}", "its halves", "not given with --storage")
+    return bool(unnamed)
+
+
+def _sampled(database: Database, from_us: int, to_us: int) -> dict[str, set[str]]:
+    """Among the oldest and the newest local rows of a time, the committed transactions with a half, by their shard."""
+    if half_message.name not in database.tables:
+        return {}
+    t = half_message.c
+    of_time = (t.transaction_id >= id_at(from_us), t.transaction_id < id_at(to_us))
+    rows = sa.select(t.transaction_id, t.shards, t.mode, t.state).where(*of_time).limit(SAMPLED)
+    by_shard: dict[str, set[str]] = {}
+    with database.reading() as connection:
+        for order in (t.transaction_id, t.transaction_id.desc()):
+            for name, shards, mode, state in connection.execute(rows.order_by(order)):
+                if (mode, state) == ("half", "COMMITTED") and shards:
+                    for shard in shards.split(","):
+                        by_shard.setdefault(shard, set()).add(name)
+    return by_shard
+
+
+def _strange(inputs: Inputs, named: Mapping[str, set[str]], result: Result) -> bool:
+    """Note the storages that have none of the halves that local rows say are in the shard of their name."""
+    strange = False
+    for storage in inputs.storages:
+        shard = shard_of(storage)
+        first = id_at(halves_from_us([storage]))
+        ids = [name for name in named.get(shard.name, ()) if name >= first] if shard is not None else []
+        if shard is None or len(ids) < MANY:
+            continue
+        t = server_half_message.c.transaction_id
+        with storage.reading() as connection:
+            has_any = connection.execute(sa.select(t).where(t.in_(ids)).limit(1)).first() is not None
+        if not has_any:
+            strange = True
+            result.reasons.append(
+                f"storage {storage.name} is shard {shard.name} by its name, and has none of {len(ids)} halves that "
+                "local rows say are there: it is another cluster's, or an older copy"
+            )
+            _cover(result, f"storage {storage.name}", "halves of the local rows", "none of them")
+    return strange
+
+
+def _cover(result: Result, name: str, expected: str, read: str) -> None:
+    result.coverage.append(Covered(name, "storage", expected, read, is_whole=False))
+
+
+def _expected(storage: Database, given: set[str], from_us: int) -> Iterator[tuple[str, str]]:
+    """The shards that a registry names since `from_us`, and what names each."""
+    for name in _in_maps(storage, from_us):
+        yield name, "the key map"
+    if server_member.name not in storage.tables:
+        return
+    c = server_member.c
+    with storage.reading() as connection:
+        rows = connection.execute(sa.select(c.roles, c.shards).where(c.kind == "server")).all()
+    for roles, shards in rows:
+        names = shards.split(",")
+        # A server that keeps a log of its own may be in the registry, too.
+        if "transactions" in roles.split(",") and given & set(names):
+            yield from ((name, "the list of servers") for name in names if name)
+
+
+def _in_maps(storage: Database, from_us: int) -> Iterator[str]:
+    """The shards of all versions of the key map that held since then."""
+    if server_key_map.name not in storage.tables:
+        return
+    c = server_key_map.c
+    with storage.reading() as connection:
+        rows = connection.execute(sa.select(c.shards, c.made_at).order_by(c.version)).all()
+    for (shards, _), (_, over_at) in pairwise([*rows, ("", None)]):
+        if over_at is None or microseconds_of(over_at) >= from_us:
+            yield from json.loads(shards)
+
+
+def _has_rows(storage: Database, table: sa.Table) -> bool:
+    return table.name in storage.tables and storage.has_rows(table)
