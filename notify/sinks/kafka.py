@@ -163,6 +163,8 @@ class KafkaSink:
                     "a large transaction was rolled back to a savepoint after a part of it had been published; Kafka "
                     "cannot take back that part alone: start with --backfill, which takes the rest from the table"
                 )
+            # A producer is spent that takes back records whose answers are missing.
+            flush(producer, lambda: self._failed, CALL_SECONDS)
             self._abort(producer)
         if not self._is_open:
             self._placed_us = 0

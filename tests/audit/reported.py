@@ -51,7 +51,7 @@ def result(bad: bool = True) -> Result:
         [{"input": "log a", "watermark_us": T0, "from_us": 0, "detail": "x", "kind": "log"}], buckets,
         {"commit_to_queue": [(b["at_us"], b["topic"], 40 + n % 8, 50) for n, b in enumerate(buckets)],
          "queue_to_ack": [(b["at_us"], b["topic"], 50, 50) for b in buckets], "queue_to_effect": []},
-        T0, T0 + 1_200_000_000, T0, 1.5,
+        from_us=T0, to_us=T0 + 1_200_000_000, closed_us=T0, seconds=1.5,
         coverage=[Covered("log a", "source", "the database of orders", "not given", is_whole=not bad)],
         dead=[{"group": "<i>points", "reason": "refused", "count": 3}] if bad else [],
         causes=list(CAUSES) if bad else [], causes_left=7 if bad else 0,

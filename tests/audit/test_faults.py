@@ -19,7 +19,8 @@ from tests.audit.audited import PLAN, audited
 from tests.audit.campaign import campaign
 from tests.support.databases import empty_database
 
-CLASSES = {f.name for f in FINDINGS} - {"PENDING"}
+CLASSES = {f.name for f in FINDINGS} - {"PENDING", "FORGOTTEN"}
+"""Those that a fault is planted of. Only a log that was restored has forgotten what came before."""
 EACH = 4
 
 
