@@ -34,6 +34,17 @@ def copy_name(segment: SegmentFile) -> str:
     return f"{segment.base:020d}-{segment.sealed_end}-{segment.size}-{segment.mark}-v{_VERSION}"
 
 
+def fitting(segments: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
+    """The first segments, as many as have so many bytes together."""
+    chosen = []
+    for segment in segments:
+        most_bytes -= segment.size
+        if most_bytes < 0:
+            break
+        chosen.append(segment)
+    return chosen
+
+
 class Copies(Protocol):
     """The copies of one log's segments. Workers get it pickled, to write them."""
 
@@ -101,13 +112,7 @@ class LocalCopies:
                 self._forget(name)
 
     def longest_unread(self, copied: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
-        chosen = []
-        for segment in sorted(copied, key=lambda s: (self._of(s) / "facts.json").stat().st_mtime_ns):
-            most_bytes -= segment.size
-            if most_bytes < 0:
-                break
-            chosen.append(segment)
-        return chosen
+        return fitting(sorted(copied, key=lambda s: (self._of(s) / "facts.json").stat().st_mtime_ns), most_bytes)
 
     def compared(self, segment: SegmentFile) -> None:
         os.utime(self._of(segment) / "facts.json")

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from notify.spark.columns import spark_schema
-from notify.spark.copies import WRITING, copy_name
+from notify.spark.copies import WRITING, copy_name, fitting
 from notify.spark.facts import Facts
 from notify.spark.log_files import SegmentFile
 from notify.spark.stored_file import opened
@@ -86,13 +86,7 @@ class StoredCopies:
 
     def longest_unread(self, copied: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
         """As much as there may be, in log order: nothing says when each was compared."""
-        chosen = []
-        for segment in copied:
-            most_bytes -= segment.size
-            if most_bytes < 0:
-                break
-            chosen.append(segment)
-        return chosen
+        return fitting(copied, most_bytes)
 
     def compared(self, segment: SegmentFile) -> None:
         """Nothing notes it."""

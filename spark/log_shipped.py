@@ -202,11 +202,14 @@ class ShippedFiles:
         disk = StoreDisk(self._store, {segment.name: min(size, segment.size)})
         return disk.hashed(segment.name).crc
 
+    @cached_property
+    def _by_base(self) -> dict[int, ShippedSegment]:
+        return {segment.base: segment for segment in self.listed}
+
     def _at(self, base: int) -> ShippedSegment:
-        for segment in self.listed:
-            if segment.base == base:
-                return segment
-        raise FileNotFoundError(layout.log_name(base, 0))
+        if base not in self._by_base:
+            raise FileNotFoundError(layout.log_name(base, 0))
+        return self._by_base[base]
 
 
 def _file(segment: ShippedSegment, following: ShippedSegment | None) -> SegmentFile:

@@ -10,3 +10,9 @@ FENCED = frozenset((KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.I
 """Another producer has begun with this one's transactional id."""
 GONE = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION))
 """The brokers know no such topic or partition: it was deleted, or made a moment ago."""
+TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
+"""A topic does not take a record of this size."""
+NEVER_STORED = GONE | TOO_LARGE | {
+    KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.INVALID_RECORD,
+}  # fmt: skip
+"""A topic will not take a record however often it is sent: no broker has stored it, for certain."""

@@ -20,20 +20,13 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from notify.kafka.bounded import Hangs, within
+from notify.kafka.codes import NEVER_STORED
 
 log = logging.getLogger("notify.kafka")
 OnDelivery = Callable[[KafkaError | None, Any], None]
 
 MORE_SECONDS = 10.0
 """A call of the client may end so long after its time, and is waited for."""
-NEVER_STORED = frozenset(
-    (
-        KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
-        KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.INVALID_RECORD,
-        KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE,
-    )
-)  # fmt: skip
-"""Errors of records that no broker has stored, for certain."""
 
 
 class TransactionalProducer:

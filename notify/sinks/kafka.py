@@ -22,6 +22,7 @@ from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unau
 from notify.kafka import refusals
 from notify.kafka.brokers import CALL_SECONDS, translated
 from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
+from notify.kafka.codes import TOO_LARGE
 from notify.kafka.flushing import flush
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.positions import Standing, encoded, make_positions_topic, positions_topic, standing
@@ -43,12 +44,7 @@ BATCH_BYTES = 1 << 20
 MOST_TOGETHER = 10_000
 """The most records that it sends together, as by default."""
 CLOSE_SECONDS = 5.0
-OF_A_RECORD = frozenset(
-    (
-        KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD,
-        KafkaError.POLICY_VIOLATION,
-    )
-)  # fmt: skip
+OF_A_RECORD = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION}
 """Errors of a record that another attempt meets again. All that the client sent together may get the error of one."""
 FOR_GOOD = OF_A_RECORD | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION}
 """These and the errors of a topic."""

@@ -53,8 +53,8 @@ class Planning:
         if text == LATEST:
             return self.latest()
         if text == EARLIEST:
-            first = 0 if self._options.store else None  # whatever the store has, comes first
-            return self._each(lambda _topic, _queue, start, _end: start if first is None else first)
+            # Whatever the store has, comes first.
+            return self._each(lambda _topic, _queue, start, _end: 0 if self._options.store else start)
         if text.startswith("{"):
             return self._given(option, from_text(text))
         try:
@@ -70,9 +70,8 @@ class Planning:
         offsets = {}
         for topic in self._options.topics:
             state = self._server.topic(topic)
-            ends = {queue: end for queue, (_, end) in state.bounds.items()}
             next_ = {queue: of(topic, queue, start, end) for queue, (start, end) in state.bounds.items()}
-            offsets[topic] = TopicOffsets(state.number, next_, ends)
+            offsets[topic] = TopicOffsets(state.number, next_, _ends(state))
         return offsets
 
     def _given(self, option: str, given: Offsets) -> Offsets:
@@ -94,7 +93,7 @@ class Planning:
                     self._lose(lost(topic, queue, offset, start, False))
                     offset = start
                 next_[queue] = offset
-            offsets[topic] = TopicOffsets(state.number, next_, {queue: end for queue, (_, end) in state.bounds.items()})
+            offsets[topic] = TopicOffsets(state.number, next_, _ends(state))
         return offsets
 
     def _offset_at(self, topic: str, queue: int, start: int, end: int, time_us: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from notify.errors import InvalidRequest, ObjectStoreFailed
-from notify.storage.shipped.store import ObjectMissing, Store, digest_of
+from notify.storage.shipped.store import ObjectMissing, Store
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -95,10 +95,7 @@ def replace(store: Store, before: Manifest, after: Manifest) -> Manifest:
             f"another writer changed {store.url}/{NAME} (revision {now}, expected {before.revision}): a table has one "
             "writer at a time; stop the other one and try again"
         )
-    data = _encode(after)
-    store.replace(NAME, data)
-    if store.read(NAME, MOST_BYTES) != data:
-        raise ObjectStoreFailed(f"{store.url} said that it replaced {NAME}, and gives another one: nothing was added")
+    store.replace_checked(NAME, _encode(after), MOST_BYTES)
     return after
 
 
@@ -117,8 +114,5 @@ def with_page(store: Store, manifest: Manifest) -> Manifest:
 def files_of(store: Store, manifest: Manifest) -> Iterator[File]:
     """All files of a table, the oldest first. Raises ObjectStoreFailed for a page that is not what was written."""
     for page in manifest.pages:
-        data = store.read(page.name, MOST_BYTES)
-        if digest_of(data) != (page.size, page.sha256):
-            raise ObjectStoreFailed(f"{store.url}/{page.name} differs from what the manifest says of it")
-        yield from _decode_page(data)
+        yield from _decode_page(store.read_listed(page.name, (page.size, page.sha256), MOST_BYTES))
     yield from manifest.files

@@ -8,21 +8,18 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from notify.errors import InvalidRequest, ObjectStoreFailed
+from notify.errors import InvalidRequest
 from notify.spark.stored_file import opened
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.manifest import File
-from notify.storage.shipped.store import Store, digest_of
+from notify.storage.shipped.store import Store
 
 TIDY_AFTER_SECONDS = 86_400.0
 
 
 def read_file(store: Store, file: File) -> pa.Table:
     """The rows of one file. Raises ObjectStoreFailed for bytes that are not those that were written."""
-    data = store.read(file.name, file.size)
-    if digest_of(data) != (file.size, file.sha256):
-        raise ObjectStoreFailed(f"{store.url}/{file.name} differs from what the manifest says of it")
-    return pq.read_table(io.BytesIO(data))
+    return pq.read_table(io.BytesIO(store.read_listed(file.name, (file.size, file.sha256), file.size)))
 
 
 def files_of(url: str, table: str = "") -> list[File]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from notify.errors import InvalidRequest
+from notify.storage.log.disk import Disk
 
 WHOLE_PUTS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
 """Protocols whose objects appear and are replaced as a whole."""
@@ -55,17 +57,10 @@ def discard(file: Any) -> None:
 
 
 def sync(path: str) -> None:
+    """Wait until a local file is on the disk, and its name."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-    sync_directory(path)
-
-
-def sync_directory(path: str) -> None:
-    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    Disk(Path(path).parent).sync_directory()

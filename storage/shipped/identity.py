@@ -6,13 +6,13 @@ manifest already: the manifest is another log's.
 
 from __future__ import annotations
 
-import os
 import uuid
 from pathlib import Path
 
 import msgspec
 
 from notify.errors import Corrupt
+from notify.storage.log.disk import Disk
 
 NAME = "shipping.json"
 
@@ -50,15 +50,4 @@ def read(data_dir: Path) -> Identity | None:
 
 def write(data_dir: Path, identity: Identity) -> None:
     """Store it durably. Raises OSError."""
-    temporary = data_dir / (NAME + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.json.encode(identity) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, data_dir / NAME)
-    handle = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    Disk(data_dir).replace(NAME, [msgspec.json.encode(identity) + b"\n"])

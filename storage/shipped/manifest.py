@@ -14,7 +14,7 @@ import msgspec
 
 from notify.errors import ObjectStoreFailed
 from notify.storage.shipped import layout
-from notify.storage.shipped.store import ObjectMissing, Store, digest_of
+from notify.storage.shipped.store import ObjectMissing, Store
 
 FORMAT = 1
 MOST_INLINE = 1000
@@ -185,20 +185,12 @@ def load(store: Store) -> Manifest | None:
 
 def replace(store: Store, manifest: Manifest) -> None:
     """Put a manifest in the place of the one that is there, and read it back. Raises ObjectStoreFailed."""
-    data = _encode(manifest)
-    store.replace(layout.MANIFEST, data)
-    if store.read(layout.MANIFEST, MOST_BYTES) != data:
-        raise ObjectStoreFailed(
-            f"{store.url} said that it replaced {layout.MANIFEST}, and gives another one: the store does not keep what "
-            "it acknowledges, or another server writes to it"
-        )
+    store.replace_checked(layout.MANIFEST, _encode(manifest), MOST_BYTES)
 
 
 def load_page(store: Store, page: Page) -> tuple[ShippedSegment, ...]:
     """The segments of a page. Raises ObjectStoreFailed."""
-    data = store.read(page.name, MOST_BYTES)
-    if digest_of(data) != (page.object.size, page.object.sha256):
-        raise ObjectStoreFailed(f"{store.url}/{page.name} differs from what the manifest says of it")
+    data = store.read_listed(page.name, (page.object.size, page.object.sha256), MOST_BYTES)
     try:
         segments = _decode_page(data)
     except msgspec.DecodeError as error:

@@ -27,6 +27,15 @@ def signature(data_dir: Path) -> Signature | None:
     return tuple(found) or None
 
 
+def copy_into(data_dir: Path, target: Path) -> None:
+    """SQLite's own backup into a file: a copy that is whole while others write. Raises sqlite3.Error."""
+    with (
+        contextlib.closing(sqlite3.connect(data_dir / NAME, timeout=BUSY_SECONDS)) as source,
+        contextlib.closing(sqlite3.connect(target)) as copy,
+    ):
+        source.backup(copy)
+
+
 @contextlib.contextmanager
 def copied(data_dir: Path) -> Iterator[Path]:
     """A copy by SQLite's own backup, taken while a server may write; it is gone behind the context.
@@ -37,11 +46,7 @@ def copied(data_dir: Path) -> Iterator[Path]:
     copy.unlink(missing_ok=True)
     os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     try:
-        with (
-            contextlib.closing(sqlite3.connect(data_dir / NAME, timeout=BUSY_SECONDS)) as source,
-            contextlib.closing(sqlite3.connect(copy)) as target,
-        ):
-            source.backup(target)
+        copy_into(data_dir, copy)
         yield copy
     except sqlite3.Error as error:
         raise OSError(f"{data_dir / NAME} cannot be copied: {error}") from None

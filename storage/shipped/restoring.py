@@ -20,13 +20,12 @@ from notify.storage.log.continuing import begin_at_the_end, last_frame_us
 from notify.storage.log.disk import Disk
 from notify.storage.log.index import index_name
 from notify.storage.log.segments import segment_name
-from notify.storage.shipped import identity, manifest
+from notify.storage.shipped import identity, manifest, records
 from notify.storage.shipped.manifest import Manifest, ShippedSegment, StoredObject
 from notify.storage.shipped.store import Store
 from notify.wire import instant
 
 LOG = "log"
-RECORDS = "admin.db"
 IDS_US = 7 * 86_400_000_000
 """Ids of messages are known for so long at least, also where the messages themselves were dropped before."""
 TRIES = 2
@@ -98,11 +97,11 @@ class Restoring:
             except ObjectStoreFailed as error:
                 self._complaints.append(f"{error}; it was built again from its segment")
             progress(segment.idx.size)
-        records = self._manifest.records
+        shipped = self._manifest.records
         why = "no administrators' records were shipped"
-        if records is not None:
+        if shipped is not None:
             try:
-                self._fetch(records.name, records.object, self._directory / RECORDS)
+                self._fetch(shipped.name, shipped.object, self._directory / records.NAME)
                 return
             except ObjectStoreFailed as error:
                 why = f"the administrators' records are lost: {error}"

@@ -8,15 +8,16 @@ come from where the store's library looks for them (for S3: AWS_ACCESS_KEY_ID, A
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, TypeVar
 
 from notify.backoff import Backoff
 from notify.errors import NotifyError, ObjectStoreFailed
+from notify.storage.log.disk import Disk
 from notify.storage.shipped.bounded import Bounded
-from notify.storage.shipped.filesystem import WHOLE_PUTS, discard, opened, said, sync, sync_directory
+from notify.storage.shipped.filesystem import WHOLE_PUTS, discard, opened, said, sync
 from notify.storage.shipped.sink import FillFailed, Sink, no_pace
 
 T = TypeVar("T")
@@ -81,6 +82,13 @@ class Store:
         if len(data) > most:
             raise ObjectStoreFailed(f"{self.url}/{name} is larger than {most:,} bytes")
         return bytes(data)
+
+    def read_listed(self, name: str, listed: tuple[int, str], most: int) -> bytes:
+        """A whole object as a manifest lists it: (size, SHA-256). Raises ObjectStoreFailed for other bytes."""
+        data = self.read(name, most)
+        if digest_of(data) != listed:
+            raise ObjectStoreFailed(f"{self.url}/{name} differs from what the manifest says of it")
+        return data
 
     def _present(self, name: str) -> str:
         """The path of an object. Where a rename was cut short, it is that of what was to take its place."""
@@ -192,13 +200,21 @@ class Store:
         def rename(alive: Callable[[], None]) -> None:
             self._write(path + NEXT, lambda sink: sink.write(data), alive)
             if self._is_local:
-                local = self._fs._strip_protocol(path)
-                os.replace(local + NEXT, local)
-                sync_directory(local)
+                local = Path(self._fs._strip_protocol(path))
+                Disk(local.parent).rename(local.name + NEXT, local.name)
             else:
                 self._fs.mv(path + NEXT, path)
 
         self._tried(f"replace {name}", rename)
+
+    def replace_checked(self, name: str, data: bytes, most: int) -> None:
+        """As `replace`, and read it back; `most`: bytes that such an object may have."""
+        self.replace(name, data)
+        if self.read(name, most) != data:
+            raise ObjectStoreFailed(
+                f"{self.url} said that it replaced {name}, and gives another one: the store does not keep what it "
+                "acknowledges, or another process writes to it"
+            )
 
     def delete(self, name: str) -> None:
         """Remove an object; none of that name is fine."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from notify import ids
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.client.table import half_message, notify_inbox
 from notify.errors import NotifyError
-from tests.support.clock import PATIENCE_SECONDS
+from tests.support.background import repeated
 from tests.support.groups import running
 from tests.support.shop import Base, Order, make_engine
 
@@ -73,25 +72,10 @@ class Shop:
     @contextmanager
     def busy(self, threads: int = 1, pause_seconds: float = 0.0) -> Iterator[None]:
         """Place and consume orders in the background until the context ends."""
-        stop = threading.Event()
-
-        def place_orders() -> None:
-            while not stop.wait(pause_seconds):
-                try:
-                    self.order()
-                except NotifyError:
-                    pass  # the server is away: this order did not happen
-
-        placing = [threading.Thread(target=place_orders) for _ in range(threads)]
-        with running(self.consumer):
-            for thread in placing:
-                thread.start()
-            try:
-                yield
-            finally:
-                stop.set()
-                for thread in placing:
-                    thread.join(PATIENCE_SECONDS)
+        # Where the server is away, an order does not happen.
+        ordering = repeated(self.order, threads=threads, pause_seconds=pause_seconds, passing=(NotifyError,))
+        with running(self.consumer), ordering:
+            yield
 
     def close(self) -> None:
         self.producer.close()

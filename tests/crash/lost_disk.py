@@ -17,6 +17,7 @@ from notify.client import Consumer, Inbox, Message, Reader, TransactionProducer,
 from notify.client.table import half_message
 from notify.errors import NotifyError
 from notify.message import ReceivedMessage
+from tests.support.background import repeated
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import running
 from tests.support.shop import make_engine
@@ -95,24 +96,9 @@ class LostDiskShop:
     @contextmanager
     def ordering(self, threads: int = 3) -> Iterator[None]:
         """Place orders in the background; one that fails, because the server is away, did not happen."""
-        stop = threading.Event()
-
-        def place_orders() -> None:
-            while not stop.wait(0.005):
-                try:
-                    self.order()
-                except (NotifyError, sa.exc.DBAPIError):
-                    continue
-
-        placing = [threading.Thread(target=place_orders) for _ in range(threads)]
-        for thread in placing:
-            thread.start()
-        try:
+        passing = (NotifyError, sa.exc.DBAPIError)
+        with repeated(self.order, threads=threads, pause_seconds=0.005, passing=passing):
             yield
-        finally:
-            stop.set()
-            for thread in placing:
-                thread.join(PATIENCE_SECONDS)
 
     def order(self) -> None:
         n = next(self._numbers)

@@ -101,17 +101,20 @@ class Changes:
         behind: list[str] = []
         until = time.monotonic() + REPLAY_SECONDS
         for group in self._chance.sample(list(STEERED), len(STEERED)):
-            while True:
-                try:
-                    skipped = self._replay_of(group)
-                    break
-                except NotifyError:  # the server, or Kafka, is away
-                    if time.monotonic() > until or self._over.wait(AGAIN_SECONDS):
-                        raise
+            skipped = self._replay_patiently(group, until)
             if not skipped:
                 return
             behind.append(f"{group}: {skipped[:3]}")
         raise Conflict(f"all groups are too far behind: {behind}")
+
+    def _replay_patiently(self, group: str, until: float) -> list[dict[str, Any]]:
+        """As `_replay_of`, asked for again while the server, or Kafka, is away, until that instant."""
+        while True:
+            try:
+                return self._replay_of(group)
+            except NotifyError:
+                if time.monotonic() > until or self._over.wait(AGAIN_SECONDS):
+                    raise
 
     def _replay_of(self, group: str) -> list[dict[str, Any]]:
         """Reset a group by some seconds. Empty where that was done, else queues in which too much would be skipped."""

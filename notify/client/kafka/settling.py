@@ -21,7 +21,7 @@ from notify.client.kafka.retries import Departure, id_of, without_body
 from notify.client.kafka.topics import RECORD_BYTES
 from notify.client.kafka.window import Window
 from notify.kafka.cluster import Cluster
-from notify.kafka.codes import FENCED, GONE
+from notify.kafka.codes import FENCED, GONE, TOO_LARGE
 from notify.kafka.groups import transactional_id
 from notify.kafka.progress import Progress
 from notify.kafka.rights import REFUSED
@@ -46,7 +46,6 @@ MOST_LEAVING, LEAVING_BYTES = 1000, 8 << 20
 MOST_TOO_LARGE = 1000
 Spot = tuple[str, int, int]
 """A topic, a partition and an offset."""
-TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 
 
 class TooLarge(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from notify import __version__
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.storage.log import LogStore
+from notify.storage.shipped import records
 
 AT_ONCE = 3
 """The most snapshots at once: each keeps the disk space of segments that the log has dropped since."""
@@ -116,13 +116,6 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
 
 
 def _copy_database(data_dir: Path, directory: Path) -> None:
-    """SQLite's own backup: a copy that is whole while others write."""
-    target = directory / "admin.db"
+    target = directory / records.NAME
     target.touch(mode=0o600)
-    source = sqlite3.connect(data_dir / "admin.db", timeout=10)
-    copy = sqlite3.connect(target)
-    try:
-        source.backup(copy)
-    finally:
-        copy.close()
-        source.close()
+    records.copy_into(data_dir, target)

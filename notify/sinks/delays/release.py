@@ -19,6 +19,7 @@ from notify.backoff import Backoff
 from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS
 from notify.kafka.cluster import Cluster
+from notify.kafka.codes import NEVER_STORED
 from notify.kafka.flushing import flush
 from notify.kafka.leaving import leave
 from notify.kafka.records import REASON
@@ -52,14 +53,6 @@ TRIES = 10
 """So often in a row is a batch refused before this membership ends."""
 AGAIN_SECONDS, AGAIN_MAX_SECONDS = 0.02, 0.5
 """Between two such tries: a group that is being shared anew refuses its earlier generation until its members know."""
-FOR_GOOD = frozenset(
-    (
-        KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
-        KafkaError.TOPIC_EXCEPTION, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.INVALID_RECORD,
-    )
-)  # fmt: skip
-"""Errors for which a topic will not take a record however often it is sent."""
 RETRIED = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
 """Errors of reading that pass: the brokers are away, or do not know a new topic yet."""
 
@@ -263,7 +256,7 @@ class Release:
             raise
 
     def _answered(self, move: _Move, error: KafkaError | None, _: Any) -> None:
-        if error is None or error.code() not in FOR_GOOD:
+        if error is None or error.code() not in NEVER_STORED:
             return
         self._is_refused = True
         key = (move.place, move.offset)
@@ -280,7 +273,7 @@ class Release:
 
     def _take_back(self, error: KafkaError) -> None:
         """After a failure: nothing of the batch was written, and it is read again. Raises where this cannot be said."""
-        if error.fatal() or not (error.txn_requires_abort() or error.code() in FOR_GOOD):
+        if error.fatal() or not (error.txn_requires_abort() or error.code() in NEVER_STORED):
             raise KafkaException(error)
         if self._is_refused and len(self._batch) > 1:
             self._most = max(1, len(self._batch) // 2)
