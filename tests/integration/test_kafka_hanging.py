@@ -16,7 +16,7 @@ pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import Producer
 
-from notify.client.kafka import settling
+from notify.client.kafka import settling, transactions
 from notify.kafka import cluster, transactional
 from notify.kafka.groups import dead_letter_topic
 from tests.support.kafka_consumers import make_topic, produce, progress
@@ -25,24 +25,27 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.mark.parametrize(
-    ("call", "mode"),
+    ("call", "mode", "is_made"),
     [
-        ("init_transactions", "failover"),
-        ("send_offsets_to_transaction", "shared"),
-        ("commit_transaction", "shared"),
-        pytest.param("init_transactions", "shared", marks=pytest.mark.long),
-        pytest.param("send_offsets_to_transaction", "failover", marks=pytest.mark.long),
-        pytest.param("commit_transaction", "failover", marks=pytest.mark.long),
+        ("init_transactions", "failover", False),
+        ("send_offsets_to_transaction", "shared", False),
+        ("commit_transaction", "shared", True),
+        pytest.param("init_transactions", "shared", False, marks=pytest.mark.long),
+        pytest.param("send_offsets_to_transaction", "failover", False, marks=pytest.mark.long),
+        pytest.param("commit_transaction", "shared", False, marks=pytest.mark.long),
+        pytest.param("commit_transaction", "failover", False, marks=pytest.mark.long),
+        pytest.param("commit_transaction", "failover", True, marks=pytest.mark.long),
     ],
 )
 def test_a_client_that_hangs_is_left_to_itself(
-    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, mode: str, call: str
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, mode: str, call: str, is_made: bool
 ) -> None:
-    """Its commit never ended, and with it none of the consumer's: the group stood still."""
+    """Its commit never ended, and with it none of the consumer's: the group stood still. Where it was carried out
+    nevertheless (`is_made`), what had left with it left once more."""
     hung, goes_on = threading.Event(), threading.Event()
 
     class Hanging(Producer):
-        """Kafka's producer. The first such call of a transactional one waits, and is never made."""
+        """Kafka's producer. The first such call of a transactional one waits after it was made, or is never made."""
 
         def hangs(self) -> bool:
             is_first = not hung.is_set()
@@ -52,12 +55,15 @@ def test_a_client_that_hangs_is_left_to_itself(
             return is_first
 
     def hanging(self: Hanging, *given: Any) -> Any:
+        if is_made and not hung.is_set():
+            getattr(Producer, call)(self, *given)
         return None if self.hangs() else getattr(Producer, call)(self, *given)
 
     monkeypatch.setattr(Hanging, call, hanging, raising=False)
     monkeypatch.setattr(cluster, "Producer", Hanging)
     monkeypatch.setattr(transactional, "MORE_SECONDS", 0.5)
     monkeypatch.setattr(settling, "CALL_SECONDS", 5.0)
+    monkeypatch.setattr(transactions, "CALL_SECONDS", 5.0)
     make_topic(kafka_url, unique)
     consumer = Consumer(kafka_url, group=unique)
 
@@ -70,6 +76,8 @@ def test_a_client_that_hangs_is_left_to_itself(
         assert hung.wait(60)
         eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's position")
         eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 3, "everything to be done")
-    letters = committed(kafka_url, dead_letter_topic(unique), 3)
-    assert sorted(letter.value() for letter in letters) == [b"a", b"b", b"c"]
+        produce(kafka_url, unique, ["d"])
+        eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 4, "the group to go on")
+    letters = committed(kafka_url, dead_letter_topic(unique), 4)
+    assert sorted(letter.value() for letter in letters) == [b"a", b"b", b"c", b"d"]
     goes_on.set()

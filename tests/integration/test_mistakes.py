@@ -68,7 +68,7 @@ def test_a_server_that_is_not_notify_is_asked_about() -> None:
 
 def test_doctor_tells_a_database_that_is_away_from_one_without_tables(memory: InMemoryServer, tmp_path: Path) -> None:
     def finding(dsn: str) -> str:
-        # What other tests left on the shared server comes first; the database's one finding comes last.
+        # The findings begin with those of other tests on the shared server. The database's one finding comes last.
         return str(cli("doctor", "--url", memory.url, "--dsn", dsn, "--json")[1]["findings"][-1])
 
     away = finding("postgresql+psycopg://nobody@127.0.0.1:9/x")

@@ -7,10 +7,11 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from notify.backoff import Backoff
 from notify.client.kafka.feed import Feed
@@ -18,20 +19,15 @@ from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, is_final, refusal
 from notify.client.kafka.retries import Departure, id_of, without_body
-from notify.client.kafka.topics import RECORD_BYTES
+from notify.client.kafka.transactions import CALL_SECONDS, OutcomeUnknown, TooLarge, Transactions
 from notify.client.kafka.window import Window
 from notify.kafka.cluster import Cluster
-from notify.kafka.codes import FENCED, GONE, TOO_LARGE
-from notify.kafka.groups import transactional_id
+from notify.kafka.codes import FENCED, GONE
 from notify.kafka.progress import Progress
 from notify.kafka.rights import REFUSED
-from notify.kafka.transactional import TransactionalProducer
 
 log = logging.getLogger("notify.consumer")
 
-CALL_SECONDS = 20.0
-TRANSACTION_SECONDS = 10.0
-"""A process that is killed within a transaction holds up readers of its topics for so long."""
 GATHER_SECONDS, GATHER_MAX_SECONDS = 0.05, 0.5
 """Between two commits: what ends within this time is committed together."""
 SHARE = 4
@@ -39,8 +35,6 @@ SHARE = 4
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
 GONE_SECONDS = 10.0
 """Partitions that the brokers do not know are left out of commits for so long, and then tried again."""
-OUTCOME_SECONDS = 120.0
-"""How long the outcome of a transaction is asked for: a broker that is frozen keeps its connections for a minute."""
 MOST_LEAVING, LEAVING_BYTES = 1000, 8 << 20
 """One transaction carries so many records or bytes at most, and one record more: it has to end within its time."""
 MOST_TOO_LARGE = 1000
@@ -48,12 +42,12 @@ Spot = tuple[str, int, int]
 """A topic, a partition and an offset."""
 
 
-class TooLarge(Exception):
-    """A departure that its topic does not take."""
+@dataclass(frozen=True)
+class InDoubt:
+    """A transaction whose outcome nobody has said: the records that left with it, and its offsets."""
 
-    def __init__(self, departure: Departure) -> None:
-        super().__init__(departure.topic)
-        self.departure = departure
+    leaving: list[Departure]
+    offsets: list[TopicPartition]
 
 
 class Settling:
@@ -65,7 +59,7 @@ class Settling:
         self._feed = feed
         self._partitions = partitions
         self._for_owner = plan.sharing == "owner"
-        self._producer: TransactionalProducer | None = None
+        self._transactions = Transactions(plan, cluster)
         self._committed: dict[Window, int] = {}
         self._gone: dict[Window, float] = {}
         """Windows of partitions that are gone, and until when they are left out."""
@@ -73,6 +67,7 @@ class Settling:
         self._too_large: OrderedDict[Spot, None] = OrderedDict()
         """Records that leave without their bodies, the last MOST_TOO_LARGE. An owner whose producer is spent forgets
         its departures, and they come again."""
+        self._in_doubt: InDoubt | None = None
         self._lock = asyncio.Lock()
         self.is_fenced = False
         """Another instance owns the group: nothing is committed until this one claims it again."""
@@ -120,6 +115,12 @@ class Settling:
 
     async def _settle(self) -> bool:
         async with self._lock:
+            if self._in_doubt is not None:
+                try:
+                    await self._resolve(self._in_doubt)
+                except KafkaException as raised:
+                    self._refused(raised)
+                    return False
             self._departures = [d for d in self._departures if not d.window.is_closed]
             leaving = self._next_to_leave()
             left_by = _by_window(leaving)
@@ -130,7 +131,7 @@ class Settling:
                 for place, window in self._partitions.items()
                 if (window.changes != self._committed.get(window, 0) or window in left_by) and window not in self._gone
             ]
-            if self._for_owner and self._producer is None:
+            if self._for_owner and not self._transactions.are_claimed:
                 # Its last transaction may not have ended. To claim the group here could fence a new owner.
                 self.is_fenced = True
             if not (changed or leaving) or self.is_fenced:
@@ -141,16 +142,17 @@ class Settling:
             except TooLarge as refused:
                 self._shorten(refused.departure)
                 return False
+            except OutcomeUnknown as raised:
+                if not self._for_owner:  # an owner begins anew, at what is committed by then
+                    self._in_doubt = InDoubt(leaving, raised.offsets)
+                self._refused(raised.error)
+                return False
             except KafkaException as raised:
                 if leaving and error_of(raised).code() in REFUSED:
                     await self._commit_what_stays(windows)
                 self._refused(raised)
                 return False
-            for departure in leaving:
-                if not departure.window.is_closed:
-                    departure.window.finish(departure.item)
-                    self._partitions.look(departure.window)
-            self._departures = self._departures[len(leaving) :]
+            self._arrived(leaving)
             open_windows = {window for _, window in self._partitions.items()}
             self._committed = {w: n for w, n in self._committed.items() if w in open_windows}
             for _, window, changes in changed:
@@ -161,8 +163,35 @@ class Settling:
                 self._partitions.changed.set()
             return True
 
+    async def _resolve(self, doubt: InDoubt) -> None:
+        """Learn whether a transaction was committed: what left with it would leave again. Raises KafkaException."""
+        if not self._transactions.are_claimed:
+            await asyncio.to_thread(self.claim)  # the transaction has ended by then
+        left = {(d.item.record.topic(), d.item.record.partition()) for d in doubt.leaving if not d.window.is_closed}
+        sent = {(p.topic, p.partition): (p.offset, p.metadata) for p in doubt.offsets}
+        asked = [TopicPartition(*place) for place in left if place in sent]
+        known = []
+        if asked:
+            known = await self._feed.thread.call_also_within(
+                partial(self._feed.consumer.committed, asked, timeout=CALL_SECONDS)
+            )
+        # All or none were committed. Progress with a record that left in it is in no commit before.
+        if any((p.offset, p.metadata) == sent[p.topic, p.partition] for p in known):
+            log.warning("a transaction of group %s was committed, though no answer came", self._plan.kafka_group)
+            self._arrived(doubt.leaving)
+        self._in_doubt = None
+
+    def _arrived(self, departures: Sequence[Departure]) -> None:
+        """These are in their topics, and committed with the group's progress."""
+        for departure in departures:
+            if not departure.window.is_closed:
+                departure.window.finish(departure.item)
+                self._partitions.look(departure.window)
+        arrived = {id(departure) for departure in departures}
+        self._departures = [departure for departure in self._departures if id(departure) not in arrived]
+
     async def _commit(self, windows: Mapping[Place, Window], leaving: list[Departure], *, stays: bool = False) -> None:
-        """Raises KafkaException, TooLarge."""
+        """Raises KafkaException, OutcomeUnknown, TooLarge."""
         left_by = _by_window(leaving)
         offsets = [
             _committable(place, window.progress(left_by.get(window, ()), stays=stays))
@@ -170,7 +199,7 @@ class Settling:
         ]
         if leaving or self._for_owner:
             try:
-                await asyncio.to_thread(self._transact, leaving, offsets, self._feed.member)
+                await asyncio.to_thread(self._transactions.commit, leaving, offsets, self._feed.member)
             except KafkaException as raised:
                 are_gone = error_of(raised).code() in GONE and await self._leave_out(windows)
                 if not are_gone or self._for_owner:  # by now the group may be another's: the next commit goes on
@@ -198,11 +227,11 @@ class Settling:
 
     async def _commit_what_stays(self, windows: Mapping[Place, Window]) -> None:
         """The right to write what leaves is missing, which ends the consumer: what was done beside it stays done."""
-        if self._for_owner and self._producer is None:
+        if self._for_owner and not self._transactions.are_claimed:
             return  # whether its last transaction has ended is not known, see _settle
         try:
             await self._commit(windows, [], stays=True)
-        except KafkaException as raised:
+        except (KafkaException, OutcomeUnknown) as raised:
             log.warning("what group %s has done is not committed, and comes again: %s", self._plan.kafka_group, raised)
 
     def _next_to_leave(self) -> list[Departure]:
@@ -231,97 +260,16 @@ class Settling:
         error = error_of(raised)
         if error.code() in FENCED:
             # An owner's membership says what is next; else another process has this instance's name, or had it before.
-            self.is_fenced = self._for_owner and self._producer is None
+            self.is_fenced = self._for_owner and not self._transactions.are_claimed
         elif is_final(error):
             raise refusal(error, self._cluster, self._plan.kafka_group) from raised
         level = logging.DEBUG if error.code() in OTHERS_NOW else logging.WARNING
         log.log(level, "Kafka does not take the offsets of group %s now: %s", self._plan.kafka_group, error.str())
 
-    # --- in a thread ------------------------------------------------------------------------------------------
-
     def claim(self) -> None:
-        """Make the producer of transactions; whoever has its transactional id is fenced. Raises KafkaException."""
-        own = {
-            "transactional.id": transactional_id(
-                self._plan.kafka_group, "" if self._for_owner else self._plan.instance
-            ),
-            "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
-            "message.max.bytes": RECORD_BYTES,
-        }
-        producer = self._cluster.transactional_producer(own)
-        producer.init_transactions(CALL_SECONDS)
-        self._producer = producer
+        """In a thread: make the producer of transactions; whoever has its id is fenced. Raises KafkaException."""
+        self._transactions.claim()
         self.is_fenced = False
-
-    def _transact(self, leaving: list[Departure], offsets: list[TopicPartition], group: Any) -> None:
-        """Departures and offsets, all or none."""
-        if self._producer is None:
-            self.claim()
-        producer = self._producer
-        assert producer is not None
-        too_large: list[Departure] = []
-        try:
-            producer.begin_transaction()
-            for d in leaving:
-                self._produce(producer, d, too_large)
-            producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS)
-            self._end(producer)
-        except KafkaException as raised:
-            if error_of(raised).fatal() or error_of(raised).code() in FENCED:
-                self._drop(producer)
-                raise
-            self._abort(producer)
-            if producer.is_spent:
-                self._drop(producer)
-            if too_large and too_large[0].has_body:
-                raise TooLarge(too_large[0]) from raised
-            raise
-
-    def _produce(self, producer: TransactionalProducer, departure: Departure, too_large: list[Departure]) -> None:
-        """`too_large` gets the departure if Kafka, or its client, says so now or later."""
-
-        def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is not None and error.code() in TOO_LARGE:
-                too_large.append(departure)
-
-        record = departure.item.record
-        value, key = (record.value(), record.key()) if departure.has_body else (None, None)
-        try:
-            producer.produce(
-                departure.topic, value, key,
-                partition=departure.partition, headers=departure.headers, on_delivery=delivered,
-            )  # fmt: skip
-        except KafkaException as raised:
-            delivered(error_of(raised), record)
-            raise
-
-    def _end(self, producer: TransactionalProducer) -> None:
-        """Commit a transaction, and ask for its outcome for as long as the brokers may need.
-
-        One that is given up while its outcome is not known would be written again by the next.
-        """
-        deadline = time.monotonic() + OUTCOME_SECONDS
-        while True:
-            try:
-                return producer.commit_transaction(CALL_SECONDS)
-            except KafkaException as raised:
-                error = error_of(raised)
-                if not error.retriable() or time.monotonic() > deadline:
-                    raise
-                log.debug("Kafka has not said yet whether a transaction is committed: %s", error.str())
-
-    def _abort(self, producer: TransactionalProducer) -> None:
-        try:
-            producer.abort_transaction(CALL_SECONDS)
-        except KafkaException as raised:
-            # A new producer of the same id aborts what this one has left open.
-            log.debug("Kafka does not abort a transaction: %s", error_of(raised).str())
-            self._drop(producer)
-
-    def _drop(self, producer: TransactionalProducer) -> None:
-        """Use a producer no more. A commit may fail after the group was claimed anew, which fenced its producer."""
-        if self._producer is producer:
-            self._producer = None
 
 
 def commit_offsets(consumer: Any, offsets: list[TopicPartition]) -> None:

@@ -1,0 +1,146 @@
+"""Transactions of a consumer's instance, or of a group's owner: records for other topics, and the group's offsets."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from notify.client.kafka.plan import Plan
+from notify.client.kafka.refusals import error_of
+from notify.client.kafka.retries import Departure
+from notify.client.kafka.topics import RECORD_BYTES
+from notify.kafka.cluster import Cluster
+from notify.kafka.codes import FENCED, TOO_LARGE
+from notify.kafka.groups import transactional_id
+from notify.kafka.transactional import TransactionalProducer
+
+log = logging.getLogger("notify.consumer")
+
+CALL_SECONDS = 20.0
+TRANSACTION_SECONDS = 10.0
+"""A process that is killed within a transaction holds up readers of its topics for so long."""
+OUTCOME_SECONDS = 120.0
+"""How long the outcome of a transaction is asked for: a broker that is frozen keeps its connections for a minute."""
+
+
+class TooLarge(Exception):
+    """A departure that its topic does not take."""
+
+    def __init__(self, departure: Departure) -> None:
+        super().__init__(departure.topic)
+        self.departure = departure
+
+
+class OutcomeUnknown(Exception):
+    """A transaction with these offsets is committed or aborted. It has ended once another producer is claimed."""
+
+    def __init__(self, error: KafkaException, offsets: list[TopicPartition]) -> None:
+        super().__init__(error)
+        self.error = error
+        self.offsets = offsets
+
+
+class Transactions:
+    """One at a time, each call in a thread. Its producer is claimed with the first, and anew after a failure."""
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._producer: TransactionalProducer | None = None
+
+    @property
+    def are_claimed(self) -> bool:
+        return self._producer is not None
+
+    def claim(self) -> None:
+        """Make the producer of transactions; whoever has its transactional id is fenced. Raises KafkaException."""
+        own = {
+            "transactional.id": transactional_id(
+                self._plan.kafka_group, "" if self._plan.sharing == "owner" else self._plan.instance
+            ),
+            "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
+            "message.max.bytes": RECORD_BYTES,
+        }
+        producer = self._cluster.transactional_producer(own)
+        producer.init_transactions(CALL_SECONDS)
+        self._producer = producer
+
+    def commit(self, leaving: list[Departure], offsets: list[TopicPartition], group: Any) -> None:
+        """Departures and offsets, all or none.
+
+        Raises KafkaException where none is committed; OutcomeUnknown; TooLarge.
+        """
+        if self._producer is None:
+            self.claim()
+        producer = self._producer
+        assert producer is not None
+        too_large: list[Departure] = []
+        is_ending = False
+        try:
+            producer.begin_transaction()
+            for d in leaving:
+                self._produce(producer, d, too_large)
+            producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS)
+            is_ending = True
+            self._end(producer)
+        except KafkaException as raised:
+            is_over = error_of(raised).fatal() or error_of(raised).code() in FENCED
+            is_aborted = not is_over and self._abort(producer)
+            if not is_aborted or producer.is_spent:
+                self._drop(producer)
+            if is_ending and not is_aborted:
+                raise OutcomeUnknown(raised, offsets) from raised
+            if too_large and too_large[0].has_body:
+                raise TooLarge(too_large[0]) from raised
+            raise
+
+    def _produce(self, producer: TransactionalProducer, departure: Departure, too_large: list[Departure]) -> None:
+        """`too_large` gets the departure if Kafka, or its client, says so now or later."""
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None and error.code() in TOO_LARGE:
+                too_large.append(departure)
+
+        record = departure.item.record
+        value, key = (record.value(), record.key()) if departure.has_body else (None, None)
+        try:
+            producer.produce(
+                departure.topic, value, key,
+                partition=departure.partition, headers=departure.headers, on_delivery=delivered,
+            )  # fmt: skip
+        except KafkaException as raised:
+            delivered(error_of(raised), record)
+            raise
+
+    def _end(self, producer: TransactionalProducer) -> None:
+        """Commit a transaction, and ask for its outcome for as long as the brokers may need.
+
+        One that is given up while its outcome is not known would be written again by the next.
+        """
+        deadline = time.monotonic() + OUTCOME_SECONDS
+        while True:
+            try:
+                return producer.commit_transaction(CALL_SECONDS)
+            except KafkaException as raised:
+                error = error_of(raised)
+                if not error.retriable() or time.monotonic() > deadline:
+                    raise
+                log.debug("Kafka has not said yet whether a transaction is committed: %s", error.str())
+
+    def _abort(self, producer: TransactionalProducer) -> bool:
+        """Whether nothing of its transaction stands."""
+        try:
+            producer.abort_transaction(CALL_SECONDS)
+        except KafkaException as raised:
+            # A new producer of the same id aborts what this one has left open.
+            log.debug("Kafka does not abort a transaction: %s", error_of(raised).str())
+            return False
+        return True
+
+    def _drop(self, producer: TransactionalProducer) -> None:
+        """Use a producer no more. A commit may fail after the group was claimed anew, which fenced its producer."""
+        if self._producer is producer:
+            self._producer = None
