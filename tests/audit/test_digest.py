@@ -233,6 +233,7 @@ def test_usual_lives_are_equal(spark: Any, trade: Trade) -> None:
     same(run(spark, trade), run(spark, trade, replace(PLAN, method="full")))
 
 
+@pytest.mark.long
 def test_unusual_lives_are_equal_too(spark: Any, tmp_path: Path) -> None:
     trade = make_trade(tmp_path / "trade", step_us=STEP_US, ago_us=100 * STEP_US)
     asyncio.run(go_on(trade))

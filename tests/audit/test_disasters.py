@@ -54,7 +54,7 @@ SHORT = (
     ("doubled", "local rows, in a later database", "digest"),
     ("foreign", "a sender's database instead", "all"),
     pytest.param("skewed", "times of an inbox, back", "range", marks=pytest.mark.long),
-    ("skewed", "times of an inbox, ahead", "digest"),
+    pytest.param("skewed", "times of an inbox, ahead", "digest", marks=pytest.mark.long),
     pytest.param("skewed", "a log's times, back", "range", marks=pytest.mark.long),
     pytest.param("skewed", "a log's times, ahead", "digest", marks=pytest.mark.long),
 )

@@ -106,6 +106,7 @@ def test_what_kafka_lacks_is_lost_and_what_it_has_alone_is_a_ghost(
     assert set(result.not_checked) == {"DUP_EFFECT"}
 
 
+@pytest.mark.long
 def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_group_is_judged_by_what_it_noted(
     assert [note for note in result.notes if groups["filtered"] in note and "filters" in note]
 
 
+@pytest.mark.long
 def test_what_retention_deletes_while_it_is_read_is_not_lost(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def forget_the_last_commit(checkpoint: Path) -> None:
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 
 
+@pytest.mark.long
 def test_each_message_once_beside_kills(lake: Any, own_server: ServerProcess, tmp_path: Path) -> None:
     url, table = own_server.url, f"file://{tmp_path}/table"
     topic = make(url, "into-a-table", 2)

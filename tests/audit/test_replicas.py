@@ -104,6 +104,7 @@ def audited(spark: Any, trade: Trade, copy: str, scratch: Path) -> Result:
         return Audit(spark, AT_ONCE, Inputs(databases, [LogInput(trade.log)]), scratch).run()
 
 
+@pytest.mark.long
 def test_what_a_standby_lacks_yet_is_pending(spark: Any, standby: tuple[str, str], tmp_path: Path) -> None:
     primary, copy = standby
     begin(primary, Trade(tmp_path / "none", 0))

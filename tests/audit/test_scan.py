@@ -166,6 +166,7 @@ def test_bad_options_say_what_there_is(log: Any) -> None:
         rows_of(log[0].parent / "nowhere")
 
 
+@pytest.mark.long
 def test_segments_are_copied_by_tasks_of_spark(
     spark: Any, log: Any, read: LogInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_the_source_reads_a_store(sound: Trade, store: str, options: dict[str, s
 # --- with Spark ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_planted_faults_are_the_same_from_a_store(
     spark: Any, database_urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
@@ -90,6 +91,7 @@ def never_repeated(inputs: Inputs, transactions: list[str], scratch: Path) -> di
     return {held.message_id.partition(".")[0]: held.why for held in plan.held_back}
 
 
+@pytest.mark.long
 def test_a_bridge_has_lost_what_it_has_passed(spark: Any, tmp_path: Path) -> None:
     trade = make_trade(tmp_path / "trade")
     passed, later = COUNT, COUNT + 2

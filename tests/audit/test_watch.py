@@ -458,6 +458,7 @@ class Run:
         asyncio.run(late())
 
 
+@pytest.mark.long
 def test_what_comes_late_is_revised_and_what_goes_wrong_late_is_found(spark: Any, tmp_path: Path) -> None:
     run = Run(tmp_path)
     said: list[dict[str, Any]] = []

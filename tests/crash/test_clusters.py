@@ -37,6 +37,7 @@ def test_the_verdict_catches_what_a_cluster_may_do_wrong() -> None:
         assert cluster.verdict(good | slow) and not cluster.broken(good | slow), slow
 
 
+@pytest.mark.long
 def test_a_bridge_is_killed_while_its_source_changes(directory: Path) -> None:
     """Promise 13: no gap, no duplicate, no reorder per key."""
     with ExitStack() as stack:

@@ -74,6 +74,7 @@ def test_disorder_within_a_queue_is_caught() -> None:
     assert counts(violations(history))["DISORDER"] == 1
 
 
+@pytest.mark.long
 def test_a_short_history_over_databases(tmp_path: Path, database_urls: Mapping[str, str]) -> None:
     """Servers store transactions in two databases, from which a bridge and a relay move them to a queue server."""
     with (

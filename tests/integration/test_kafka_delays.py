@@ -188,6 +188,7 @@ class Hanging(Wrapped):
         threading.Event().wait()
 
 
+@pytest.mark.long
 def test_a_releaser_that_is_fenced_and_whose_client_hangs_goes_on(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +254,7 @@ def test_slots_that_waited_while_their_releaser_was_frozen_are_read(kafka_node: 
         process.join(PATIENCE_SECONDS)
 
 
+@pytest.mark.long
 def test_a_releaser_ends_while_its_broker_stands_still(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +271,7 @@ def test_a_releaser_ends_while_its_broker_stands_still(
         assert texts_of(kafka_node.url, unique, 2) == ["first", "second"]
 
 
+@pytest.mark.long
 def test_several_releasers_share_the_slots_while_others_come_and_go(kafka_node: KafkaNode, unique: str) -> None:
     names = [f"{part} {n:03}" for part in range(4) for n in range(250)]
     with releasing(kafka_node.url) as first:
@@ -372,6 +375,7 @@ def test_what_was_frozen_on_the_way_to_its_slot_is_placed_again(
 # --- bounds -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_full_slot_is_streamed_in_batches(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +456,7 @@ class Killed(Exception):
     """Stands for the death of a process."""
 
 
+@pytest.mark.long
 def test_two_that_move_it_at_once_move_each_message_once(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

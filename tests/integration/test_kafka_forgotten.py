@@ -97,6 +97,7 @@ def test_an_owner_commits_where_nothing_happens(kafka_url: str, unique: str, mon
         eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the offset again")
 
 
+@pytest.mark.long
 def test_a_pattern_does_not_stand_for_the_groups_retries(kafka_url: str, unique: str) -> None:
     """The retry topic began at the end, as the pattern's topics do: what waited there was lost."""
     make_topic(kafka_url, unique)

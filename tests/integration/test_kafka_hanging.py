@@ -27,8 +27,8 @@ pytestmark = pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("call", "mode", "is_made"),
     [
-        ("init_transactions", "failover", False),
-        ("send_offsets_to_transaction", "shared", False),
+        pytest.param("init_transactions", "failover", False, marks=pytest.mark.long),
+        pytest.param("send_offsets_to_transaction", "shared", False, marks=pytest.mark.long),
         ("commit_transaction", "shared", True),
         pytest.param("init_transactions", "shared", False, marks=pytest.mark.long),
         pytest.param("send_offsets_to_transaction", "failover", False, marks=pytest.mark.long),

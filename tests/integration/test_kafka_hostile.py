@@ -69,6 +69,7 @@ def test_a_time_that_no_calendar_has_stops_nobody(kafka_url: str, unique: str, m
     assert seen["strange"].startswith("9999-12-31T23:59:59")
 
 
+@pytest.mark.long
 def test_many_orders_of_operators_hold_up_no_start(kafka_url: str, unique: str) -> None:
     """Kafka compacts the topic of orders late: each order of a week may still be there."""
     make_topic(kafka_url, unique)

@@ -39,7 +39,14 @@ def make_anew(url: str, topic: str, texts: list[str]) -> None:
     produce(url, topic, texts)
 
 
-@pytest.mark.parametrize(("mode", "count"), [("shared", 3), ("shared", 5), ("exclusive", 7)])
+@pytest.mark.parametrize(
+    ("mode", "count"),
+    [
+        ("shared", 3),
+        pytest.param("shared", 5, marks=pytest.mark.long),
+        pytest.param("exclusive", 7, marks=pytest.mark.long),
+    ],
+)
 def test_a_consumer_reads_it_from_its_first_record(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, mode: str, count: int
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_retry_topic_with_too_few_partitions_is_refused(kafka_url: str, unique
         consumer_of(kafka_url, unique, []).run()
 
 
+@pytest.mark.long
 def test_a_topic_of_dead_letters_that_was_deleted_is_made_again(kafka_url: str, unique: str) -> None:
     make_topic(kafka_url, unique)
     consumer = Consumer(kafka_url, group=unique)
@@ -128,6 +129,7 @@ def test_a_topic_of_dead_letters_that_was_deleted_is_made_again(kafka_url: str, 
         eventually(lambda: len(committed(kafka_url, letters, 1)) == 1, "the dead letter")
 
 
+@pytest.mark.long
 def test_many_messages_leave_in_several_transactions(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +288,7 @@ def test_a_partition_without_a_leader_keeps_nobody_from_beginning(
     assert seen == ["a", "b"]
 
 
+@pytest.mark.long
 def test_an_owner_keeps_what_it_did_in_other_topics_when_one_is_deleted(kafka_url: str, unique: str) -> None:
     """All of its commits were refused for as long as the topic was missing."""
     here, gone = f"{unique}.here", f"{unique}.gone"

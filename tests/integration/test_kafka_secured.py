@@ -464,6 +464,7 @@ def tear(file: Path, torn: str | None) -> None:
     file.unlink() if torn is None else file.write_text(torn)
 
 
+@pytest.mark.long
 def test_a_password_that_is_changed_costs_a_bridge_nothing(
     secured: SecuredKafka, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -495,6 +496,7 @@ def test_a_password_that_is_changed_costs_a_bridge_nothing(
     assert texts(secured, topic, 2) == ["one", "two"]
 
 
+@pytest.mark.long
 def test_a_right_that_is_withdrawn_for_a_while_costs_a_consumer_nothing(
     secured: SecuredKafka, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -515,6 +517,7 @@ def test_a_right_that_is_withdrawn_for_a_while_costs_a_consumer_nothing(
 
 
 @pytest.mark.parametrize("torn", [pytest.param(None, marks=pytest.mark.long), "security.protocol=SASL_S"])
+@pytest.mark.long
 def test_a_file_of_settings_that_is_being_replaced_ends_no_consumer(
     secured: SecuredKafka,
     unique: str,

@@ -118,7 +118,7 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Any]]:
     return begin
 
 
-@pytest.mark.parametrize("mode", ["shared", "failover"])
+@pytest.mark.parametrize("mode", ["shared", pytest.param("failover", marks=pytest.mark.long)])
 def test_a_consumer_goes_on_with_a_new_producer(
     kafka_url: str, unique: str, mode: str, spent: Callable[[str], list[Any]]
 ) -> None:

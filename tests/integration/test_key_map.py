@@ -402,7 +402,11 @@ def shards_of_keys(server: ServerProcess) -> tuple[set[str], set[str]]:
     return {item["shard"] for item in items if item["status"] == 201}, refused
 
 
-@pytest.mark.parametrize("is_older", [False, True], ids=["of this version", "that knew no map with one database"])
+@pytest.mark.parametrize(
+    "is_older",
+    [pytest.param(False, marks=pytest.mark.long), True],
+    ids=["of this version", "that knew no map with one database"],
+)
 def test_one_database_grows_to_two(
     databases: dict[str, str], server: ServerProcess, tmp_path: Path, is_older: bool
 ) -> None:

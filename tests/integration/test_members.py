@@ -324,6 +324,7 @@ class WithProxiedRegistry:
         return queue, (self._directory / "q" / "admin.token").read_text().strip()
 
 
+@pytest.mark.long
 def test_a_server_starts_while_its_registry_is_away(database_urls: Mapping[str, str], tmp_path: Path) -> None:
     """With the settings and credentials that it knew last; it did not start at all, though another shard answered."""
     with ExitStack() as stack:

@@ -105,6 +105,7 @@ def test_a_token_works_at_once_at_every_server_of_a_registry(shared: str, tmp_pa
         eventually(lambda: status(second, "/v1/admin/settings", token) == 401)
 
 
+@pytest.mark.long
 def test_an_unknown_token_waits_for_a_database_that_is_away(postgresql: str, tmp_path: Path) -> None:
     """Such a token may be good: it is answered with 503 in time, never with 401. Known tokens are let in meanwhile."""
     target = sa.make_url(postgresql)

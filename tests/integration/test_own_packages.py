@@ -62,8 +62,12 @@ def project(tmp_path: Path) -> Path:
     ("words", "printed"),
     [
         (("app.py",), "files [] a plug"),
-        (("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "test_app.py"), "1 passed"),
-        (("-m", "notify.cli.main", "serve", "--help"), "--data-dir"),
+        pytest.param(
+            ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "test_app.py"),
+            "1 passed",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(("-m", "notify.cli.main", "serve", "--help"), "--data-dir", marks=pytest.mark.long),
         (("-m", "notify.cli.main", "audit", "--help"), "explain"),
     ],
     ids=["sdk, notify.testing and audit", "the pytest fixture", "notify serve", "notify audit"],

@@ -127,7 +127,7 @@ def test_the_wait_doubles_up_to_its_bound(queue: Queue, unique: str) -> None:
     assert len(waits) == 3 and all(wait > least for wait, least in zip(waits, (0.15, 0.3, 0.3), strict=True)), waits
 
 
-@pytest.mark.parametrize("with_inbox", [False, True])
+@pytest.mark.parametrize("with_inbox", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_handler_that_returns_its_work_undone_has_not_handled_the_message(
     queue: Queue, unique: str, with_inbox: bool, inbox_engine: sa.Engine
 ) -> None:
@@ -198,7 +198,7 @@ def test_an_error_that_is_no_text_fails_no_ack_beside_it(
     assert dead["c"] == "Mute: (its text cannot be had: RuntimeError)" and len(dead["d"]) <= 500
 
 
-@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+@pytest.mark.parametrize("kind", [pytest.param(Consumer, marks=pytest.mark.long), AsyncConsumer])
 def test_a_handler_that_exits_ends_its_consumer(
     queue: Queue, unique: str, kind: type[Consumer] | type[AsyncConsumer]
 ) -> None:

@@ -107,6 +107,7 @@ def test_the_administrators_records_are_shipped(server: ServerProcess, tmp_path:
         assert any("alarm_parked" in str(row) for row in database.iterdump())
 
 
+@pytest.mark.long
 def test_what_was_stored_before_is_shipped(tmp_path: Path) -> None:
     plain = ServerProcess(tmp_path / "data").start()
     publish(plain, "1")

@@ -58,6 +58,7 @@ def read(options: Options, start: Offsets | None = None) -> tuple[Offsets, list[
         return end, sorted(int(body) for batch in rows for body in batch.column("body").to_pylist())
 
 
+@pytest.mark.long
 def test_a_query_goes_on_after_the_disk_was_lost(s3: S3Server, tmp_path: Path) -> None:
     flags = ["--ship-to", s3.url, "--ship-every", "1"]
     server = ServerProcess(tmp_path / "data", flags=flags).start()
