@@ -28,8 +28,8 @@ cluster-demo: install
 	@$(PY) -m tests.cluster_demo $(if $(KAFKA),--kafka,) $(if $(DATABASE),--database $(DATABASE),) \
 		$(if $(AUDIT),--audit notify-audit,)
 
-# Everything but what is marked `long`. Most tests wait for servers: six workers keep two cores busy (tests/support).
-WORKERS ?= 6
+# Everything but what is marked `long`. Most tests wait for servers: four workers keep two cores busy (tests/support).
+WORKERS ?= 4
 test: install check
 	$(PY) -m pytest -n $(WORKERS)
 

@@ -91,6 +91,7 @@ async def write_some(trade: Trade, numbers: Sequence[int]) -> None:
     await store.close()
 
 
+@pytest.mark.long
 def test_what_took_effect_by_a_log_that_was_not_given_is_not_lost(spark: Any, trade: Trade) -> None:
     """All servers have the same shard name, and send to the same groups."""
     trade.execute("shop", "UPDATE half_message SET shards = 'main'")

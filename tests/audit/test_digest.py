@@ -247,6 +247,7 @@ def test_unusual_lives_are_equal_too(spark: Any, tmp_path: Path) -> None:
     same(result, run(spark, trade, replace(PLAN, method="full")))
 
 
+@pytest.mark.long
 def test_only_slots_that_may_differ_are_read(spark: Any, trade: Trade) -> None:
     """A replay, and digests of some rows, are no findings; a lost message is one."""
     insert(trade, WITH_INBOX, notify_inbox, effect_of(trade, 20, replay=1))

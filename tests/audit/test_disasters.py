@@ -51,7 +51,7 @@ SHORT = (
     ("swapped", "two segments of a log", "all"),
     pytest.param("swapped", "the first segments of two servers", "all", marks=pytest.mark.long),
     pytest.param("swapped", "segments of two servers", "all", marks=pytest.mark.long),
-    ("doubled", "local rows, in a later database", "digest"),
+    pytest.param("doubled", "local rows, in a later database", "digest", marks=pytest.mark.long),
     ("foreign", "a sender's database instead", "all"),
     pytest.param("skewed", "times of an inbox, back", "range", marks=pytest.mark.long),
     pytest.param("skewed", "times of an inbox, ahead", "digest", marks=pytest.mark.long),

@@ -79,6 +79,7 @@ def test_an_empty_log(tmp_path: Path) -> None:
         LogInput(tmp_path)
 
 
+@pytest.mark.long
 def test_a_log_that_ends_too_early(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
     """A stale copy: what the databases committed since is not lost, it cannot be judged."""
     log = copied(run[0], tmp_path)

@@ -213,6 +213,7 @@ def test_an_inbox_that_was_wiped_is_missed(
     assert [note for note in result.notes if f"{unique}-without" in note]
 
 
+@pytest.mark.long
 def test_dead_letters_that_nobody_sent_again_are_counted(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:

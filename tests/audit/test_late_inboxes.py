@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from notify.client import Consumer
@@ -33,6 +34,7 @@ def settled(server: ServerProcess, count: int) -> bool:
     return in_queue(server) == count and lag(server.url, "points") == 0
 
 
+@pytest.mark.long
 def test_what_was_settled_before_the_inbox_began_is_no_finding_and_is_not_sent_again(
     spark: Any, database_urls: dict[str, str], tmp_path: Path
 ) -> None:

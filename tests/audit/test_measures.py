@@ -34,6 +34,7 @@ def messages(spark: Any) -> Any:
     return spark.createDataFrame(pa.table(table))
 
 
+@pytest.mark.long
 def test_there_are_as_many_buckets_as_fit(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = messages(spark)
     by = (Groups(["g"]), InTime(MINUTE_US, MINUTE_US, 0, 0, frozenset({"g"}), frozenset()))

@@ -182,6 +182,7 @@ def test_ids_of_a_clock_that_is_days_off_are_found(spark: Any, trade: Trade, wha
 
 
 @pytest.mark.parametrize("method", ["digest", pytest.param("range", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_an_inbox_row_of_an_id_of_no_time_is_found(spark: Any, trade: Trade, method: str) -> None:
     name = f"{ids.to_text(made_at(trade.at(COUNT) + DAYS_US, 0))}.0"
     insert(trade, "points", notify_inbox, [effect_of(trade, 0, message_id=name)])

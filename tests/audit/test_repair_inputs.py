@@ -49,6 +49,7 @@ def test_a_journal_is_of_one_plan(server: ServerProcess, shop: Shop, tmp_path: P
         carried_out(shop, server, later, path)
 
 
+@pytest.mark.long
 def test_a_repair_that_a_restored_log_lacks_is_noticed(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     shop.order()
     path, case = tmp_path / "plan.json", lost(outbox_row(shop))

@@ -74,7 +74,6 @@ def done(url: str, group: str, topic: str, count: int) -> bool:
 # --- what is done stays done ----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_killed_on_its_first_message_a_consumer_loses_nothing(kafka: str, unique: str, tmp_path: Path) -> None:
     make_topic(kafka, unique)
     produce(kafka, unique, ["before"])

@@ -456,7 +456,6 @@ class Killed(Exception):
     """Stands for the death of a process."""
 
 
-@pytest.mark.long
 def test_two_that_move_it_at_once_move_each_message_once(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
