@@ -326,13 +326,17 @@ def watch(
     """Audit continuously, each window once its transactions must be over. After a restart the watch continues."""
     import signal
     import threading
+    import time
 
+    called_us = (
+        time.time_ns() // 1000
+    )  # not when Spark has started: what is committed until then belongs to the first window
     with never_one(as_json), alarmed(state, alarm_url), opened_here(database, log, kafka, storage) as checked:
         from notify.spark.result import Plan
         from notify.spark.watch.watching import Auditing, Watch
 
         names = [d.name for d in checked.databases]
-        bounds = (instant_us("--from", since), 0, max_transaction_seconds, deliver_seconds)
+        bounds = (instant_us("--from", since) or called_us, 0, max_transaction_seconds, deliver_seconds)
         plan = Plan(*bounds, effects=effect_queries(effects, names), fail_on=tuple(fail_on))
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

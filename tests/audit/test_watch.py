@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ import pytest
 
 from notify import ids
 from notify.bench.made_run import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
+from notify.cli import audit as audit_command
 from notify.client.table import half_message, notify_inbox
 from notify.errors import Conflict, InvalidRequest, Unavailable
 from notify.spark.databases import Database
@@ -29,6 +32,7 @@ from notify.spark.result import Found, Inputs, Plan, Result
 from notify.spark.tables.reading import files_of, read_file
 from notify.spark.watch import alarms as alarms_module
 from notify.spark.watch import ledger as ledger_module
+from notify.spark.watch import watching
 from notify.spark.watch.conditions import QUIET_SECONDS
 from notify.spark.watch.ledger import DROPPED, Ledger, Position
 from notify.spark.watch.lines import Lines
@@ -41,6 +45,8 @@ from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.shipped.store import Store
 from notify.storage.sql.rows import moment_of
 from tests.audit.scripted_watch import BEGIN_US, SECOND, Scripted
+from tests.audit.trade import Trade
+from tests.support.commands import cli
 from tests.support.receiver import Receiver
 from tests.support.shop import make_engine
 
@@ -164,6 +170,32 @@ class Hurried(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.is_set()
+
+
+def test_a_watch_begins_when_it_is_called(trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark takes seconds to start. What was committed meanwhile was in no window."""
+    plans: list[Plan] = []
+    started: list[int] = []
+
+    @contextlib.contextmanager
+    def session(*_: Any) -> Iterator[None]:
+        started.append(time.time_ns() // 1000)
+        yield
+
+    class Idle:
+        def __init__(self, audit: Any, plan: Plan, *_: Any, **__: Any) -> None:
+            plans.append(plan)
+
+        def run(self, *_: Any) -> None:
+            """Audit nothing."""
+
+        close = run
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(audit_command, "session", session)
+    monkeypatch.setattr(watching, "Watch", Idle)
+    cli("audit", "watch", "--database", f"shop={trade.url('shop')}", "--log", str(trade.log), "--state", str(tmp_path))
+    assert 0 < plans[0].from_us <= started[0]
 
 
 def test_an_input_that_is_away_holds_the_window_up(

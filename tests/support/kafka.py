@@ -68,8 +68,7 @@ def committed(url: str, topic: str, wanted: int = 0, *, uncommitted: bool = Fals
         partitions: Mapping[int, Any] = {}
         while not partitions:  # nobody has made the topic yet
             assert time.monotonic() < deadline, f"there is no topic {topic}"
-            known = consumer.list_topics(timeout=PATIENCE_SECONDS).topics.get(topic)
-            partitions = known.partitions if known is not None else {}
+            partitions = consumer.list_topics(topic, timeout=PATIENCE_SECONDS).topics[topic].partitions
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
         records: dict[int, list[Any]] = {number: [] for number in partitions}
         ended: set[int] = set()

@@ -36,7 +36,8 @@ def make_topic(url: str, topic: str, partitions: int = 1) -> None:
     admin = admin_of(url)
     for made in admin.create_topics([NewTopic(topic, num_partitions=partitions, replication_factor=-1)]).values():
         made.result(CALL_SECONDS)
-    eventually(lambda: topic in admin.list_topics(timeout=CALL_SECONDS).topics, f"topic {topic}")
+    # All topics of a node of many tests would be thousands of partitions.
+    eventually(lambda: admin.list_topics(topic, timeout=CALL_SECONDS).topics[topic].error is None, f"topic {topic}")
 
 
 def produce(url: str, topic: str, texts: list[str], **options: Any) -> None:
@@ -76,29 +77,48 @@ def lag(url: str, group: str) -> int:
 def progress(url: str, group: str) -> dict[tuple[str, int], Progress]:
     """Where a group is, by topic and partition, with what it has done behind that.
 
-    A group whose name has a test's own part (the fixture `unique`) is asked for topics with the same part only: a node
-    of many tests has thousands of partitions.
+    The admin client asks the group's coordinator alone: a node of many tests has thousands of partitions. Where nodes
+    are killed it could end the process (notify/kafka/asker.py), so a group without a test's own part in its name (the
+    fixture `unique`, for which no node is killed) is asked for by a consumer, topic by topic.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+
+    if UNIQUE.search(group) is None:
+        known = _committed_in_all_topics(url, group)
+    else:
+        asked = admin_of(url).list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
+        try:
+            known = asked.result(CALL_SECONDS).topic_partitions or []
+        except KafkaException as raised:
+            if _is_being_made(raised):
+                return {}
+            raise
+    return {(p.topic, p.partition): Progress.of(p.offset, p.metadata) for p in known if p.offset >= 0}
+
+
+def _committed_in_all_topics(url: str, group: str) -> list[Any]:
+    from confluent_kafka import KafkaException, TopicPartition
 
     consumer = onlooker(url, group)
-    own = UNIQUE.search(group)
     topics = consumer.list_topics(timeout=CALL_SECONDS).topics
-    asked = [
-        TopicPartition(name, n)
-        for name, topic in topics.items()
-        if own is None or own[0] in name
-        for n in topic.partitions
-    ]
-    if not asked:
-        return {}
+    asked = [TopicPartition(name, n) for name, topic in topics.items() for n in topic.partitions]
     try:
-        known = consumer.committed(asked, timeout=CALL_SECONDS)
+        return list(consumer.committed(asked, timeout=CALL_SECONDS)) if asked else []
     except KafkaException as raised:
-        if raised.args[0].code() in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
-            return {}  # the coordinator of the first group of all is only being made
+        if _is_being_made(raised):
+            return []
         raise
-    return {(p.topic, p.partition): Progress.of(p.offset, p.metadata) for p in known if p.offset >= 0}
+
+
+def _is_being_made(raised: Exception) -> bool:
+    """Whether the coordinator of the first group of all does not answer yet."""
+    from confluent_kafka import KafkaError
+
+    return raised.args[0].code() in (
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+    )
 
 
 def is_assigned(url: str, group: str, instances: int = 1) -> bool:
