@@ -102,7 +102,7 @@ audit-backup: install
 	$(PY) -m tests.audit.backup
 
 # A watch beside a running shop in which something goes wrong in each window; the watch is killed at each named point of
-# its code, the receiver of its alarms fails, the server is killed. 15 minutes.
+# its code, the receiver of its alarms fails, the server is killed. 20 minutes.
 audit-watch: install
 	$(PY) -m tests.audit.watching --windows $(or $(WINDOWS),60)
 
