@@ -300,7 +300,7 @@ def watch(
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
     window_seconds: float = typer.Option(60.0, "--window-seconds", min=1, help="The length of a window."),
-    since: str = typer.Option("", "--from", help="The start of the first window; default: now."),
+    since: str = typer.Option("", "--from", help="The start of the first window; default: now, before Spark starts."),
     windows: int = typer.Option(0, "--windows", min=0, help="Stop after so many windows; 0: never."),
     max_transaction_seconds: float = typer.Option(
         60.0, "--max-transaction-seconds", min=0, help="A window is audited at least so long after its end."
@@ -326,17 +326,13 @@ def watch(
     """Audit continuously, each window once its transactions must be over. After a restart the watch continues."""
     import signal
     import threading
-    import time
 
-    called_us = (
-        time.time_ns() // 1000
-    )  # not when Spark has started: what is committed until then belongs to the first window
     with never_one(as_json), alarmed(state, alarm_url), opened_here(database, log, kafka, storage) as checked:
         from notify.spark.result import Plan
         from notify.spark.watch.watching import Auditing, Watch
 
         names = [d.name for d in checked.databases]
-        bounds = (instant_us("--from", since) or called_us, 0, max_transaction_seconds, deliver_seconds)
+        bounds = (instant_us("--from", since or "0s"), 0, max_transaction_seconds, deliver_seconds)
         plan = Plan(*bounds, effects=effect_queries(effects, names), fail_on=tuple(fail_on))
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
