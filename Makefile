@@ -4,7 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 
-.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs: neither Spark nor browsers.
@@ -131,6 +131,10 @@ bench-observed: install
 bench-kafka: install
 	$(PY) -m notify.bench.kafka.bridge --rounds $(or $(ROUNDS),3)
 	$(PY) -m notify.bench.kafka.consumer --rounds $(or $(ROUNDS),3)
+
+# A backlog handled in batches of BATCH=500 beside one handled message by message, with an inbox on PostgreSQL: 2 minutes.
+bench-batches: install
+	$(PY) -m notify.bench.batches --messages $(or $(MESSAGES),20000) --batch $(or $(BATCH),500)
 
 # SECONDS=3600 at 1,000 transactions a second, in every mode: memory, descriptors, threads and data directory stay flat.
 soak: install

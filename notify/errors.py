@@ -23,7 +23,8 @@
     │   └── Corrupt               bytes on the disk differ from what was written
     ├── BindingRefused            the session or engine cannot carry a transactional message safely
     ├── TransactionRefused        the half was not stored, so the local transaction must not commit
-    └── DeadLetter                raised by a handler: move this message to the dead-letter queue
+    └── DeadLetter                raised by a handler: move this message to the dead-letter queue; also where its body
+                                  is no text, no JSON, or does not fit a type
 
 Each has a stable `code`, which is also the `code` of the HTTP problem (RFC 9457), and a message that says what to do
 next. `retryable` says whether the same request can succeed later.

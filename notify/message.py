@@ -122,6 +122,21 @@ def resolve_key(message: Message) -> str | None:
     return None if key is None else as_text("a key", key if isinstance(key, str) else str(key))
 
 
+class NoJson(DeadLetter, msgspec.DecodeError):
+    """A body that was to be JSON and is none: a handler that lets it pass makes its message a dead letter at once,
+    because another attempt would find the same bytes."""
+
+
+class NoText(DeadLetter, UnicodeDecodeError):
+    """The same of a body that was to be UTF-8 text."""
+
+    def __init__(self, error: UnicodeDecodeError) -> None:
+        UnicodeDecodeError.__init__(self, *error.args)
+
+    def __str__(self) -> str:
+        return f"the body is no text: {UnicodeDecodeError.__str__(self)}"
+
+
 @dataclass(slots=True, frozen=True)
 class ReceivedMessage:
     """A message as a handler receives it. `attempt` counts from 1; `committed_at` is RFC 3339 in UTC.
@@ -149,12 +164,18 @@ class ReceivedMessage:
 
     @property
     def text(self) -> str:
-        """The body as UTF-8 text. Raises UnicodeDecodeError."""
-        return self.body.decode()
+        """The body as UTF-8 text. Raises DeadLetter, which is a UnicodeDecodeError, too."""
+        try:
+            return self.body.decode()
+        except UnicodeDecodeError as error:
+            raise NoText(error) from None
 
     def json(self) -> Any:
-        """The body as a JSON value. Raises msgspec.DecodeError."""
-        return msgspec.json.decode(self.body)
+        """The body as a JSON value. Raises DeadLetter, which is a msgspec.DecodeError, too."""
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise NoJson(f"the body is no JSON: {error}") from None
 
     def decode(self, kind: type[T]) -> T:
         """The JSON body as a pydantic model, a dataclass, a msgspec struct or any other type that msgspec decodes.

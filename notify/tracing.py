@@ -111,6 +111,25 @@ def processing(group: str, message: Any) -> Any:
     return continued("process", message.topic, message.headers, **attributes)
 
 
+@contextlib.contextmanager
+def processing_batch(group: str, messages: Sequence[Any]) -> Iterator[None]:
+    """A span around the handling of several messages in one call, with links to the spans that they continue."""
+    contexts = [context for message in messages if (context := parse(message.headers)) is not None]
+    if not contexts:
+        yield
+        return
+    topic = messages[0].topic
+    attributes = _attributes("process", topic) | {
+        "messaging.consumer.group.name": group,
+        "messaging.batch.message_count": len(messages),
+    }
+    links = [trace.Link(context) for context in contexts]
+    with _tracer().start_as_current_span(
+        f"process {topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=links
+    ):
+        yield
+
+
 def record(
     operation: str, topic: str, headers: Mapping[str, str] | None, start_us: int, end_us: int, **attributes: str | int
 ) -> None:

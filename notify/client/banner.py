@@ -23,6 +23,8 @@ def begun(
 
 def _said(handler: Handler, answer: Mapping[str, Any]) -> Iterable[str]:
     yield handler.mode
+    if handler.batch is not None:
+        yield f"in batches of {handler.batch}"
     if handler.tags:
         yield "tags " + " ".join(handler.tags)
     if handler.filter:

@@ -7,31 +7,28 @@ import concurrent.futures
 import contextlib
 import functools
 import logging
-import random
 import signal
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
-import sqlalchemy as sa
-
 from notify import tracing
-from notify.backoff import Backoff
-from notify.client import inbox as inboxes
 from notify.client.banner import announce, begun, warn_of_broadcasts
-from notify.client.handlers import Handler, call_to_the_end, check_callable, refuse_unfinished
+from notify.client.gathering import Gathering
+from notify.client.handlers import Handler, call_to_the_end, check_callable, check_options, refuse_unfinished
 from notify.client.http import HttpClient
 from notify.client.inbox import Inbox
 from notify.client.instance import instance_name
+from notify.client.keeping import Keeping
 from notify.client.login import Shown, Token
 from notify.client.loop import LoopThread
 from notify.client.servers import Servers
 from notify.client.session import Session, Work
 from notify.errors import InvalidRequest, NotifyError
 from notify.kafka.records import SCHEME
-from notify.limits import LIMITS, MODES, Mode, check_between, check_name
+from notify.limits import LIMITS, Mode, check_between, check_name
 from notify.message import ReceivedMessage
 
 log = logging.getLogger("notify.consumer")
@@ -41,14 +38,8 @@ T = TypeVar("T")
 MEMBERS_SECONDS = 2.0
 """How often a consumer looks whether queue servers were added or removed."""
 DRAIN_SECONDS = 300.0
-INBOX_LOOK_SECONDS = 60.0
-INBOX_PURGE_SECONDS = 3600.0
-INBOX_BATCH = 1000
-INBOX_PAUSE_SECONDS = 0.2
-"""Between two batches of a purge, so that it takes little of the database."""
-INBOX_WAIT_SECONDS = 0.5
-INBOX_WAIT_MAX_SECONDS = 10.0
 MOST_CONCURRENT = 10_000
+LEAST_IN_HAND = 32
 
 
 class _Consumer:
@@ -74,7 +65,8 @@ class _Consumer:
 
         `lease` (1 to 3,600 seconds): how long a message is this consumer's without a word; it is renewed while its
         handler runs. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for the handlers under way.
-        `batch` (1 to 10,000): messages in hand at most. `token`, `tls`: what to show and to believe; None: what the
+        `batch` (1 to 10,000): messages in hand at most; None: twice `concurrency`, at least 32, and at least two of the
+        largest batches that a handler takes. `token`, `tls`: what to show and to believe; None: what the
         environment says (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that gives the
         one to show now, without blocking: it is called again every 10 s, and when a server refuses the one before.
         Raises InvalidRequest.
@@ -83,8 +75,8 @@ class _Consumer:
         check_between("concurrency", concurrency, 1, MOST_CONCURRENT)
         check_between("lease", lease, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
         check_between("drain", drain, 0, 86_400)
-        batch = min(max(concurrency * 2, 32), LIMITS.max_messages) if batch is None else batch
-        check_between("batch", batch, 1, LIMITS.max_messages)
+        if batch is not None:
+            check_between("batch", batch, 1, LIMITS.max_messages)
         if instance is not None and not (0 < len(instance) <= 255 and instance.isprintable()):
             raise InvalidRequest("instance is 1 to 255 printable characters", "out_of_bounds")
         self.url = url
@@ -100,6 +92,7 @@ class _Consumer:
         self._handlers: dict[str, Handler] = {}
         self._stopping: asyncio.Event | None = None
         self._is_stopped = False
+        self._gathering: Gathering | None = None
         self._announce = functools.partial(announce, log, is_seen=False)
         self._left: BaseException | None = None
         """SystemExit or the like, which a handler raised: it ends the consumer."""
@@ -118,6 +111,7 @@ class _Consumer:
         filter: str = "",
         retry_min: float = 1.0,
         retry_max: float = 300.0,
+        batch: int | None = None,
     ) -> Callable[[F], F]:
         """Decorator: run the function (for AsyncConsumer: `async def`) for each message of a topic.
 
@@ -125,6 +119,12 @@ class _Consumer:
         returns: ack. It raises: retry with back-off. It raises DeadLetter: to the dead-letter queue. `start` counts
         for a new subscription: `latest` (default), `earliest`, an offset or an instant. `topic` may be a pattern with
         `*`: topics of such names that are made later are consumed from their first message on.
+
+        With `batch` (1 to 10,000) it is called with a list of so many messages at most, and with an inbox in one
+        transaction for all. Where that fails, it is called with the halves, down to the messages that fail alone: only
+        these count an attempt, and their later attempts are each alone. A first parameter that is annotated with a
+        dataclass, a msgspec struct, a TypedDict or a pydantic model (`list[Order]` with `batch`) gets the decoded
+        bodies; a message whose body does not fit is a dead letter at once.
 
         Of messages with one of the `tags` (none: of all) those are delivered that `filter` is true for, an expression
         of CEL over `headers`, `key`, `tag` and `topic`: `"region" in headers && headers.region == "eu"`. The wait
@@ -136,23 +136,15 @@ class _Consumer:
 
         Raises InvalidRequest for what the server would refuse, and for a function that cannot be called so.
         """
-        check_name("topic", topic.replace("*", "x"))
-        if mode not in MODES:
-            raise InvalidRequest(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
-        if mode == "broadcast" and "*" in topic:
-            raise InvalidRequest("a pattern cannot be broadcast: subscribe to its topics by name")
-        for tag in tags:
-            check_name("tag", tag)
-        check_between("max_attempts", max_attempts, 1, LIMITS.attempts)
-        check_between("retry_min", retry_min, LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
-        check_between("retry_max", retry_max, retry_min, LIMITS.retry_max_seconds)
+        check_options(topic, mode, tags, max_attempts, (retry_min, retry_max), batch, self._batch)
         if topic in self._handlers:
             raise InvalidRequest(f"topic {topic!r} has a handler already")
 
         def decorate(function: F) -> F:
-            check_callable(function, is_async=self._is_async, has_inbox=self._inbox is not None)
+            has_inbox = self._inbox is not None
+            read = check_callable(function, is_async=self._is_async, has_inbox=has_inbox, in_batches=batch is not None)
             self._handlers[topic] = Handler(
-                topic, function, mode, tuple(tags), start, max_attempts, filter, retry_min, retry_max
+                topic, function, mode, tuple(tags), start, max_attempts, filter, retry_min, retry_max, batch, read
             )
             return function
 
@@ -160,6 +152,17 @@ class _Consumer:
 
     async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
         raise TypeError("a shell says how handlers are called")
+
+    async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
+        raise TypeError("a shell says how handlers are called")
+
+    @property
+    def _in_hand(self) -> int:
+        """Messages in hand at most: where nothing is given, the next batch comes while one is handled."""
+        if self._batch is not None:
+            return self._batch
+        largest = max([handler.batch or 1 for handler in self._handlers.values()], default=1)
+        return min(max(self._concurrency * 2, LEAST_IN_HAND, largest * 2), LIMITS.max_messages)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -175,20 +178,21 @@ class _Consumer:
             raise InvalidRequest("subscribe to a topic before running the consumer")
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._gathering = gathering = Gathering(self._call_with_batch, self._concurrency)
         try:
             if self._is_stopped:  # before there was a loop to tell
                 return None
             if not self._is_named:
                 warn_of_broadcasts(log, self._handlers.values(), self.instance)
             if self._inbox is not None:
-                await self._until_inbox_is_good(self._inbox, self._stopping)
+                await Keeping(self._inbox, self._ask_inbox).until_good(self._stopping)
             if self.url.startswith(SCHEME):
                 from notify.client.kafka.insisting import consume
                 from notify.client.kafka.plan import Plan
 
                 self._announce(begun("Kafka", self.group, self.instance, self._handlers.values(), {}))
                 given = (bool(self._token or self._tls), self._inbox is not None)
-                bounds: Any = (self._concurrency, self._batch, self._lease, self._drain, *given)
+                bounds: Any = (self._concurrency, self._in_hand, self._lease, self._drain, *given)
                 named = (self.url, self.group, self.instance, self._handlers, self._call_counted)
                 await consume(Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds), self._stopping)
             else:
@@ -196,32 +200,21 @@ class _Consumer:
         finally:
             self._is_stopped, self._stopping = False, None
             left, self._left = self._left, None
+            await gathering.close()
         return left
-
-    async def _until_inbox_is_good(self, inbox: Inbox, stopping: asyncio.Event) -> None:
-        """Wait while the inbox's database is away. Raises InvalidRequest where an inbox cannot work in it."""
-        backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
-        while not stopping.is_set():
-            try:
-                await self._ask_inbox(inbox, inboxes.check)
-                return
-            except sa.exc.OperationalError as error:
-                wait = backoff.next()
-                log.warning("the inbox's database is away, again in %.1f s: %s", wait, error.orig)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), wait)
 
     async def _keep_sessions(self, stopping: asyncio.Event) -> None:
         """A session with each queue server that the registry names; those of servers that left come to their end."""
-        bounds = self._lease, self._batch, self._drain
+        bounds = self._lease, self._in_hand, self._drain
         work = Work(self.group, self.instance, self._handlers, self._call_counted, *bounds, self._announce)
         token = Token(self._token)
         servers = Servers(self.url, "queue", tls=self._tls, token=token)
         sessions: dict[str, tuple[Session, asyncio.Task[None]]] = {}
         keeping: asyncio.Task[None] | None = None
         if self._inbox is not None:
-            work.inbox_from = await self._ask_inbox(self._inbox, inboxes.whole_from)
-            keeping = asyncio.ensure_future(self._keep_inbox(self._inbox, work, sessions))
+            kept = Keeping(self._inbox, self._ask_inbox)
+            work.inbox_from = await kept.whole_from()
+            keeping = asyncio.ensure_future(kept.run(work, sessions))
             keeping.add_done_callback(_log_failure)
         leaving: set[asyncio.Task[None]] = set()
         stopped = asyncio.ensure_future(stopping.wait())
@@ -263,38 +256,12 @@ class _Consumer:
         if failed:
             raise failed[0]
 
-    async def _keep_inbox(
-        self, inbox: Inbox, work: Work, sessions: Mapping[str, tuple[Session, asyncio.Task[None]]]
-    ) -> None:
-        """Purge old rows in small batches, and tell the servers first from when on the inbox will be whole.
-
-        Also when somebody else has purged it (`Inbox.purge`). Until it is cancelled.
-        """
-        loop = asyncio.get_running_loop()
-        purge_at = loop.time() + random.uniform(0, INBOX_PURGE_SECONDS)  # instances of a group start together
-        while True:
-            await asyncio.sleep(INBOX_LOOK_SECONDS)
-            try:
-                is_old = False
-                if inbox.purge_after is not None and loop.time() >= purge_at:
-                    is_old = await self._ask_inbox(inbox, inboxes.note_old, inbox.purge_after)
-                    purge_at = loop.time() + INBOX_PURGE_SECONDS
-                whole_from = await self._ask_inbox(inbox, inboxes.whole_from)
-                if whole_from != work.inbox_from:
-                    work.inbox_from = whole_from
-                    for session, _ in list(sessions.values()):
-                        if session.is_subscribed:
-                            await session.tell_inbox()
-                # A session that has not subscribed yet will tell its server then, before anything is deleted.
-                while is_old and sessions and all(session.is_subscribed for session, _ in sessions.values()):
-                    is_old = await self._ask_inbox(inbox, inboxes.delete_noted, INBOX_BATCH) == INBOX_BATCH
-                    await asyncio.sleep(INBOX_PAUSE_SECONDS)
-            except (sa.exc.DBAPIError, NotifyError) as error:
-                log.warning("the inbox was not purged, or the servers were not told of it; again later: %s", error)
-
     async def _call_counted(self, handler: Handler, message: ReceivedMessage) -> None:
         try:
-            await self._call_handler(handler, message)
+            if handler.batch is None or self._gathering is None:
+                await self._call_handler(handler, message)
+            else:
+                await self._gathering.handle(handler, message)
         except BaseException as error:
             self.failed += 1
             if not isinstance(error, Exception | asyncio.CancelledError):
@@ -350,9 +317,17 @@ class AsyncConsumer(_Consumer):
         async with self._room:
             with tracing.processing(self.group, message):
                 if self._inbox is not None:
-                    await self._inbox.run_async(self.group, message, handler.call)
+                    await self._inbox.run_async(self.group, message, handler.handle)
                 else:
-                    refuse_unfinished(await handler.call(message))
+                    refuse_unfinished(await handler.handle(message))
+
+    async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
+        async with self._room:
+            with tracing.processing_batch(self.group, messages):
+                if self._inbox is not None:
+                    await self._inbox.run_batch_async(self.group, messages, function)
+                else:
+                    refuse_unfinished(await function(messages))
 
 
 class Consumer(_Consumer):
@@ -392,7 +367,17 @@ class Consumer(_Consumer):
         loop = asyncio.get_running_loop()
         if self._inbox is not None:
             run = tracing.traced(self._inbox.run, self.group, message)
-            await loop.run_in_executor(self._pool, run, self.group, message, handler.call)
+            await loop.run_in_executor(self._pool, run, self.group, message, handler.handle)
         else:
             call = tracing.traced(call_to_the_end, self.group, message)
-            await loop.run_in_executor(self._pool, call, handler.call, message)
+            await loop.run_in_executor(self._pool, call, handler.handle, message)
+
+    async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
+        def call() -> None:
+            with tracing.processing_batch(self.group, messages):
+                if self._inbox is not None:
+                    self._inbox.run_batch(self.group, messages, function)
+                else:
+                    call_to_the_end(function, messages)
+
+        await asyncio.get_running_loop().run_in_executor(self._pool, call)

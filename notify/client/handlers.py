@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
 from notify.client.callables import is_coroutine_function, is_generator_function, name_of
+from notify.client.typed import Read, reader_of
 from notify.errors import InvalidRequest
+from notify.limits import LIMITS, MODES, check_between, check_name
+from notify.message import ReceivedMessage
 
 REASON_CHARACTERS = 500
 """How much of a handler's error goes to the server with a retry or a dead letter."""
@@ -30,6 +33,17 @@ class Handler:
     filter: str
     retry_min: float
     retry_max: float
+    batch: int | None = None
+    """The most messages that it is called with at a time; None: it is called with one, not with a list."""
+    read: Read | None = None
+    """Its decoder of messages; None where it takes messages as they are."""
+
+    def handle(self, message: ReceivedMessage, *session: Any) -> Any:
+        """Call the function with one message; its result is a coroutine where the function is a coroutine function.
+
+        Raises DeadLetter where the body does not fit what the function takes.
+        """
+        return self.call(message if self.read is None else self.read(message), *session)
 
 
 def handler_of(handlers: Mapping[str, Handler], topic: str) -> Handler | None:
@@ -48,8 +62,47 @@ def is_cancelled(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def check_callable(function: Callable[..., Any], *, is_async: bool, has_inbox: bool) -> None:
-    """Raises InvalidRequest unless a consumer of this kind can call the function: each message would fail otherwise."""
+def check_options(
+    topic: str,
+    mode: str,
+    tags: Sequence[str],
+    max_attempts: int,
+    retry: tuple[float, float],
+    batch: int | None,
+    in_hand: int | None,
+) -> None:
+    """Raises InvalidRequest for options of a subscription that the server would refuse, or that cannot be together.
+
+    `retry`: the shortest and the longest wait, in seconds. `in_hand`: messages that the consumer holds at most, where
+    that was given.
+    """
+    check_name("topic", topic.replace("*", "x"))
+    if mode not in MODES:
+        raise InvalidRequest(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
+    if mode == "broadcast" and "*" in topic:
+        raise InvalidRequest("a pattern cannot be broadcast: subscribe to its topics by name")
+    for tag in tags:
+        check_name("tag", tag)
+    check_between("max_attempts", max_attempts, 1, LIMITS.attempts)
+    check_between("retry_min", retry[0], LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
+    check_between("retry_max", retry[1], retry[0], LIMITS.retry_max_seconds)
+    if batch is not None:
+        check_between("batch", batch, 1, LIMITS.max_messages)
+        if in_hand is not None and batch > in_hand:
+            raise InvalidRequest(
+                f"a batch of {batch} messages cannot be had where the consumer holds {in_hand} at most: give the "
+                f"consumer a batch= of at least {batch}, or none",
+                "out_of_bounds",
+            )
+
+
+def check_callable(
+    function: Callable[..., Any], *, is_async: bool, has_inbox: bool, in_batches: bool = False
+) -> Read | None:
+    """Raises InvalidRequest unless a consumer of this kind can call the function: each message would fail otherwise.
+
+    The result is its decoder of messages, see `reader_of`. `in_batches`: it is called with lists.
+    """
     name = name_of(function)
     if not callable(function):
         raise InvalidRequest(f"the handler {name} is no function", "invalid_handler")
@@ -69,18 +122,19 @@ def check_callable(function: Callable[..., Any], *, is_async: bool, has_inbox: b
             f"the handler {name} has a `yield`: calling it runs nothing of it, and its messages would count as handled",
             "invalid_handler",
         )
-    given = ("message", "session") if has_inbox else ("message",)
+    first = "messages" if in_batches else "message"
     try:
-        inspect.signature(function).bind(*given)
+        inspect.signature(function).bind(*((first, "session") if has_inbox else (first,)))
     except ValueError:
-        return  # some functions written in C do not say what they take
+        return None  # some functions written in C do not say what they take
     except TypeError as error:
         reason = (
-            "a consumer with an inbox calls it with (message, session)"
+            f"a consumer with an inbox calls it with ({first}, session)"
             if has_inbox
-            else "a consumer without an inbox calls it with (message), and a session needs inbox=Inbox(engine)"
+            else f"a consumer without an inbox calls it with ({first}), and a session needs inbox=Inbox(engine)"
         )
         raise InvalidRequest(f"the handler {name} cannot be called: {error}; {reason}", "invalid_handler") from None
+    return reader_of(function, name, in_batches=in_batches)
 
 
 def refuse_unfinished(result: object) -> None:
@@ -99,7 +153,11 @@ def refuse_unfinished(result: object) -> None:
 
 def call_to_the_end(function: Callable[..., Any], *given: Any) -> None:
     """Call a plain handler. Raises what it raises, and InvalidRequest where it returned its work undone."""
-    refuse_unfinished(function(*given))
+    try:
+        result = function(*given)
+    except StopIteration as error:  # no future holds it: the message would never be settled
+        raise RuntimeError("the handler raised StopIteration") from error
+    refuse_unfinished(result)
 
 
 def reason_of(error: BaseException, *, named: bool = True) -> str:

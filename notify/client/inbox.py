@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -10,27 +10,17 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
+from notify.client.claims import check_transactions, claim, claim_all
 from notify.client.handlers import call_to_the_end, refuse_unfinished
 from notify.client.table import CLOCK_SKEW, has_replay, instant_before, note_purged, notify_inbox, notify_source
-from notify.databases import (
-    begins_explicitly,
-    commits_by_itself,
-    database_now,
-    in_transaction,
-    in_transaction_async,
-)
+from notify.databases import in_transaction, in_transaction_async
 from notify.errors import InvalidRequest
-from notify.message import REPLAY, ReceivedMessage
+from notify.message import ReceivedMessage
 
 T = TypeVar("T")
 DAY = 86_400.0
 PURGE_AFTER_SECONDS = 30 * DAY
 """Longer than a server's retention of 7 days; what is kept longer there comes again only with force."""
-REPLAY_DIGITS = 9
-"""The most digits of a replay number: every database's INTEGER holds it."""
-_INSERT = notify_inbox.insert().values(created_at=database_now())
-
-
 MAY_COMMIT = "notify_inbox_may_commit"
 
 
@@ -92,6 +82,19 @@ class Inbox:
             _allow_commit(session, transaction)
         return True
 
+    def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
+        """Call `handler(messages, session)` with those that had no effect before, and commit theirs; how many.
+
+        One transaction: what the handler raises rolls back the claims and effects of all, and is raised. The handler
+        is not called where there are none. Raises InvalidRequest as `run` does.
+        """
+        with InboxSession(self.engine) as session, session.begin() as transaction:
+            fresh = claim_all(session.connection(), group, messages)
+            if fresh:
+                call_to_the_end(handler, fresh, session)
+            _allow_commit(session, transaction)
+        return len(fresh)
+
     def purge(self, older_than: float, *, batch: int = 10_000) -> int:
         """Delete rows older than so many seconds, in transactions of `batch` rows; how many there were.
 
@@ -124,6 +127,21 @@ class Inbox:
             refuse_unfinished(await handler(message, session))
             _allow_commit(session.sync_session, transaction)
         return True
+
+    async def run_batch_async(
+        self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]
+    ) -> int:
+        """`run_batch` for a coroutine function and an AsyncSession."""
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        async with AsyncSession(self.engine, sync_session_class=InboxSession) as session, session.begin():
+            transaction = session.sync_session.get_transaction()
+            connection = await session.connection()
+            fresh = await connection.run_sync(claim_all, group, messages)
+            if fresh:
+                refuse_unfinished(await handler(fresh, session))
+            _allow_commit(session.sync_session, transaction)
+        return len(fresh)
 
 
 def _allow_commit(session: Session, transaction: SessionTransaction | None) -> None:
@@ -181,7 +199,7 @@ def _check_age(name: str, seconds: float) -> None:
 
 
 def check(connection: sa.Connection) -> None:
-    _check_transactions(connection)
+    check_transactions(connection)
     if not sa.inspect(connection).has_table(notify_inbox.name):
         raise InvalidRequest(
             f"the inbox's database has no table {notify_inbox.name}: call notify.client.create_tables(engine) once, or "
@@ -195,50 +213,3 @@ def check(connection: sa.Connection) -> None:
             "older services go on with it",
             "old_inbox_table",
         )
-
-
-def _check_transactions(connection: sa.Connection) -> None:
-    if commits_by_itself(connection):
-        raise InvalidRequest(
-            "the inbox's engine is in AUTOCOMMIT: a message would count as handled before its handler has run",
-            "inbox_autocommit",
-        )
-    if connection.dialect.name == "sqlite" and not begins_explicitly(connection):
-        raise InvalidRequest(
-            "Python's sqlite3 ends the transaction with the first savepoint that is released, so that a message would "
-            "count as handled before its handler has run; call notify.client.use_explicit_begin(engine) once after "
-            "create_engine",
-            "sqlite_begin",
-        )
-
-
-def claim(connection: sa.Connection, group: str, message: ReceivedMessage) -> bool:
-    """Insert the message's inbox row; False if it stands already. Waits for a transaction that is inserting the same.
-
-    A message that was dead and is sent again has another id than before: its effect may stand under either, and is
-    noted under both. Raises InvalidRequest where the row would be committed alone: AUTOCOMMIT, SQLite without
-    `use_explicit_begin`.
-    """
-    _check_transactions(connection)
-    replay = replay_of(message)
-    is_new = _insert(connection, group, message.id, replay)
-    if message.first_id != message.id:
-        is_new = _insert(connection, group, message.first_id, replay) and is_new
-    return is_new
-
-
-def _insert(connection: sa.Connection, group: str, message_id: str, replay: int) -> bool:
-    try:
-        with connection.begin_nested():
-            connection.execute(_INSERT, {"consumer_group": group, "message_id": message_id, "replay": replay})
-    except sa.exc.IntegrityError:
-        return False
-    return True
-
-
-def replay_of(message: ReceivedMessage) -> int:
-    """The run that a message's effect belongs to: the delivery says it, or the header of one that was dead."""
-    text = message.headers.get(REPLAY, "")
-    if text.isascii() and text.isdigit() and len(text) <= REPLAY_DIGITS:
-        return int(text)
-    return message.replay

@@ -46,6 +46,9 @@ RETRY_MAX_SECONDS = 5.0
 CANCEL_SECONDS = 1.0
 """How long coroutines that are cancelled may take to end."""
 NAMED_IN_LOG = 10
+CAUTIOUS = 32
+"""Messages in hand, at most, of a consumer of batches at its start, and while most come again: each message in hand
+counts an attempt where its process dies, and one of those may be what ends it."""
 _decode_received = msgspec.msgpack.Decoder(Received).decode
 _decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
 
@@ -96,6 +99,7 @@ class Session:
         """The server is an older one, which has no route of consumers to subscribe."""
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         """Before what the server did not take is sent again; it doubles."""
+        self._is_cautious = self._takes_batches = any(h.batch is not None for h in work.handlers.values())
 
     def end(self) -> None:
         """Receive nothing more; `run` returns when what is under way is settled."""
@@ -243,20 +247,25 @@ class Session:
                 raise result
 
     async def _receive_until_ended(self, topics: list[str] | None) -> None:
-        in_hand, batch = self._work.in_hand, self._work.batch
+        in_hand = self._work.in_hand
         ended = asyncio.ensure_future(self._ending.wait())
         receiving: asyncio.Future[list[Delivered]] | None = None
         try:
             while not self._ending.is_set():
-                room = batch - len(in_hand)
-                if room < batch // 2 or room < 1:
+                most = min(self._work.batch, CAUTIOUS) if self._is_cautious else self._work.batch
+                room = most - len(in_hand)
+                if room < most // 2 or room < 1:
                     await asyncio.wait([*in_hand, ended], return_when=asyncio.FIRST_COMPLETED)
                     continue
                 receiving = asyncio.ensure_future(self._until_served(functools.partial(self._receive, topics, room)))
                 await asyncio.wait([receiving, ended], return_when=asyncio.FIRST_COMPLETED)
                 if not receiving.done():
                     return  # ended during the long poll: what it may still bring comes back when its lease runs out
-                self._begin(receiving.result())
+                delivered = receiving.result()
+                self._begin(delivered)
+                if delivered and self._takes_batches:
+                    again = sum([d.attempt > 1 for d in delivered])
+                    self._is_cautious = 2 * again > len(delivered)
         finally:
             ended.cancel()
             if receiving is not None and not receiving.done():

@@ -147,20 +147,27 @@ def test_a_handler_that_returns_its_work_undone_has_not_handled_the_message(
     assert not done
 
 
-def test_a_body_that_its_handler_cannot_decode_is_a_dead_letter(queue: Queue, unique: str) -> None:
+def test_a_body_that_its_handler_cannot_decode_is_a_dead_letter_at_once(queue: Queue, unique: str) -> None:
     consumer = Consumer(queue.url, group=unique)
     read: list[Any] = []
 
-    @consumer.subscribe(unique, start="earliest", max_attempts=2, retry_min=0.01)
+    @consumer.subscribe(unique, start="earliest")
     def handle(message: ReceivedMessage) -> None:
-        read.append(message.json())
+        read.append(message.json() if message.tag == "json" else message.text)
 
-    queue.sender.send(Message(unique, b"\xff{"), Message(unique, {"n": 1}))
+    bodies = (b"\xff{", {"n": 1})
+    queue.sender.send(*(Message(unique, body, tag=tag) for tag in ("json", "text") for body in bodies))
     with running(consumer):
-        eventually(lambda: queue.is_settled(unique), "both to be settled")
-        (letter,) = eventually(lambda: letters(queue, unique), "the dead letter")
-    assert read == [{"n": 1}]
-    assert letter["body_base64"] == "/3s=" and "Error" in letter["headers"]["notify-dead-letter-reason"]
+        eventually(lambda: queue.is_settled(unique), "all to be settled")
+        dead = eventually(lambda: len(letters(queue, unique)) == 2 and letters(queue, unique), "the dead letters")
+    assert sorted(map(str, read)) == ['{"n":1}', "{'n': 1}"]
+    assert {letter["body_base64"] for letter in dead} == {"/3s="}
+    headers = [letter["headers"] for letter in dead]
+    assert {h["notify-dead-letter-attempts"] for h in headers} == {"1"}
+    assert sorted(h["notify-dead-letter-reason"][:19] for h in headers) == [
+        "the body is no JSON",
+        "the body is no text",
+    ]
 
 
 def test_an_error_that_is_no_text_fails_no_ack_beside_it(

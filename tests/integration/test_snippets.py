@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.client import Consumer, create_tables
+from notify.client import Consumer, Inbox, create_tables, use_explicit_begin
 from notify.errors import Backpressure
 from notify.message import ReceivedMessage
 from notify.relay.relay import Relay
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
+from tests.support.groups import publish
 from tests.support.http import admin
 from tests.support.shop import make_engine
 
@@ -217,6 +218,30 @@ def test_the_first_transaction(page: str, notify_server: InMemoryServer, tmp_pat
     assert (placed_orders, effects) == ([("book",)], 1)
     names["producer"].close()
     names["engine"].dispose()
+
+
+def test_handlers_of_each_kind(notify_server: InMemoryServer, tmp_path: Path) -> None:
+    """Handlers of single messages, typed ones, and those of batches: each handles the same message once."""
+    publish(notify_server.url, "order.placed", ['{"item": "book", "price": 10}'])
+    single, typed, batch = blocks("consumers.md", "python")
+    names = run(f"{MODELS}\nengine = sa.create_engine('sqlite:///{tmp_path}/shop.db')", tmp_path)
+    engine = names["engine"]
+    use_explicit_begin(engine)
+    create_tables(engine)
+    names["Base"].metadata.create_all(engine)
+    single = single.replace("http://127.0.0.1:7400", notify_server.url)
+    single = single.replace("consumer.run()", "stop_after_one(consumer)\nconsumer.run(signals=False)")
+    names = run(single, tmp_path, **names, stop_after_one=stop_after_one)
+    for code in (typed, batch):
+        consumer = Consumer(notify_server.url, group=f"points-{code.count('batch')}", inbox=Inbox(engine))
+        code = code.replace('("order.placed"', '("order.placed", start="earliest"')
+        names = run(code, tmp_path, **names | {"consumer": consumer})
+        stop_after_one(consumer)
+        consumer.run(signals=False)
+    with engine.connect() as connection:
+        effects = connection.exec_driver_sql('SELECT "order", amount FROM points ORDER BY id').fetchall()
+    assert [tuple(row) for row in effects] == [(None, 10), ("book", 10), ("book", 10)]
+    engine.dispose()
 
 
 EARLIEST = 'subscribe("order.placed", start="earliest")'

@@ -126,3 +126,20 @@ def test_without_a_trace_nothing_is_added(spans: InMemorySpanExporter) -> None:
             producer.publish(Message("t", "x"))
             (message,) = server.wait_for("t", 1)
     assert message.text == "x" and spans.get_finished_spans() == ()
+
+
+def test_a_batch_has_a_span_with_links_to_its_messages(spans: InMemorySpanExporter) -> None:
+    """Each message was sent in a trace of its own, or in none."""
+    sent = [f"00-{n:032x}-{n:016x}-01" for n in (1, 2)]
+    messages = [
+        ReceivedMessage(str(n), "t", 0, n, b"", None, None, {tracing.HEADER: text} if text else {}, 1, "")
+        for n, text in enumerate([*sent, None])
+    ]
+    with tracing.processing_batch("g", messages):
+        pass
+    with tracing.processing_batch("g", messages[2:]):
+        pass
+    (span,) = spans.get_finished_spans()
+    assert span.name == "process t" and span.kind is trace.SpanKind.CONSUMER
+    assert [link.context.trace_id for link in span.links] == [1, 2]
+    assert dict(span.attributes or {})["messaging.batch.message_count"] == 3

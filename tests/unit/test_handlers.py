@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import AsyncConsumer, Consumer, Inbox
-from notify.client.handlers import REASON_CHARACTERS, reason_of
+from notify.client.handlers import REASON_CHARACTERS, call_to_the_end, reason_of
 from notify.errors import InvalidRequest
 from tests.support.callables import Awaited, async_generator, coroutine, generator, plain, wrapping_a_coroutine
 
@@ -95,11 +95,32 @@ def test_a_handler_that_can_be_called_is_taken(kind: str, function: Callable[...
         {"retry_min": 2, "retry_max": 1},
         {"retry_max": float("nan")},
         {"mode": "orderd"},
+        {"batch": 0},
+        {"batch": 10_001},
     ],
 )
 def test_a_subscription_beyond_a_bound_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         consumer_of("sync").subscribe("t", **options)
+
+
+def test_a_batch_is_no_larger_than_what_the_consumer_holds() -> None:
+    with pytest.raises(InvalidRequest, match="at least 500"):
+        Consumer(URL, group="g", batch=100).subscribe("t", batch=500)
+    Consumer(URL, group="g", batch=500).subscribe("t", batch=500)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "said"),
+    [
+        ("sync", plain_with_session, r"\(messages\), and a session needs inbox="),
+        ("async inbox", coroutine, r"\(messages, session\)"),
+        ("async", plain, "plain function"),
+    ],
+)
+def test_a_handler_of_batches_of_the_wrong_kind_is_refused(kind: str, function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        consumer_of(kind).subscribe("t", batch=10)(function)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +133,12 @@ def test_a_subscription_beyond_a_bound_is_refused(options: dict[str, Any]) -> No
 def test_a_consumer_beyond_a_bound_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         Consumer(URL, group="g", **options)
+
+
+def test_no_future_holds_stop_iteration() -> None:
+    """A thread's future cannot hand it on: nobody would hear that the handler has failed."""
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        call_to_the_end(lambda message: next(iter(())), "a message")
 
 
 class Mute(Exception):

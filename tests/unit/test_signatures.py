@@ -37,6 +37,7 @@ TransactionProducer("http://127.0.0.1:7400", group="g", mode="outbxo")
 TransactionProducer("http://127.0.0.1:7400", group="g", tokne="t")
 AsyncTransactionProducer("http://127.0.0.1:7400", group="g", mode="outbxo")
 Consumer("http://127.0.0.1:7400", group="g").subscribe("t", mode="orderd")
+Consumer("http://127.0.0.1:7400", group="g").subscribe("t", batch="many")
 asyncio.run(place(5))
 """
 
@@ -67,4 +68,4 @@ def test_a_strict_checker_takes_the_use_and_catches_the_misuse(tmp_path: Path) -
     )  # fmt: skip
     first = USE.count("\n") + 2
     complaints = [line.split(": error: ")[0] for line in done.stdout.splitlines() if ": error: " in line]
-    assert complaints == [f"use.py:{first + n}" for n in range(5)], done.stdout + done.stderr
+    assert complaints == [f"use.py:{first + n}" for n in range(6)], done.stdout + done.stderr

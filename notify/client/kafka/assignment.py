@@ -89,6 +89,7 @@ class Assignment:
                 "%d messages of partitions that another instance gets are still being handled, and are handled there "
                 "again: %s", len(left), ", ".join(left[:NAMED_IN_LOG]),
             )  # fmt: skip
+        self._handling.let_go(windows)
         await self._settling.settle()
         self._partitions.close(places)
 
@@ -96,6 +97,7 @@ class Assignment:
         """Partitions are another's already: nothing of theirs is committed."""
         if places:
             log.warning("%d partitions were lost: what was not committed is handled again elsewhere", len(places))
+        self._handling.let_go(window for place, window in self._partitions.items() if place in set(places))
         self._partitions.close(places)
 
     async def renew(self) -> None:

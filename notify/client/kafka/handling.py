@@ -34,7 +34,7 @@ LAST_MILLISECOND = 253_402_300_799_000
 
 
 class Handling:
-    """At most `concurrency` handlers at a time, and `batch`. Belongs to the event loop."""
+    """At most `plan.at_once` messages at a time. Belongs to the event loop."""
 
     def __init__(self, plan: Plan, partitions: Partitions, settling: Settling, lot: Lot) -> None:
         """Raises InvalidRequest for a filter that cannot be."""
@@ -42,9 +42,11 @@ class Handling:
         self._partitions = partitions
         self._settling = settling
         self._lot = lot
-        self._most = min(plan.concurrency, plan.batch)
+        self._most = plan.at_once
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
         self._tasks: dict[asyncio.Task[None], tuple[Window, str]] = {}
+        self._in_batches: set[asyncio.Task[None]] = set()
+        """Those whose messages are, or wait to be, in a batch."""
         self._timer: asyncio.TimerHandle | None = None
         self.moved = asyncio.Event()
         """Set when a handler has returned, and so little is ready that more is to be fetched."""
@@ -71,7 +73,7 @@ class Handling:
 
     @property
     def room(self) -> int:
-        """How many handlers more may begin now."""
+        """How many messages more may be handled now."""
         return 0 if self.is_held or self._plan.is_stopped() else self._most - len(self._tasks)
 
     def _begin_one(self, window: Window, item: Item) -> bool:
@@ -98,6 +100,8 @@ class Handling:
             return False
         task = asyncio.get_running_loop().create_task(self._handle(window, item, handler, message))
         self._tasks[task] = window, message.id
+        if handler is not None and handler.batch is not None:
+            self._in_batches.add(task)
         task.add_done_callback(self._put_down)
         return True
 
@@ -112,6 +116,7 @@ class Handling:
 
     def _put_down(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
+        self._in_batches.discard(task)
         self.begin()
         if not self._partitions.has_ready(self._lot.low):
             self.moved.set()
@@ -169,6 +174,13 @@ class Handling:
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
         return [self._tasks[task][1] for task in tasks if task in self._tasks and not task.done()]
+
+    def let_go(self, windows: Iterable[Window]) -> None:
+        """These partitions are another's: their messages that wait for a batch are handled there, and not here."""
+        gone = set(windows)
+        for task in self._in_batches:
+            if self._tasks[task][0] in gone:
+                task.cancel()
 
     async def cancel(self) -> None:
         """Wait no longer for handlers under way."""

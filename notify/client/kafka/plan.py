@@ -58,6 +58,12 @@ class Plan:
             if isinstance(handler.start, int) and handler.start < 0:
                 raise InvalidRequest(f"start is an offset from 0 on, not {handler.start}")
 
+    @property
+    def at_once(self) -> int:
+        """Messages that are with handlers at a time; those of a handler of batches wait there for one another."""
+        has_batches = any(handler.batch is not None for handler in self.handlers.values())
+        return self.batch if has_batches else min(self.concurrency, self.batch)
+
     def handler_of(self, topic: str) -> Handler | None:
         """The handler of a topic that is read. No pattern stands for Notify's own, such as that of the retries."""
         handler = handler_of(self.handlers, topic)

@@ -1,0 +1,67 @@
+"""Handlers of batches on a queue server: leases of long ones, and how much is taken from a server that may give all."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from notify.client import Consumer, ReceivedMessage
+from notify.client.session import CAUTIOUS
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import Caller, lag, publish, running, subscribe
+
+
+def test_a_batch_longer_than_its_lease_stays_with_its_consumer(notify_server: InMemoryServer) -> None:
+    """Also the messages that wait behind it, beside a second instance that is idle."""
+    url = notify_server.url
+    attempts: list[int] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+    consumers = [Consumer(url, group="g", lease=1, concurrency=1) for _ in range(2)]
+
+    def handle(messages: list[ReceivedMessage]) -> None:
+        attempts.extend([m.attempt for m in messages])
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    for consumer in consumers:
+        consumer.subscribe("t", start="earliest", batch=10)(handle)
+    with running(*consumers, subscribed=True):
+        publish(url, "t", [str(n) for n in range(40)])
+        assert has_begun.wait(PATIENCE_SECONDS)
+        over = time.monotonic() + 2.5
+        eventually(lambda: time.monotonic() > over, "the leases to have run out twice")
+        may_end.set()
+        eventually(lambda: lag(url, "g") == 0, "everything to be settled")
+    assert attempts == [1] * 40
+
+
+def test_a_consumer_of_batches_takes_few_at_first(notify_server: InMemoryServer) -> None:
+    """Until it is known that they do not come again: each message in hand counts an attempt where its process dies."""
+    url = notify_server.url
+    publish(url, "t", [str(n) for n in range(300)])
+    subscribe(url, "g", "t", start="earliest")
+    calls: list[list[int]] = []
+    consumer = Consumer(url, group="g", concurrency=1)
+    consumer.subscribe("t", batch=200)(lambda messages: calls.append([m.attempt for m in messages]))
+    with running(consumer):
+        eventually(lambda: lag(url, "g") == 0, "everything to be settled")
+    assert len(calls[0]) <= CAUTIOUS < max(map(len, calls)) <= 200
+
+
+def test_messages_whose_consumer_died_are_handled_alone(notify_server: InMemoryServer) -> None:
+    notify_server.freeze()
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", [str(n) for n in range(100)])
+    assert len(Caller(url, "g", "dead").receive("t", max=100)) == 100
+    notify_server.advance(31)
+    publish(url, "t", [str(n) for n in range(100, 103)])
+    calls: list[list[tuple[int, int]]] = []
+    consumer = Consumer(url, group="g", concurrency=1)
+    consumer.subscribe("t", batch=200)(lambda messages: calls.append([(int(m.text), m.attempt) for m in messages]))
+    with running(consumer):
+        eventually(lambda: lag(url, "g") == 0, "everything to be settled")
+    again = [call for call in calls if call[0][1] == 2]
+    assert sorted(again) == [[(n, 2)] for n in range(100)]
+    assert sorted(n for call in calls for n, attempt in call if attempt == 1) == [100, 101, 102]

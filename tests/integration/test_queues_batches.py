@@ -1,0 +1,377 @@
+"""Handlers of batches and typed handlers, wherever the queue is: on a queue server, or in Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+from notify import ids
+from notify.client import (
+    AsyncConsumer,
+    Consumer,
+    DeadLetter,
+    Inbox,
+    Message,
+    ReceivedMessage,
+    create_tables,
+    use_explicit_begin,
+)
+from notify.client.table import notify_inbox
+from notify.limits import Mode
+from notify.message import encode_body
+from notify.wire import BridgedTransaction, PackedMessage
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.dying_batches import POINTS, consume_and_die
+from tests.support.groups import running
+from tests.support.http import admin, ask
+from tests.support.queues import Queue
+from tests.support.shop import Base, Order, items
+
+
+@dataclasses.dataclass
+class Placed:
+    item: str
+    price: int
+
+
+@pytest.fixture
+def inbox_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/inbox.db"
+
+
+@pytest.fixture
+def inbox_engine(inbox_url: str) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(inbox_url)
+    use_explicit_begin(engine)
+    create_tables(engine)
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def letters(queue: Queue, group: str) -> dict[str, tuple[str, str]]:
+    """Why each dead letter of a group is one, and after how many attempts, by its body."""
+    status, answer = ask(queue.admin_url, "GET", f"/v1/admin/groups/{group}/dead-letters")
+    headers = {m.get("body"): m["headers"] for m in answer["messages"]} if status == 200 else {}
+    return {body: (h["notify-dead-letter-reason"], h["notify-dead-letter-attempts"]) for body, h in headers.items()}
+
+
+def texts(messages: list[ReceivedMessage]) -> list[str]:
+    return [message.text for message in messages]
+
+
+def send(queue: Queue, topic: str, *texts: str) -> list[str]:
+    """Send messages whose key is the first letter of their text; their ids."""
+    return queue.sender.send(*(Message(topic, text, key=text[0]) for text in texts))
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def test_a_handler_gets_lists(queue: Queue, unique: str) -> None:
+    queue.make_topic(unique)
+    sent = [str(n) for n in range(100, 130)]
+    send(queue, unique, *sent)
+    calls: list[list[str]] = []
+    consumer = Consumer(queue.url, group=unique, concurrency=1)
+    consumer.subscribe(unique, start="earliest", batch=8)(lambda messages: calls.append(texts(messages)))
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "all to be settled")
+    assert [text for call in calls for text in call] == sent, "in the order of their queue"
+    assert max(map(len, calls)) == 8 and consumer.handled == len(sent)
+
+
+@pytest.mark.parametrize("kind", ["threads", "coroutines"])
+def test_a_poison_message_fails_alone(
+    queue: Queue, unique: str, kind: str, inbox_engine: sa.Engine, inbox_url: str
+) -> None:
+    """Its batch is split; the others take effect once, and none of them counts an attempt."""
+    queue.make_topic(unique)
+    sent = ["a", "b", "fails", "c", "never", "d", "once more", "e"]
+    send(queue, unique, *sent)
+    calls: list[list[tuple[str, int]]] = []
+
+    def judge(messages: list[ReceivedMessage]) -> None:
+        calls.append([(m.text, m.attempt) for m in messages])
+        for message in messages:
+            if message.text == "fails" or (message.text == "once more" and message.attempt == 1):
+                raise ValueError(message.text)
+            if message.text == "never":
+                raise DeadLetter("cannot be")
+
+    def handle(messages: list[ReceivedMessage], session: Session) -> None:
+        session.add_all([Order(item=m.text) for m in messages])
+        session.flush()
+        judge(messages)
+
+    options: dict[str, Any] = {"start": "earliest", "batch": 8, "max_attempts": 2, "retry_min": 0.1}
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine))
+    consumer.subscribe(unique, **options)(handle)
+    is_async = kind == "coroutines"
+    with running_async(queue, unique, inbox_url, judge, options) if is_async else running(consumer):
+        eventually(lambda: queue.is_settled(unique), "all to be settled")
+    assert sorted(items(inbox_engine)) == ["a", "b", "c", "d", "e", "once more"]
+    dead = eventually(lambda: len(letters(queue, unique)) == 2 and letters(queue, unique), "both dead letters")
+    assert dead == {"fails": ("ValueError: fails", "2"), "never": ("cannot be", "1")}
+    again = [call for call in calls if any(attempt > 1 for _, attempt in call)]
+    assert sorted(again) == [[("fails", 2)], [("once more", 2)]], "only what failed alone comes again, and alone"
+
+
+@contextmanager
+def running_async(
+    queue: Queue, group: str, url: str, judge: Callable[[list[ReceivedMessage]], None], options: dict[str, Any]
+) -> Iterator[None]:
+    """Run an AsyncConsumer with an inbox in a thread; `judge` raises what its handler raises after its effect."""
+    engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+    use_explicit_begin(engine.sync_engine)
+    consumer = AsyncConsumer(queue.url, group=group, inbox=Inbox(engine))
+
+    @consumer.subscribe(group, **options)
+    async def handle(messages: list[ReceivedMessage], session: Any) -> None:
+        session.add_all([Order(item=m.text) for m in messages])
+        await session.flush()
+        judge(messages)
+
+    async def consume() -> None:
+        try:
+            await consumer.run()
+        finally:
+            await engine.dispose()
+
+    thread = threading.Thread(target=lambda: asyncio.run(consume()), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        consumer.stop()
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive(), "a consumer did not stop"
+
+
+def test_in_order_a_failure_in_a_batch_holds_up_its_key_and_no_other(queue: Queue, unique: str) -> None:
+    queue.make_topic(unique)
+    send(queue, unique, "x0", "x1", "x2", "y0", "y1", "z0", "z1")
+    done: list[str] = []
+    failed: list[tuple[str, int]] = []
+    others = threading.Event()
+    consumer = Consumer(queue.url, group=unique)
+
+    @consumer.subscribe(unique, mode="ordered", start="earliest", batch=10, retry_min=0.1, retry_max=0.1)
+    def handle(messages: list[ReceivedMessage]) -> None:
+        assert len({m.key for m in messages}) == len(messages), "of each key one at a time"
+        poison = next((m for m in messages if m.text in ("x1", "z0")), None)
+        if poison is not None:
+            if len(messages) == 1:
+                failed.append((poison.text, poison.attempt))
+            if poison.text == "z0":
+                raise DeadLetter("never")
+            if not (others.is_set() and poison.attempt >= 3):
+                raise ValueError("again")
+        done.extend(texts(messages))
+        if "y1" in done:
+            others.set()
+
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "everything to be settled")
+    by_key = {key: [text for text in done if text[0] == key] for key in "xyz"}
+    assert by_key == {"x": ["x0", "x1", "x2"], "y": ["y0", "y1"], "z": ["z1"]}
+    assert [attempt for text, attempt in failed if text == "x1"][:3] == [1, 2, 3]
+    assert done.index("y1") < done.index("x2"), "another key waits for nobody"
+
+
+def test_a_duplicate_within_a_batch_takes_effect_once(queue: Queue, unique: str, inbox_engine: sa.Engine) -> None:
+    """A queue server knows ids; Kafka has the message twice, and the inbox takes it once."""
+    queue.make_topic(unique)
+    body, headers = encode_body(Message(unique, "twice"))
+    packed = [PackedMessage(unique, body=body, headers=headers)]
+    transaction = BridgedTransaction(ids.to_text(ids.new_id()), "senders", packed)
+    queue.sender.again(transaction, transaction)
+    send(queue, unique, "a", "b")
+    queue.sender.again(transaction)
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine))
+
+    @consumer.subscribe(unique, start="earliest", batch=10)
+    def handle(messages: list[ReceivedMessage], session: Session) -> None:
+        session.add_all([Order(item=m.text) for m in messages])
+
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "all to be settled")
+    assert sorted(items(inbox_engine)) == ["a", "b", "twice"]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", pytest.param("failover", marks=pytest.mark.long), "broadcast"])
+def test_every_mode_has_batches(queue: Queue, unique: str, mode: Mode) -> None:
+    queue.make_topic(unique, 2)
+    seen: Counter[str] = Counter()
+    consumer = Consumer(queue.url, group=unique, instance="i")
+    group = f"{unique}@i" if mode == "broadcast" else unique
+
+    start = None if mode == "broadcast" else "earliest"
+
+    @consumer.subscribe(unique, mode=mode, start=start, batch=5, retry_min=0.1)
+    def handle(messages: list[ReceivedMessage]) -> None:
+        if any(m.text == "5" and m.attempt == 1 for m in messages):
+            raise ValueError("again")
+        seen.update(texts(messages))
+
+    with running(consumer):
+        eventually(lambda: queue.is_consumed(group), "the consumer")
+        send(queue, unique, *(str(n) for n in range(9)))
+        eventually(lambda: sum(seen.values()) >= 9, "all messages")
+        eventually(lambda: queue.is_settled(group), "them to be settled")
+    assert seen == Counter(str(n) for n in range(9)) and consumer.failed == 1
+
+
+def test_a_reset_gives_batches_again(queue: Queue, unique: str, inbox_engine: sa.Engine) -> None:
+    """With an inbox they take no effect again; on a queue server a reset may say that they do."""
+    queue.make_topic(unique)
+    send(queue, unique, "a", "b", "c")
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine))
+
+    @consumer.subscribe(unique, start="earliest", batch=10)
+    def handle(messages: list[ReceivedMessage], session: Session) -> None:
+        session.add_all([Order(item=m.text) for m in messages])
+
+    def reset(**fields: Any) -> None:
+        admin(queue.admin_url, "POST", f"groups/{unique}/reset", {"topic": unique, "to": "earliest", **fields})
+
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "everything to be settled")
+        reset()
+        eventually(lambda: consumer.handled == 6, "everything again")
+        assert sorted(items(inbox_engine)) == ["a", "b", "c"]
+        if not queue.is_kafka:
+            reset(replay_effects=True)
+            eventually(lambda: sorted(items(inbox_engine)) == ["a", "a", "b", "b", "c", "c"], "the effects again")
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_killed_in_a_batch_loses_and_doubles_nothing(
+    queue: Queue, unique: str, point: str, inbox_engine: sa.Engine, inbox_url: str
+) -> None:
+    queue.make_topic(unique)
+    sent = [f"{n:02}" for n in range(20)]
+    send(queue, unique, *sent)
+    assert consume_and_die(queue.url, unique, inbox_url, point, 10) == -signal.SIGKILL
+    before = items(inbox_engine)
+    assert before or point != "after the commit"
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine), lease=1)
+    handled: list[str] = []
+
+    @consumer.subscribe(unique, start="earliest", batch=10)
+    def handle(messages: list[ReceivedMessage], session: Session) -> None:
+        session.add_all([Order(item=m.text) for m in messages])
+        handled.extend(texts(messages))
+
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "everything to be settled")
+    assert sorted(items(inbox_engine)) == sent and sorted(before + handled) == sent
+    with inbox_engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(notify_inbox)) == len(sent)
+    assert letters(queue, unique) == {}
+
+
+def test_stopping_finishes_the_batch_under_way(queue: Queue, unique: str) -> None:
+    queue.make_topic(unique)
+    sent = [str(n) for n in range(100, 120)]
+    send(queue, unique, *sent)
+    consumer = Consumer(queue.url, group=unique, concurrency=1)
+    has_begun, may_end = threading.Event(), threading.Event()
+    begun: list[str] = []
+
+    @consumer.subscribe(unique, start="earliest", batch=4)
+    def handle(messages: list[ReceivedMessage]) -> None:
+        begun.extend(texts(messages))
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    with running(consumer):
+        assert has_begun.wait(PATIENCE_SECONDS)
+        consumer.stop()
+        may_end.set()
+    seen: list[str] = []
+    other = Consumer(queue.url, group=unique)
+    other.subscribe(unique, batch=10)(lambda messages: seen.extend(texts(messages)))
+    with running(other):
+        eventually(lambda: queue.is_settled(unique), "the rest to be handled")
+    assert consumer.handled == len(begun) and sorted(begun + seen) == sent
+
+
+def test_a_message_that_exits_its_consumer_leaves_the_rest_of_its_batch_done(queue: Queue, unique: str) -> None:
+    queue.make_topic(unique)
+    send(queue, unique, "a", "exits", "b", "c")
+    consumer = Consumer(queue.url, group=unique)
+    done: list[str] = []
+
+    @consumer.subscribe(unique, start="earliest", batch=4, retry_min=0.01)
+    def handle(messages: list[ReceivedMessage]) -> None:
+        if "exits" in texts(messages):
+            raise SystemExit(3)
+        done.extend(texts(messages))
+
+    with pytest.raises(SystemExit):
+        consumer.run(signals=False)
+    again: list[tuple[str, int]] = []
+    other = Consumer(queue.url, group=unique)
+    other.subscribe(unique, batch=4)(lambda messages: again.extend((m.text, m.attempt) for m in messages))
+    with running(other):
+        eventually(lambda: queue.is_settled(unique), "the rest to be handled")
+    assert ("exits", 2) in again and sorted(done + [text for text, _ in again]) == ["a", "b", "c", "exits"]
+
+
+# --- typed --------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_does_not_fit_is_a_dead_letter_at_once(queue: Queue, unique: str) -> None:
+    """Whatever its batch does; the others of the batch are handled together."""
+    queue.make_topic(unique)
+    seen: list[list[Placed]] = []
+    consumer = Consumer(queue.url, group=unique)
+
+    @consumer.subscribe(unique, start="earliest", batch=10)
+    def handle(placed: list[Placed]) -> None:
+        seen.append(placed)
+
+    queue.sender.send(
+        Message(unique, Placed("book", 5)), Message(unique, "broken {"), Message(unique, Placed("pen", 1)),
+        Message(unique, {"item": "map", "price": "much"}), Message(unique, {"item": "ink", "price": 2, "more": True}),
+    )  # fmt: skip
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "all to be settled")
+    assert sorted(p.item for call in seen for p in call) == ["book", "ink", "pen"]
+    assert (consumer.handled, consumer.failed) == (3, 2)
+    dead = eventually(lambda: len(letters(queue, unique)) == 2 and letters(queue, unique), "both dead letters")
+    assert {attempts for _, attempts in dead.values()} == {"1"}
+    assert all(reason.startswith("the body does not fit Placed: ") for reason, _ in dead.values())
+    assert "price" in dead['{"item":"map","price":"much"}'][0]
+
+
+def test_a_typed_handler_of_single_messages(queue: Queue, unique: str, inbox_engine: sa.Engine) -> None:
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine))
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(placed: Placed, session: Session) -> None:
+        session.add(Order(item=placed.item))
+
+    queue.sender.send(Message(unique, Placed("book", 5)), Message(unique, {"item": "map"}))
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "both to be settled")
+    assert items(inbox_engine) == ["book"]
+    dead = eventually(lambda: letters(queue, unique), "the dead letter")
+    ((reason, attempts),) = dead.values()
+    assert attempts == "1" and "missing required field `price`" in reason
