@@ -1,8 +1,9 @@
 """A process of its own in which Kafka's brokers are asked for groups, so that the asking one survives what ends it.
 
 librdkafka aborts its process where the connection to a group's coordinator drops while it is asked for the group's
-members or positions (https://github.com/confluentinc/librdkafka/issues/4605): a node that dies ended the server, the
-audit or the check-up that asked.
+members or positions (https://github.com/confluentinc/librdkafka/issues/4605), and is killed by a fault of its own where
+the answer is that the node is not, or not yet, the coordinator (issue 5040): a node that dies, and the first group of a
+new cluster, ended the server, the audit or the check-up that asked.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
@@ -18,11 +19,16 @@ CALL_SECONDS = 15.0
 def progress_of_all(admin: AdminClient) -> dict[str, dict[Place, Progress]]:
     """The progress of every Kafka group that has committed any, by partition. Raises KafkaException, TimeoutError."""
     listed = _told(gathered({"": admin.list_consumer_groups(request_timeout=CALL_SECONDS)}, CALL_SECONDS)[""])
+    return progress_of(admin, [group.group_id for group in listed.valid])
+
+
+def progress_of(admin: AdminClient, groups: Iterable[str]) -> dict[str, dict[Place, Progress]]:
+    """As progress_of_all, of these groups."""
     asked = {
-        group.group_id: admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group.group_id)], request_timeout=CALL_SECONDS
-        )[group.group_id]
-        for group in listed.valid
+        group: admin.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group)], request_timeout=CALL_SECONDS
+        )[group]
+        for group in groups
     }
     progress = {}
     for group, answer in gathered(asked, CALL_SECONDS).items():

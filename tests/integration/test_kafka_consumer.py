@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from notify.message import DEAD_LETTER_REASON
 from notify.server.groups.kafka import snapshot
 from tests.support.kafka_consumers import (
     admin_of,
+    asker_of,
     is_assigned,
     lag,
     make_topic,
@@ -107,7 +109,7 @@ def test_after_a_kill_only_what_was_not_done_comes_again(kafka: str, unique: str
 
 def lag_for_a_server(url: str, group: str) -> int | None:
     """A group's lag as a server shows it; None while its brokers have not answered all that this takes."""
-    taken = snapshot.take(admin_of(url), in_part=True)
+    taken = asker_of(url).ask(partial(snapshot.take, in_part=True))
     known = taken.groups.get(group)
     return known.lag if known is not None and taken.is_whole(known) else None
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from notify.errors import Unavailable
+from notify.kafka.asker import Asker
 from notify.kafka.cluster import Cluster
+from notify.kafka.group_questions import progress_of
 from notify.kafka.progress import Progress
 from notify.testing import forked
 from notify.testing.forked import Forked
@@ -20,13 +23,20 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 
 CALL_SECONDS = 30.0
 SESSION_SECONDS = 3
-UNIQUE = re.compile("n[0-9a-f]{12}")
 
 
 @lru_cache(1)
 def admin_of(url: str) -> Any:
     """One admin client for all questions: an answer never comes once its client is gone."""
     return Cluster.of(url).admin()
+
+
+@lru_cache(1)
+def asker_of(url: str) -> Asker:
+    """One process for all questions about groups."""
+    asker = Asker(Cluster.of(url))
+    atexit.register(asker.close)
+    return asker
 
 
 def make_topic(url: str, topic: str, partitions: int = 1) -> None:
@@ -77,37 +87,20 @@ def lag(url: str, group: str) -> int:
 def progress(url: str, group: str) -> dict[tuple[str, int], Progress]:
     """Where a group is, by topic and partition, with what it has done behind that.
 
-    The admin client asks the group's coordinator alone: a node of many tests has thousands of partitions. Where nodes
-    are killed it could end the process (notify/kafka/asker.py), so a group without a test's own part in its name (the
-    fixture `unique`, for which no node is killed) is asked for by a consumer, topic by topic.
+    The group's coordinator alone is asked: a node of many tests has thousands of partitions. Another process asks it,
+    because Kafka's client ends its process where the coordinator of the first group of all is only being made.
     """
-    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+    from confluent_kafka import KafkaException
 
-    if UNIQUE.search(group) is None:
-        known = _committed_in_all_topics(url, group)
-    else:
-        asked = admin_of(url).list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
-        try:
-            known = asked.result(CALL_SECONDS).topic_partitions or []
-        except KafkaException as raised:
-            if _is_being_made(raised):
-                return {}
-            raise
-    return {(p.topic, p.partition): Progress.of(p.offset, p.metadata) for p in known if p.offset >= 0}
-
-
-def _committed_in_all_topics(url: str, group: str) -> list[Any]:
-    from confluent_kafka import KafkaException, TopicPartition
-
-    consumer = onlooker(url, group)
-    topics = consumer.list_topics(timeout=CALL_SECONDS).topics
-    asked = [TopicPartition(name, n) for name, topic in topics.items() for n in topic.partitions]
     try:
-        return list(consumer.committed(asked, timeout=CALL_SECONDS)) if asked else []
+        known = asker_of(url).ask(partial(progress_of, groups=[group]))
+    except Unavailable:
+        return {}
     except KafkaException as raised:
         if _is_being_made(raised):
-            return []
+            return {}
         raise
+    return {(place.topic, place.partition): at for place, at in known.get(group, {}).items()}
 
 
 def _is_being_made(raised: Exception) -> bool:
