@@ -118,6 +118,13 @@ class Settings:
         0.1,
         100_000,
     )
+    ship_keep: float = _setting(
+        0.0,
+        "How long the store keeps segments that retention has dropped on the server and that no message waits in, in "
+        "seconds, by the time of their newest entry; at least the 7 days for which ids are known. 0: for ever.",
+        0,
+        3.2e9,
+    )
     check_attempts: int = _setting(
         15, "After how many answered checks without an outcome a transaction is parked.", 1, 1000, live=True
     )

@@ -306,10 +306,7 @@ class Audit:
         """Look for what needs more than one message's row."""
         result = self.result
         for log in self._inputs.logs:
-            self._add(
-                "CORRUPT",
-                [searches.corrupt(log, broken) for broken in log.broken() if coverage.holds(broken["time_us"])],
-            )
+            self._add("CORRUPT", *searches.corrupt(log, coverage.holds))
             self._add_gaps(coverage, log.name, log.catalog.bridges)
             apart = searches.misdated(self._spark, log, coverage.span, coverage.between, coverage.terms.slack_us)
             self._add("MISDATED", *apart)

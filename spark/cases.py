@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from notify import ids
 from notify.client.table import notify_inbox
 from notify.spark import findings, life, searches
-from notify.spark.columns import source_hash
+from notify.spark.columns import name_hash
 from notify.spark.databases import Database
 from notify.spark.evidence import LOCAL, NOT_GIVEN, STATES, detail
 from notify.spark.findings import BY_NAME
@@ -120,7 +120,7 @@ class Cases:
     def _name_sources(self, cases: Sequence[Found]) -> None:
         """Note the ids of databases that were not given, as the halves have them."""
         for log in self._inputs.logs if cases else ():
-            names = {source_hash(source): source for source in log.sent()}
+            names = {name_hash(source): source for source in log.sent()}
             rows = log.messages_of([ids.from_text(case.transaction_id) for case in cases])
             of_message = {(ids.to_text(row["id"]), row["no"]): row["source"] for row in rows if row["source"]}
             for case in cases:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from notify.storage.log import meta
+from notify.storage.log.checkpoint import Checkpoint
 from notify.storage.names import DEAD_LETTER_PREFIX
 
 RETRY_PREFIX = "retry/"
@@ -68,9 +69,29 @@ class Catalog:
     ever: set[tuple[str, str]] = field(default_factory=set)
     """(group, topic) of each subscription that there was, also of those that ended."""
     bridges: list[Bridged] = field(default_factory=list)
+    last_bridged: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    """The last of these of each source, by its place in the list, and whether it goes on from the one before."""
     restores: list[Restore] = field(default_factory=list)
     trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
     """The offset of each (topic number, queue) below which messages were dropped on purpose."""
+
+    @classmethod
+    def of(cls, saved: Checkpoint | None) -> Catalog:
+        """As a checkpoint of the log knows it; None: there is none."""
+        catalog = cls()
+        if saved is None:
+            return catalog
+        state = saved.state
+        catalog.topics = {topic.number: topic.name for topic in state.topics}
+        catalog.queues = {topic.number: topic.queues for topic in state.topics}
+        catalog.producer_groups = dict(enumerate(state.producer_groups))
+        for s in state.subscriptions:
+            is_filtered = bool(s.tags or s.filter)
+            catalog.subscriptions[s.group, s.topic] = Subscribed(
+                s.group, s.topic, s.mode, [], 0, s.inbox_from_us, is_filtered=is_filtered
+            )
+            catalog.ever.add((s.group, s.topic))
+        return catalog
 
     def kind_of(self, name: str) -> str:
         if name.startswith(DEAD_LETTER_PREFIX):
@@ -140,7 +161,20 @@ def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | Non
         case meta.Restored():
             catalog.restores.append(Restore(record.generation, record.known_to_us, time_us))
         case meta.BridgeMoved(b):
-            catalog.bridges.append(Bridged(position, time_us, b.source, b.epoch, b.position, b.since, b.rows))
+            _learn_bridge(catalog, Bridged(position, time_us, b.source, b.epoch, b.position, b.since, b.rows))
+
+
+def _learn_bridge(catalog: Catalog, new: Bridged) -> None:
+    """Keep the first and the last of a bridge's records that follow each other, and let the last say that it followed
+    the first, as in a segment (spark.bridged): the gaps between those that are left are the same."""
+    at, is_second = catalog.last_bridged.get(new.source, (-1, False))
+    before = catalog.bridges[at] if at >= 0 else None
+    goes_on = before is not None and (new.since, new.epoch) == (before.position, before.epoch)
+    if before is not None and goes_on and is_second:
+        catalog.bridges[at] = replace(new, since=before.since)
+        return
+    catalog.last_bridged[new.source] = (len(catalog.bridges), goes_on)
+    catalog.bridges.append(new)
 
 
 def _learn_subscription(

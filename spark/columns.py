@@ -23,7 +23,7 @@ MESSAGES = pa.schema(
         ("id", pa.binary()),
         ("no", pa.int32()),
         ("producer_group", pa.int32()),  # number of its name; 0: sent without a transaction
-        ("source", pa.int64()),  # hash of the id of the half's database, see source_hash; null: unknown
+        ("source", pa.int64()),  # hash of the id of the half's database, see name_hash; null: unknown
         ("half_us", pa.int64()),  # when the half was stored
         ("outcome", pa.int8()),  # 1 COMMITTED, 2 ROLLED_BACK, 0 none in this segment
         ("decided_us", pa.int64()),
@@ -38,19 +38,20 @@ MESSAGES = pa.schema(
         ("digest", pa.int64()),  # of the body, as notify.digest makes it; null: this segment does not have the payload
         ("id_hash", pa.int64()),  # of the message's id, as spark.digest.hashes makes it
         ("body_hash", pa.int64()),  # of the message's id and the body's digest; null without a digest
-        # Each group's progress with the message in this segment: bit n stands for the segment's nth consumer group.
+        # Each group's progress with the message in this segment: bit n stands for the nth group of the segment's list.
         ("acked", pa.int64()),
         ("settled", pa.int64()),
         ("attempted", pa.int64()),
         ("acked_us", pa.int64()),
         ("last_acked_us", pa.int64()),
+        ("groups", pa.int64()),  # number of that list, see list_number
     ]
 )
 ACKS = pa.schema(
     [
         ("id", pa.binary()),  # null if the message is in another segment
         ("no", pa.int32()),
-        ("consumer_group", pa.int32()),  # number in the segment's list
+        ("consumer_group", pa.int64()),  # hash of its name, see name_hash
         ("kind", pa.int16()),
         ("at_us", pa.int64()),
         ("queued_us", pa.int64()),
@@ -87,9 +88,20 @@ def source_of(name: str) -> str:
     return source if re.match(SOURCE, source) else ""
 
 
-def source_hash(source: str) -> int:
-    """The number that stands for a database's id in columns; 0 for ""."""
-    return int.from_bytes(blake2b(source.encode(), digest_size=8).digest(), "big", signed=True) if source else 0
+def name_hash(name: str) -> int:
+    """The number that stands for a name, such as a database's id or a group's, in columns; 0 for ""."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True) if name else 0
+
+
+def with_bits(names: Sequence[str]) -> tuple[str, ...]:
+    """The groups of a segment that have a bit, in the order of their bits. Instances of a broadcast have none in an
+    audit; they are the last of a segment's groups."""
+    return tuple(name for name in names[:MASK_GROUPS] if "@" not in name)
+
+
+def list_number(names: Sequence[str]) -> int:
+    """The number that stands for a segment's list of groups in its rows."""
+    return name_hash("\n".join(with_bits(names)))
 
 
 def spark_schema(fields: Iterable[pa.Field]) -> str:
@@ -220,7 +232,7 @@ def _message_table(
             pa.array(base["position"].astype(np.int64)),
             pa.array(own["digest"], mask=own["digest"] == 0),
             *_hashes(base, own["digest"]),
-            *[pa.nulls(rows, pa.int64()) for _ in range(5)],
+            *[pa.nulls(rows, pa.int64()) for _ in range(6)],
         ],
         schema=MESSAGES,
     )

@@ -18,13 +18,14 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from notify.spark.columns import spark_schema
-from notify.spark.facts import Facts
+from notify.spark.facts import Scanned
 from notify.spark.log_files import SegmentFile
 from notify.storage import crash_point
 
-_VERSION = 9
+_VERSION = 10
 _LEFT_SECONDS = 3600.0
 """A temporary file of this age was left behind by an audit that was killed."""
+decode_facts = msgspec.json.Decoder(Scanned).decode
 # Ids and positions rarely repeat, so dictionaries would only cost time.
 WRITING: Mapping[str, Any] = {"compression": "lz4", "use_dictionary": False, "row_group_size": 1 << 17}
 
@@ -51,14 +52,20 @@ class Copies(Protocol):
     def has(self, segment: SegmentFile) -> bool:
         """Whether there is a copy."""
 
-    def facts_of(self, segment: SegmentFile) -> Facts:
+    def facts_of(self, segment: SegmentFile) -> Scanned:
         """The facts of a segment that has a copy."""
 
-    def write(self, segment: SegmentFile, tables: Mapping[str, pa.Table], facts: Facts) -> None:
+    def write(self, segment: SegmentFile, tables: Mapping[str, pa.Table], facts: Scanned) -> None:
         """Make a copy. Raises OSError."""
 
-    def note(self, made: Mapping[str, Facts], wanted: set[str]) -> None:
-        """Tasks have made these copies, by their names; forget all others than `wanted`."""
+    def note(self, made: Mapping[str, Scanned]) -> None:
+        """Tasks have made these copies, by their names."""
+
+    def keep(self, wanted: set[str]) -> None:
+        """Forget all copies but these, by their names."""
+
+    def release(self) -> None:
+        """Nobody asks for facts any more: hold none."""
 
     def longest_unread(self, copied: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
         """Segments with a copy, those first that were compared with it the longest ago, up to so many bytes."""
@@ -69,8 +76,10 @@ class Copies(Protocol):
     def forget(self, segment: SegmentFile) -> None:
         """Remove a copy, if there is one."""
 
-    def rows(self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[SegmentFile]) -> DataFrame:
-        """A table of some copies, by Spark's workers."""
+    def rows(
+        self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[tuple[SegmentFile, int]]
+    ) -> DataFrame:
+        """A table of some copies, by Spark's workers. `segments`: with the number of rows of each."""
 
     def read(self, table: str, segment: SegmentFile, **options: Any) -> pa.Table:
         """A table of a copy, in this process; `options`: of pyarrow.parquet.read_table."""
@@ -88,10 +97,10 @@ class LocalCopies:
     def has(self, segment: SegmentFile) -> bool:
         return (self._of(segment) / "facts.json").exists()
 
-    def facts_of(self, segment: SegmentFile) -> Facts:
-        return msgspec.json.decode((self._of(segment) / "facts.json").read_bytes(), type=Facts)
+    def facts_of(self, segment: SegmentFile) -> Scanned:
+        return decode_facts((self._of(segment) / "facts.json").read_bytes())
 
-    def write(self, segment: SegmentFile, tables: Mapping[str, pa.Table], facts: Facts) -> None:
+    def write(self, segment: SegmentFile, tables: Mapping[str, pa.Table], facts: Scanned) -> None:
         to = self._of(segment)
         to.mkdir(parents=True, exist_ok=True)
         for left in to.glob("*.tmp"):
@@ -106,7 +115,10 @@ class LocalCopies:
         temporary.write_bytes(msgspec.json.encode(facts))
         temporary.rename(to / "facts.json")
 
-    def note(self, made: Mapping[str, Facts], wanted: set[str]) -> None:
+    def note(self, made: Mapping[str, Scanned]) -> None:
+        """Their files say it."""
+
+    def keep(self, wanted: set[str]) -> None:
         for name in [entry.name for entry in self.directory.iterdir()]:
             if name not in wanted:
                 self._forget(name)
@@ -129,8 +141,13 @@ class LocalCopies:
             file.unlink()
         copy.rmdir()
 
-    def rows(self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[SegmentFile]) -> DataFrame:
-        paths = [str(self._of(segment) / f"{table}.parquet") for segment in segments]
+    def release(self) -> None:
+        """It holds none."""
+
+    def rows(
+        self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[tuple[SegmentFile, int]]
+    ) -> DataFrame:
+        paths = [str(self._of(segment) / f"{table}.parquet") for segment, _ in segments]
         return spark.read.schema(spark_schema(schema)).parquet(*paths)
 
     def read(self, table: str, segment: SegmentFile, **options: Any) -> pa.Table:

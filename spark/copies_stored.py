@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from notify.spark.columns import spark_schema
-from notify.spark.copies import WRITING, copy_name, fitting
-from notify.spark.facts import Facts
+from notify.spark.copies import WRITING, copy_name, decode_facts, fitting
+from notify.spark.facts import Scanned
 from notify.spark.log_files import SegmentFile
 from notify.spark.stored_file import opened
 from notify.storage.shipped.store import ObjectMissing, Store
@@ -36,7 +36,7 @@ ROWS_A_PARTITION = 500_000
 ROWS_A_BATCH = 1 << 16
 TABLES = ("messages", "acks", "checks", "letters")
 _FACTS = "facts.json"
-_decode = msgspec.json.Decoder(dict[str, Facts]).decode
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 @dataclass
@@ -44,7 +44,8 @@ class StoredCopies:
     """Copies below a URL. Pickled for workers, it has no facts."""
 
     url: str
-    known: dict[str, Facts] = field(default_factory=dict, repr=False)
+    known: dict[str, msgspec.Raw] = field(default_factory=dict, repr=False)
+    """The facts of each copy as JSON, by its name."""
 
     @classmethod
     def of(cls, url: str) -> StoredCopies:
@@ -65,20 +66,23 @@ class StoredCopies:
     def has(self, segment: SegmentFile) -> bool:
         return copy_name(segment) in self.known
 
-    def facts_of(self, segment: SegmentFile) -> Facts:
-        return self.known[copy_name(segment)]
+    def facts_of(self, segment: SegmentFile) -> Scanned:
+        return decode_facts(self.known[copy_name(segment)])
 
-    def write(self, segment: SegmentFile, tables: Mapping[str, pa.Table], facts: Facts) -> None:
+    def write(self, segment: SegmentFile, tables: Mapping[str, pa.Table], facts: Scanned) -> None:
         for name, table in tables.items():
             self._store.put(f"{copy_name(segment)}/{name}.parquet", partial(_fill, table))
 
-    def note(self, made: Mapping[str, Facts], wanted: set[str]) -> None:
-        before = set(self.known)
-        self.known |= made
+    def note(self, made: Mapping[str, Scanned]) -> None:
+        if made:
+            self.known |= {name: msgspec.Raw(msgspec.json.encode(facts)) for name, facts in made.items()}
+            self._store.replace(_FACTS, msgspec.json.encode(self.known))
+
+    def keep(self, wanted: set[str]) -> None:
         gone = sorted(set(self.known) - wanted)[:MOST_FORGOTTEN]
         for name in gone:
             del self.known[name]
-        if set(self.known) != before or made:
+        if gone:
             self._store.replace(_FACTS, msgspec.json.encode(self.known))
         for name in gone:
             for table in TABLES:
@@ -94,12 +98,16 @@ class StoredCopies:
     def forget(self, segment: SegmentFile) -> None:
         """A new copy takes its place."""
 
-    def rows(self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[SegmentFile]) -> DataFrame:
+    def release(self) -> None:
+        self.known.clear()
+
+    def rows(
+        self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[tuple[SegmentFile, int]]
+    ) -> DataFrame:
         spark.dataSource.register(CopiesSource)
         parts: list[list[str]] = [[]]
         rows = 0
-        for segment in segments:
-            size = int(getattr(self.facts_of(segment), table))  # facts name their counts like the tables
+        for segment, size in segments:
             if parts[-1] and rows + size > ROWS_A_PARTITION:
                 parts.append([])
                 rows = 0

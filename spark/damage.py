@@ -8,13 +8,14 @@ makes that difference.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from notify import ids
+from notify.spark.facts import Facts, Hole
 from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE
 from notify.storage.log.format import FRAME_HEADER, FRAME_HEADER_SIZE, FRAME_MAGIC, crc32c, frame_is_sound
 from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE
@@ -22,6 +23,8 @@ from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE
 _CHECKED_FROM = 12
 """The checksum covers the length (bytes 4 to 8) and everything from here on."""
 _SEARCHED_BYTES = 16 << 20
+MOST_BROKEN = 1000
+"""So many pieces of damage are told of one segment; those beyond are counted."""
 
 
 @dataclass
@@ -46,6 +49,32 @@ class Broken:
             "read": self.body is not None,
             "time_us": self.time_us,
         }
+
+
+class Damages:
+    """The damage in one segment: a bounded list, however much there is."""
+
+    def __init__(self) -> None:
+        self._broken: list[dict[str, Any]] = []
+        self._left = 0
+        self._holes: list[Hole] = []
+
+    def add(self, broken: Broken) -> None:
+        if len(self._broken) < MOST_BROKEN:
+            self._broken.append(broken.plain())
+        else:
+            self._left += 1
+
+    def add_hole(self, hole: Hole) -> None:
+        """Beyond the bound the last hole grows, with what lies between: nothing there is concluded from absence."""
+        if len(self._holes) < MOST_BROKEN:
+            self._holes.append(hole)
+        else:
+            self._holes[-1] = replace(self._holes[-1], end=hole.end, to_us=hole.to_us)
+
+    def tell(self, facts: Facts) -> None:
+        """Put it into the segment's facts."""
+        facts.broken, facts.broken_left, facts.holes = tuple(self._broken), self._left, tuple(self._holes)
 
 
 def examine(data: bytes, position: int) -> Iterator[Broken]:

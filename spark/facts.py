@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
-@dataclass
+@dataclass(slots=True)
 class Sent:
     """Committed messages of one producer group and one database, whose half and outcome are in the same segment."""
 
@@ -19,7 +19,7 @@ class Sent:
     messages: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Hole:
     """Bytes [start, end) of the log that could not be read, and the times of the frames around them.
 
@@ -32,9 +32,9 @@ class Hole:
     to_us: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Facts:
-    """Facts about one segment."""
+    """Facts about one segment that an audit holds of each: numbers, and bounded lists of what is damaged."""
 
     base: int
     end: int
@@ -52,20 +52,35 @@ class Facts:
     """Number of dead letters."""
     published: int = 0
     """Number of rows of messages that were sent without a transaction."""
-    consumer_groups: list[str] = field(default_factory=list)
-    sent: list[Sent] = field(default_factory=list)
-    meta: list[list[Any]] = field(default_factory=list)
-    """[position, time, record] of META records."""
+    masked: tuple[str, ...] = ()
+    """The consumer groups that have bits in its masks, in their order, see spark.columns.with_bits."""
     strays: int = 0
     """Number of rollbacks whose halves are in other segments."""
     loose: int = 0
     """Number of acks that the rows of messages do not tell of."""
     unnamed: int = 0
     """Number of acks of messages in other segments."""
-    broken: list[dict[str, Any]] = field(default_factory=list)
+    broken: tuple[dict[str, Any], ...] = ()
     """Damage, as spark.damage describes it."""
-    holes: list[Hole] = field(default_factory=list)
+    broken_left: int = 0
+    """Number of further pieces of damage, which nothing else is told of."""
+    holes: tuple[Hole, ...] = ()
     """The damage whose content is not known."""
     is_sealed: bool = False
     crc: int = 0
     """CRC32C of the file's bytes, by which a later audit sees that they are the same."""
+
+
+@dataclass(slots=True)
+class Scanned(Facts):
+    """All facts about one segment, as its copy has them. An audit adds up the rest over all segments."""
+
+    consumer_groups: list[str] = field(default_factory=list)
+    """Every group that settled something in it."""
+    sent: list[Sent] = field(default_factory=list)
+    meta: list[list[Any]] = field(default_factory=list)
+    """[position, time, record] of META records."""
+
+    def numbers(self) -> Facts:
+        """Without what an audit adds up."""
+        return Facts(**{each.name: getattr(self, each.name) for each in fields(Facts)})

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.databases import DROPPED, REFUSED, UNSENT
-from notify.spark.columns import ATTEMPTED, COMMITTED, ROLLED_BACK
+from notify.spark.columns import ATTEMPTED, COMMITTED, ROLLED_BACK, name_hash
 from notify.spark.small_table import small_table
 
 BITS = 62
@@ -76,9 +76,10 @@ class Groups:
         return [n for n in self.names if any((masks[b] or 0) & self.bit(n, b) for b in range(self.blocks))]
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """(group, bit0, bit1, …)."""
-        columns = {"group": pa.string()} | {f"bit{b}": pa.int64() for b in range(self.blocks)}
-        rows = [(name, *[self.bit(name, b) for b in range(self.blocks)]) for name in self.names]
+        """(group, consumer_group, bit0, bit1, …); `consumer_group` is the hash of the name, as acks have it."""
+        columns = {"group": pa.string(), "consumer_group": pa.int64()}
+        columns |= {f"bit{b}": pa.int64() for b in range(self.blocks)}
+        rows = [(name, name_hash(name), *[self.bit(name, b) for b in range(self.blocks)]) for name in self.names]
         return small_table(spark, columns, rows)
 
 

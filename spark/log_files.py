@@ -27,7 +27,7 @@ from notify.storage.log.segments import segment_name
 _READ_BYTES = 8 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SegmentFile:
     """A segment's file; `sealed_end` is where the next segment begins, 0 for one that may grow."""
 
@@ -76,6 +76,9 @@ class LogFiles(Protocol):
 
     def segments(self) -> tuple[list[SegmentFile], list[str]]:
         """The segments in the order of their positions, and what is wrong with the other files."""
+
+    def gone(self) -> str:
+        """A sentence that says why segments are gone that were listed; "" where no reason is known."""
 
     def is_served(self) -> bool:
         """Whether a server writes to them now."""
@@ -170,6 +173,9 @@ class LocalFiles:
                 SegmentFile(name, base, created_us, following, state.st_size, state.st_mtime_ns, until_us=until_us)
             )
         return files, problems
+
+    def gone(self) -> str:
+        return ""
 
     def is_served(self) -> bool:
         # Reads /proc/locks: taking the lock, even for a moment, could keep a server from starting.

@@ -7,28 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Iterator, Sequence, Set
-from functools import partial, reduce
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import Corrupt, InvalidRequest
-from notify.spark.catalog import Catalog, Subscribed, learn
-from notify.spark.columns import ACKS, MASK_GROUPS, MESSAGES
+from notify.spark.catalog import Catalog
+from notify.spark.columns import ACKS, MESSAGES, name_hash
 from notify.spark.copies import Copies, copy_name
 from notify.spark.facts import Facts, Hole
+from notify.spark.gathered import Gathered
 from notify.spark.letters import LETTERS
 from notify.spark.life import Groups
 from notify.spark.log_files import LogFiles, SegmentFile
+from notify.spark.masks import renumbered
 from notify.spark.places import copies_in, files_of
 from notify.spark.segments import Copied, copied, foreign_of, holes_of
 from notify.spark.tasks import each
 from notify.spark.times import instant_text
-from notify.storage.log import meta
 from notify.storage.log.checkpoint import checkpoint_name
 from notify.storage.log.segments import segment_name
 
@@ -37,6 +38,8 @@ MOST_TOLD = 20
 """The most parts of a log that are named one by one."""
 COPIED_HERE_BYTES = 64 << 20
 """Segments of up to so many bytes in all are copied in this process: starting workers would take longer."""
+COPIED_AT_ONCE = 1000
+"""So many segments are copied, and their facts noted, before the next."""
 BROADCAST_ACKS = 1_000_000
 """Up to so many acks of messages in other segments are sent to every task (about 100 bytes each)."""
 COMPARED_BYTES = 16
@@ -54,8 +57,7 @@ class LogInput:
         except InvalidRequest as error:
             raise InvalidRequest(f"--log {error}") from None
         self.name = name or str(place).rstrip("/").rpartition("/")[2]
-        self.facts: list[Facts] = []
-        self.catalog = Catalog()
+        self._gathered = Gathered(Catalog())
         # Before the segments: those that are read later hold all that these checkpoints stand behind.
         self._checkpoints = list(self.files.checkpoints())
         self.segments, problems = self.files.segments()
@@ -96,31 +98,72 @@ class LogInput:
         missing = [s for s in self.segments if copy_name(s) not in names]
         compared = [] if self.files.is_immutable else copies.longest_unread(known, reread_bytes)
         work = sum(s.size for s in missing) + sum(s.size for s in compared) // COMPARED_BYTES
-        items = [(s, None) for s in missing] + [(s, copies.facts_of(s)) for s in compared]
-        made = self._each(spark if work > COPIED_HERE_BYTES else None, items)
-        self.problems += [problem for problem, _ in made if problem]
-        new = {copy_name(s): facts for (s, _), (_, facts) in zip(items, made, strict=True) if facts is not None}
-        copies.note(new, {copy_name(s) for s in self.segments})
+        made = self._copy(spark if work > COPIED_HERE_BYTES else None, missing, compared)
+        if self.problems and (why := self.files.gone()):
+            self.problems.append(why)
+        copies.keep({copy_name(s) for s in self.segments})
         there = [s for s in self.segments if copies.has(s)]
-        if lost := [s for s in self.segments if copy_name(s) in new and not copies.has(s)]:
+        if lost := [s for s in self.segments if copy_name(s) in made and not copies.has(s)]:
             self.problems.append(
                 f"{lost[0].name} was copied by a worker, and the copy is not in {scratch}: name a directory that all "
                 "workers share, or the URL of a store, with --scratch"
             )
-        facts = {s.base: new.get(copy_name(s)) or copies.facts_of(s) for s in there}
-        foreign = foreign_of(facts.values(), given)
-        self.problems += [f"{segment_name(base)}: {problem}" for base, problem in foreign.items()]
-        self.segments = [s for s in self.segments if s.base not in foreign]
-        self._copied = [s for s in there if s.base not in foreign]
-        self.facts = [facts[s.base] for s in self._copied]
+        self._gather(there, given)
+        copies.release()
         self.holes = list(holes_of(self.facts))
-        self._catalogue()
         self._look()
 
-    def _each(self, spark: SparkSession | None, items: Sequence[tuple[SegmentFile, Facts | None]]) -> list[Copied]:
-        """Copy, or compare, each segment: in a task of Spark, if given."""
+    def _copy(
+        self, spark: SparkSession | None, missing: Sequence[SegmentFile], compared: Sequence[SegmentFile]
+    ) -> set[str]:
+        """Copy segments, and compare others with their copies, each in a task of Spark, if given. Returns the names of
+        the copies that were made."""
+        items: list[tuple[SegmentFile, int | None]] = [(s, None) for s in missing]
+        items += [(s, self.copies.facts_of(s).crc) for s in compared]
         do = partial(_copied, self.files, self.copies)
-        return [do(item) for item in items] if spark is None else each(spark, items, do)
+        made: set[str] = set()
+        for first in range(0, len(items), COPIED_AT_ONCE):
+            some = items[first : first + COPIED_AT_ONCE]
+            results = [do(item) for item in some] if spark is None else each(spark, some, do)
+            self.problems += [problem for problem, _ in results if problem]
+            new = {copy_name(s): facts for (s, _), (_, facts) in zip(some, results, strict=True) if facts is not None}
+            self.copies.note(new)
+            made |= new.keys()
+        return made
+
+    def _gather(self, there: list[SegmentFile], given: Set[str]) -> None:
+        """Take the facts of the segments that have a copy, but for those of another log."""
+        try:
+            saved = self.files.checkpoint()
+        except Corrupt as error:
+            self.problems.append(str(error))
+            saved = None
+        if saved is not None:
+            self.dropped_to = max(self.dropped_to, saved.state.dropped_to or 0)
+
+        def gathered(of: Iterable[SegmentFile]) -> Gathered:
+            taken = Gathered(Catalog.of(saved))
+            for segment in of:
+                taken.take(self.copies.facts_of(segment))
+            return taken
+
+        self._gathered = gathered(there)
+        if foreign := foreign_of(self._gathered.sources, given):
+            self.problems += [f"{segment_name(base)}: {problem}" for base, problem in foreign.items()]
+            self.segments = [s for s in self.segments if s.base not in foreign]
+            there = [s for s in there if s.base not in foreign]
+            self._gathered = gathered(there)
+        self._gathered.sources.clear()  # nothing else needs them
+        self._copied = there
+
+    @property
+    def facts(self) -> list[Facts]:
+        """The facts of the segments that were copied, in log order."""
+        return self._gathered.facts
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._gathered.catalog
 
     @property
     def copies(self) -> Copies:
@@ -155,31 +198,6 @@ class LogInput:
                 name = checkpoint_name(position)
                 self.problems.append(f"the log ends at {self.facts[-1].end}, before its checkpoint {name}: it was cut")
 
-    def _catalogue(self) -> None:
-        catalog = self.catalog
-        try:
-            saved = self.files.checkpoint()
-        except Corrupt as error:
-            self.problems.append(str(error))
-            saved = None
-        if saved is not None:
-            state = saved.state
-            self.dropped_to = max(self.dropped_to, state.dropped_to or 0)
-            catalog.topics |= {topic.number: topic.name for topic in state.topics}
-            catalog.queues |= {topic.number: topic.queues for topic in state.topics}
-            catalog.producer_groups |= dict(enumerate(state.producer_groups))
-            for s in state.subscriptions:
-                key = (s.group, s.topic)
-                is_filtered = bool(s.tags or s.filter)
-                catalog.subscriptions[key] = Subscribed(
-                    s.group, s.topic, s.mode, [], 0, s.inbox_from_us, is_filtered=is_filtered
-                )
-                catalog.ever.add(key)
-        seen: set[tuple[str, str]] = set()
-        for facts in self.facts:
-            for position, time_us, record in facts.meta:
-                learn(catalog, position, time_us, meta.of_plain(record), seen)
-
     # --- tables -----------------------------------------------------------------------------------------------
 
     @property
@@ -202,8 +220,10 @@ class LogInput:
         return self.files.is_immutable
 
     def count_from(self, span: Any) -> int:
-        """The number of messages in the segments that a span of time may concern; None: all segments."""
-        return sum(facts.messages for _, facts in self._written(span.start_us if span else 0))
+        """About how many messages a span of time concerns, of those in segments that were written to since its start.
+        None: all messages."""
+        start_us = span.start_us if span else 0
+        return sum(_since(facts, start_us) for _, facts in self._written(start_us))
 
     def acks_from(self, from_us: int) -> int:
         """The number of rows of `acks`."""
@@ -214,8 +234,7 @@ class LogInput:
         return max((facts.apart_us for _, facts in self._written(from_us)), default=0)
 
     def broken(self) -> Iterator[dict[str, Any]]:
-        for facts in self.facts:
-            yield from facts.broken
+        return self._gathered.broken()
 
     def _written(self, from_us: int) -> list[tuple[SegmentFile, Facts]]:
         """The copied segments that were written to after an instant, by the server's clock or by the ids."""
@@ -230,18 +249,11 @@ class LogInput:
 
         None if there is no such segment.
         """
-        by_groups: dict[tuple[str, ...], list[SegmentFile]] = {}
-        for segment, facts in self._written(from_us):
-            by_groups.setdefault(tuple(facts.consumer_groups), []).append(segment)
-        rows: DataFrame | None = None
-        for names, segments in sorted(by_groups.items()):
-            part = self.copies.rows(spark, "messages", MESSAGES, segments)
-            for mask in ("acked", "settled", "attempted"):
-                for b in range(groups.blocks):
-                    part = part.withColumn(f"{mask}{b}", _renumbered(mask, names, groups, b))
-            part = part.drop("acked", "settled", "attempted")
-            rows = part if rows is None else rows.unionAll(part)
-        return rows
+        written = self._written(from_us)
+        if not written:
+            return None
+        rows = self.copies.rows(spark, "messages", MESSAGES, [(s, facts.messages) for s, facts in written])
+        return renumbered(spark, rows, dict.fromkeys(facts.masked for _, facts in written), groups)
 
     def messages(self, spark: SparkSession, groups: Groups, from_us: int = 0) -> DataFrame | None:
         """The rows of `stored`; a rollback whose half is in another segment gets a row for each message."""
@@ -265,31 +277,23 @@ class LogInput:
     def acks(
         self, spark: SparkSession, from_us: int = 0, *, loose_only: bool = False, with_ids: bool = True
     ) -> DataFrame | None:
-        """Rows of spark.scan.ACKS with `group` instead of the number, and with ids from other segments.
+        """Rows of spark.columns.ACKS, with ids from other segments.
 
         Without `with_ids`, acks of messages in other segments have none.
         """
-        by_groups: dict[tuple[str, ...], list[SegmentFile]] = {}
-        for segment, facts in self._written(from_us):
-            if facts.acks and (facts.loose or not loose_only):
-                by_groups.setdefault(tuple(facts.consumer_groups), []).append(segment)
-        if not by_groups:
+        written = [(s, f.acks) for s, f in self._written(from_us) if f.acks and (f.loose or not loose_only)]
+        if not written:
             return None
-        parts: list[DataFrame] = []
-        for groups, segments in sorted(by_groups.items()):
-            names = F.array(*[F.lit(g) for g in groups])
-            part = self.copies.rows(spark, "acks", ACKS, segments)
-            parts.append(part.withColumn("group", names[F.col("consumer_group")]).drop("consumer_group"))
-        whole = reduce(DataFrame.unionAll, parts)
+        rows = self.copies.rows(spark, "acks", ACKS, written)
         if loose_only:
-            whole = whole.where("is_loose")
-        return self._with_ids(spark, whole, from_us) if with_ids and any(f.unnamed for f in self.facts) else whole
+            rows = rows.where("is_loose")
+        return self._with_ids(spark, rows, from_us) if with_ids and any(f.unnamed for f in self.facts) else rows
 
     def _with_ids(self, spark: SparkSession, acks: DataFrame, from_us: int) -> DataFrame:
         """Join acks that have no id with the messages of segments written after `from_us`; those of older messages,
         whose ids are older too, are left out."""
         of_places = _only("topic", "queue", "offset", "id", "no", "queued_us", "key_hash")
-        segments = [segment for segment, _ in self._written(from_us)]
+        segments = [(segment, facts.messages) for segment, facts in self._written(from_us)]
         places = self.copies.rows(spark, "messages", of_places, segments)
         places = places.where("offset IS NOT NULL").select(
             "topic", "queue", "offset", F.col("id").alias("message_id"), F.col("no").alias("message_no"),
@@ -319,23 +323,16 @@ class LogInput:
 
     def sent(self, from_us: int = 0) -> dict[str, dict[str, int]]:
         """When each database's last committed message of each producer group was decided, by the database's id."""
-        last: dict[str, dict[str, int]] = {}
-        for facts in self.facts:
-            for s in facts.sent:
-                if s.source and s.last_us >= from_us:
-                    groups = last.setdefault(s.source, {})
-                    name = self.catalog.producer_groups.get(s.producer_group, "")
-                    groups[name] = max(groups.get(name, 0), s.last_us)
-        return last
+        return self._gathered.sent(from_us)
 
     def letters(self, spark: SparkSession) -> DataFrame | None:
         """Rows of spark.letters.LETTERS; None if the log has no dead letter."""
-        segments = [s for s, f in zip(self._copied, self.facts, strict=True) if f.letters]
+        segments = [(s, f.letters) for s, f in zip(self._copied, self.facts, strict=True) if f.letters]
         return self.copies.rows(spark, "letters", LETTERS, segments) if segments else None
 
     def queued_ids(self, spark: SparkSession, from_us: int = 0) -> DataFrame | None:
         """(id): the transactions of messages in queues, of segments written after `from_us`; None without one."""
-        segments = [segment for segment, _ in self._written(from_us)]
+        segments = [(segment, facts.messages) for segment, facts in self._written(from_us)]
         if not segments:
             return None
         rows = self.copies.rows(spark, "messages", _only("id", "offset"), segments)
@@ -348,11 +345,12 @@ class LogInput:
             for name in ("messages", "checks"):
                 entries[name] += self.copies.read(name, segment, filters=[("id", "=", transaction)]).to_pylist()
         places = {(m["topic"], m["queue"], m["offset"]) for m in entries["messages"] if m["offset"] is not None}
+        names = {name_hash(name): name for name in self._gathered.groups}
         for topic, queue, offset in sorted(places):
             wanted = [("topic", "=", topic), ("queue", "=", queue), ("offset", "=", offset)]
-            for segment, facts in zip(self._copied, self.facts, strict=True):
+            for segment in self._copied:
                 for row in self.copies.read("acks", segment, filters=wanted).to_pylist():
-                    entries["acks"].append(row | {"group": facts.consumer_groups[row["consumer_group"]]})
+                    entries["acks"].append(row | {"group": names[row["consumer_group"]]})
         return entries
 
     def messages_of(self, transactions: Collection[bytes]) -> Iterator[dict[str, Any]]:
@@ -364,26 +362,20 @@ class LogInput:
 
     def groups(self) -> Sequence[str]:
         """Every group that has subscribed or settled, sorted."""
-        names = {s.group for s in self.catalog.subscriptions.values()}
-        for facts in self.facts:
-            names |= set(facts.consumer_groups)
-        return sorted(names)
+        return sorted(self._gathered.groups | {s.group for s in self.catalog.subscriptions.values()})
 
 
-def _copied(files: LogFiles, copies: Copies, item: tuple[SegmentFile, Facts | None]) -> Copied:
+def _since(facts: Facts, from_us: int) -> int:
+    """About how many of a segment's messages were stored since an instant, as if they lay evenly in its time."""
+    whole_us = facts.last_us - facts.first_us
+    since_us = min(whole_us, max(facts.last_us, facts.made_us) - from_us)
+    return facts.messages if since_us >= whole_us else -(-facts.messages * since_us // whole_us)
+
+
+def _copied(files: LogFiles, copies: Copies, item: tuple[SegmentFile, int | None]) -> Copied:
     return copied(files, copies, *item)
 
 
 def _only(*names: str) -> pa.Schema:
     """Some columns of MESSAGES."""
     return pa.schema([MESSAGES.field(name) for name in names])
-
-
-def _renumbered(mask: str, names: Sequence[str], groups: Groups, block: int) -> Column:
-    """A segment's mask, renumbered to the groups of all inputs."""
-    known = [(n, groups.bit(name, block)) for n, name in enumerate(names[:MASK_GROUPS]) if name in groups.names]
-    if all(bit in (0, 1 << n) for n, bit in known):
-        kept = sum(bit for _, bit in known)
-        return F.col(mask) if kept == (1 << len(names)) - 1 else F.col(mask).bitwiseAND(F.lit(kept).cast("bigint"))
-    parts = [F.when(F.col(mask).bitwiseAND(F.lit(1 << n)) != 0, F.lit(bit)).otherwise(0) for n, bit in known if bit]
-    return reduce(lambda a, b: a + b, parts, F.lit(0)).cast("bigint")

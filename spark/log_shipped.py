@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,9 @@ class ShippedFiles:
     url: str
     lineage: str
     dropped_to: int
-    listed: tuple[ShippedSegment, ...] = field(default=(), repr=False)
+    listed: tuple[SegmentFile, ...] = field(default=(), repr=False)
+    newest: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+    """Names and sizes of the newest checkpoints."""
 
     is_immutable = True
 
@@ -118,7 +120,18 @@ class ShippedFiles:
             raise InvalidRequest(
                 f"{url} has no log: there is no {layout.MANIFEST}; name the URL that a server was given with --ship-to"
             )
-        return cls(store.url, known.lineage, known.dropped_to, tuple(manifest.segments_from(store, known)))
+        files: list[SegmentFile] = []
+        newest: deque[tuple[str, int]] = deque(maxlen=_CHECKPOINTS)
+        before: ShippedSegment | None = None
+        for segment in manifest.segments_from(store, known):  # a page at a time
+            if before is not None:
+                files.append(_file(before, segment))
+            if segment.checkpoint is not None:
+                newest.append((segment.checkpoint_name, segment.checkpoint.size))
+            before = segment
+        if before is not None:
+            files.append(_file(before, None))
+        return cls(store.url, known.lineage, known.dropped_to, tuple(files), tuple(newest))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShippedFiles, (self.url, self.lineage, self.dropped_to)
@@ -141,17 +154,21 @@ class ShippedFiles:
 
     def segments(self) -> tuple[list[SegmentFile], list[str]]:
         there = set(self._store.names("segments"))
-        files, missing = [], []
-        for segment, following in pairwise([*self.listed, None]):
-            assert segment is not None
-            if segment.log_name in there:
-                files.append(_file(segment, following))
-            else:
-                missing.append(segment.log_name)
+        files = [segment for segment in self.listed if segment.name in there]
+        missing = [segment.name for segment in self.listed if segment.name not in there]
         problems = [f"{name} is in the manifest, and not in the store {self.url}" for name in missing[:MOST_TOLD]]
         if len(missing) > MOST_TOLD:
             problems.append(f"{len(missing) - MOST_TOLD} more segments are not in the store {self.url}")
         return files, problems
+
+    def gone(self) -> str:
+        now = manifest.load(self._store)
+        if now is None or now.dropped_to <= self.dropped_to:
+            return ""
+        return (
+            f"since it was listed, the server has dropped from {self.url} what lies before byte {now.dropped_to}, "
+            "because of its age (ship_keep): repeat this to read what is there now"
+        )
 
     def is_served(self) -> bool:
         """A server goes on elsewhere; what is listed ends where it ends."""
@@ -184,9 +201,7 @@ class ShippedFiles:
                 return None
 
     def checkpoint(self) -> Checkpoint | None:
-        known = [segment for segment in self.listed if segment.checkpoint is not None][-_CHECKPOINTS:]
-        sizes = {s.checkpoint_name: s.checkpoint.size for s in known if s.checkpoint is not None}
-        return checkpoint.load(StoreDisk(self._store, sizes))
+        return checkpoint.load(StoreDisk(self._store, dict(self.newest)))
 
     def checkpoints(self) -> Sequence[int]:
         return ()  # the manifest ends behind the newest one
@@ -195,18 +210,18 @@ class ShippedFiles:
         return self._at(base).created_us
 
     def size_of(self, base: int) -> int:
-        return self._at(base).log.size
+        return self._at(base).size
 
     def checksum(self, base: int, size: int) -> int:
-        segment = _file(self._at(base), None)
+        segment = self._at(base)
         disk = StoreDisk(self._store, {segment.name: min(size, segment.size)})
         return disk.hashed(segment.name).crc
 
     @cached_property
-    def _by_base(self) -> dict[int, ShippedSegment]:
+    def _by_base(self) -> dict[int, SegmentFile]:
         return {segment.base: segment for segment in self.listed}
 
-    def _at(self, base: int) -> ShippedSegment:
+    def _at(self, base: int) -> SegmentFile:
         if base not in self._by_base:
             raise FileNotFoundError(layout.log_name(base, 0))
         return self._by_base[base]

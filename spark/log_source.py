@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from notify.errors import Corrupt, InvalidRequest
+from notify.errors import Corrupt, InvalidRequest, NotifyError, Unavailable
 from notify.spark.columns import ACKS, MESSAGES, QUEUE, messages_of, queue_of, spark_schema
 from notify.spark.log_files import LogFiles, SegmentFile
 from notify.spark.places import files_of
@@ -44,7 +44,7 @@ ROWS_A_BATCH = 1 << 16
 SLACK_US = 60_000_000
 MOST_TOLD = 20
 """The most segments that an error names."""
-_MASKS = ("acked", "settled", "attempted", "acked_us", "last_acked_us")
+_MASKS = ("acked", "settled", "attempted", "acked_us", "last_acked_us", "groups")
 
 
 @dataclass
@@ -112,7 +112,7 @@ class _Reader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         segments, problems = self._files.segments()
         if problems:
-            raise Corrupt("; ".join(problems[:MOST_TOLD]))
+            raise Corrupt("; ".join([*problems[:MOST_TOLD], *filter(None, [self._files.gone()])]))
         if not segments:
             raise InvalidRequest(f"{self._files.place}: {self._files.nothing}")
         return [
@@ -123,7 +123,12 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentPart)
-        table = self._read(partition.segment)
+        try:
+            table = self._read(partition.segment)
+        except NotifyError as error:
+            if why := self._files.gone():
+                raise Unavailable(f"{error}; {why}") from None
+            raise
         if self._table == "halves":
             table = table.filter(pc.or_(table["half_us"].is_valid(), table["queued_us"].is_null()))
         yield from table.select(self._columns).to_batches(max_chunksize=ROWS_A_BATCH)

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest
 from notify.spark import findings, life
-from notify.spark.columns import COMMITTED, ROLLED_BACK, SOURCE, source_hash
+from notify.spark.columns import COMMITTED, ROLLED_BACK, SOURCE, name_hash
 from notify.spark.coverage import Coverage
 from notify.spark.databases import Database
 from notify.spark.kafka_input import KafkaInput
@@ -155,14 +155,14 @@ class MessageRows:
                 .join(F.broadcast(producers), "producer_group", "left")
             )
             rows = self._coverage.within(named).withColumn(
-                "origin", self._origin(source_hash, F.col("source").isNotNull())
+                "origin", self._origin(name_hash, F.col("source").isNotNull())
             )
             parts.append(life.of_messages(rows, groups, number))
         acks = log.acks(spark, from_us, loose_only=True)
         if acks is not None:
             bits = F.broadcast(groups.table(spark))
             # The progress of one instance in a broadcast says nothing about its group.
-            parts.append(life.of_acks(self._coverage.within(acks.join(bits, "group")), groups))
+            parts.append(life.of_acks(self._coverage.within(acks.join(bits, "consumer_group")), groups))
         return parts
 
     def _expected(self) -> tuple[DataFrame, bool]:

@@ -27,13 +27,15 @@ from notify.spark.columns import (
     MESSAGES,
     ROLLED_BACK,
     ids_of,
+    list_number,
     message_rows,
+    name_hash,
     places,
-    source_hash,
     source_of,
+    with_bits,
 )
-from notify.spark.damage import Broken, examine
-from notify.spark.facts import Facts, Hole, Sent
+from notify.spark.damage import Broken, Damages, examine
+from notify.spark.facts import Hole, Scanned, Sent
 from notify.spark.letters import LETTERS, letter_of
 from notify.storage.log import meta
 from notify.storage.log.disk import Disk
@@ -63,7 +65,8 @@ class SegmentScan:
             base, created = read_segment_header(disk.read(fd, 64, 0))
             segment = Segment(base, name, fd, created)
             segment.sealed_end = sealed_end
-            self.facts = Facts(base, base, is_sealed=bool(sealed_end))
+            self.facts = Scanned(base, base, is_sealed=bool(sealed_end))
+            self._damages = Damages()
             self._entries: list[bytes] = []
             self._counts: list[int] = []
             self._sources: list[int] = []
@@ -111,9 +114,10 @@ class SegmentScan:
         )
         self.facts.loose = pc.sum(self.acks["is_loose"]).as_py() or 0
         self.facts.unnamed = self.acks["id"].null_count
-        self.facts.consumer_groups = self._group_names
+        self.facts.consumer_groups, self.facts.masked = self._group_names, with_bits(self._group_names)
         self.facts.sent = self._sent()
         self.facts.meta = thinned(self.facts.meta)
+        self._damages.tell(self.facts)
 
     def _examine(self, disk: Disk, segment: Segment, damage: Damage, times: tuple[int, int]) -> None:
         """`times`: of the frames around it, 0 for none."""
@@ -139,8 +143,8 @@ class SegmentScan:
                 self.facts.end = max(self.facts.end, broken.end)
             else:
                 broken.time_us = times[0] or times[1]  # what its own header says may be as wrong
-                self.facts.holes.append(Hole(broken.position, broken.end, *times))
-            self.facts.broken.append(broken.plain())
+                self._damages.add_hole(Hole(broken.position, broken.end, *times))
+            self._damages.add(broken)
 
     def _take(self, body: memoryview, position: int, time_us: int) -> None:
         """Gather a frame's records, up to the first malformed one, which a damaged frame may have."""
@@ -181,7 +185,7 @@ class SegmentScan:
                 name = source_of(sender_of(key).source)
             except (msgspec.MsgspecError, ValueError):  # the frame is damaged
                 name = ""
-            known = self._source_hashes[key] = source_hash(name)
+            known = self._source_hashes[key] = name_hash(name)
             self._source_names[known] = name
         return known
 
@@ -207,9 +211,7 @@ class SegmentScan:
             name = ids.to_text(int(row["id_high"]).to_bytes(8) + int(row["id_low"]).to_bytes(8))
             detail = "the payload's checksum is wrong, and its frame's is right: it was written like this"
             place = position + begin
-            self.facts.broken.append(
-                Broken(place, place + size, detail, b"", time_us, (name, int(row["message_no"]))).plain()
-            )
+            self._damages.add(Broken(place, place + size, detail, b"", time_us, (name, int(row["message_no"]))))
 
     def _take_letters(self, entries: bytes, body: memoryview, position: int) -> None:
         for entry in map(Entry.of, each_of(entries)):
@@ -263,7 +265,8 @@ class SegmentScan:
         # Records are in the order of their times, and the last assignment wins.
         first[at[acks][::-1]] = times[acks][::-1]
         last[at[acks]] = times[acks]
-        for name, values in (*masks.items(), ("acked_us", first), ("last_acked_us", last)):
+        named = np.full(count, list_number(self._group_names), np.int64)
+        for name, values in (*masks.items(), ("acked_us", first), ("last_acked_us", last), ("groups", named)):
             place = MESSAGES.get_field_index(name)
             self.messages = self.messages.set_column(place, MESSAGES.field(place), pa.array(values, mask=values == 0))
         place = ACKS.get_field_index("is_loose")
@@ -278,6 +281,7 @@ class SegmentScan:
         if len(runs):
             numbers_of = {name: number for number, name in enumerate(self._group_names)}
             runs[:, 1] = np.array([numbers_of[name] for name in self._group_numbers])[runs[:, 1]]
+        hashes = np.array([name_hash(name) for name in self._group_names], np.int64)
         counts = runs[:, 5]
         rows = np.repeat(runs, counts, axis=0)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -292,7 +296,7 @@ class SegmentScan:
             [
                 ids_of(hits, missing),
                 pa.array(hits["message_no"].astype(np.int32), mask=missing),
-                pa.array(rows[:, 1].astype(np.int32)),
+                pa.array(hashes[rows[:, 1]]),
                 pa.array(rows[:, 0].astype(np.int16)),
                 pa.array(rows[:, 7]),
                 pa.array(hits["time_us"].astype(np.int64), mask=missing),

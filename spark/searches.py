@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -11,6 +10,7 @@ from pyspark.sql import functions as F
 
 from notify import ids
 from notify.spark.catalog import Bridged
+from notify.spark.columns import name_hash
 from notify.spark.databases import Database
 from notify.spark.life import Groups
 from notify.spark.log_input import LogInput
@@ -25,11 +25,16 @@ MOST_FINDINGS = 100_000
 """The most rows of evidence for a class; the count of its findings stays exact."""
 
 
-def corrupt(log: LogInput, broken: dict[str, Any]) -> Found:
-    return Found(
-        "CORRUPT", broken["id"] or "", broken["no"] or 0, broken["detail"], at_us=broken["time_us"], log=log.name,
-        evidence={"position": broken["position"], "end": broken["end"], "is_read": broken["read"]},
-    )  # fmt: skip
+def corrupt(log: LogInput, holds: Callable[[int], bool]) -> tuple[list[Found], int]:
+    """The damage of a log, and how much there is. `holds`: whether an instant is audited."""
+    cases = [
+        Found(
+            "CORRUPT", broken["id"] or "", broken["no"] or 0, broken["detail"], at_us=broken["time_us"], log=log.name,
+            evidence={"position": broken["position"], "end": broken["end"], "is_read": broken["read"]},
+        )
+        for broken in log.broken() if holds(broken["time_us"])
+    ]  # fmt: skip
+    return cases, len(cases) + sum(facts.broken_left for facts in log.facts if holds(facts.last_us))
 
 
 def gaps(name: str, bridges: Iterable[Bridged]) -> Iterable[Found]:
@@ -66,20 +71,22 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> tuple[lis
     """Messages that an ordered group settled after a later message of the same key; and how many there are."""
     ordered = [s for s in log.catalog.subscriptions.values() if s.mode == "ordered"]
     numbers = {name: n for n, name in log.catalog.topics.items()}
-    wanted = [(s.group, numbers[s.topic], list(s.moved)) for s in ordered if s.topic in numbers]
+    wanted = [(name_hash(s.group), s.group, numbers[s.topic], list(s.moved)) for s in ordered if s.topic in numbers]
     if not wanted:
         return [], 0
     acks = log.acks(spark, span.start_us if span else 0)
     if acks is None:
         return [], 0
-    columns = {"group": pa.string(), "topic": pa.int64(), "moved": pa.list_(pa.int64())}
+    columns = {
+        "consumer_group": pa.int64(), "group": pa.string(), "topic": pa.int64(), "moved": pa.list_(pa.int64()),
+    }  # fmt: skip
     subscriptions = F.broadcast(small_table(spark, columns, wanted))
-    topics = sorted({topic for _, topic, _ in wanted})
+    topics = sorted({topic for _, _, topic, _ in wanted})
     if len(topics) <= 1000:
         acks = acks.where(F.col("topic").isin(topics))
     chosen = acks.where(
         F.col("kind").isin(int(SettleKind.ACK), int(SettleKind.DEAD_LETTER)) & (F.col("key_hash") != 0)
-    ).join(subscriptions, ["group", "topic"])
+    ).join(subscriptions, ["consumer_group", "topic"])
     chosen = chosen.withColumn("epoch", F.size(F.filter("moved", lambda at: at <= F.col("seq"))))
     late = settled_late(chosen, log.acks_from(span.start_us if span else 0))
     cases = []

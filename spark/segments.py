@@ -6,27 +6,27 @@ time and bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from notify.errors import NotifyError
 from notify.spark.copies import Copies
-from notify.spark.facts import Facts, Hole
+from notify.spark.facts import Facts, Hole, Scanned
 from notify.spark.log_files import LogFiles, SegmentFile
 from notify.spark.scan import SegmentScan
 
-Copied = tuple[str, Facts | None]
-"""The problem that kept a segment from being copied, or ""; and its facts."""
+Copied = tuple[str, Scanned | None]
+"""The problem that kept a segment from being copied, or ""; and the facts of a copy that was made."""
 
 
-def copied(files: LogFiles, copies: Copies, segment: SegmentFile, known: Facts | None) -> Copied:
+def copied(files: LogFiles, copies: Copies, segment: SegmentFile, crc: int | None) -> Copied:
     """Make a segment's copy, in a task; or compare the segment with it, and make it again if it differs.
 
-    `known`: the facts of the copy that there is; None: there is none.
+    `crc`: of the bytes that the copy was made of; None: there is no copy.
     """
-    if known is not None:
-        if not _has_rotted(files, segment, known):
+    if crc is not None:
+        if not _has_rotted(files, segment, crc):
             copies.compared(segment)
-            return "", known
+            return "", None
         copies.forget(segment)
     try:
         disk = files.disk(segment)
@@ -39,13 +39,13 @@ def copied(files: LogFiles, copies: Copies, segment: SegmentFile, known: Facts |
     return "", scan.facts
 
 
-def _has_rotted(files: LogFiles, segment: SegmentFile, known: Facts) -> bool:
+def _has_rotted(files: LogFiles, segment: SegmentFile, crc: int) -> bool:
     """Whether a segment's bytes are others than those that were copied, though its size and time are not.
 
     Also true for a file that cannot be read any more.
     """
     try:
-        return files.crc_of(files.disk(segment), segment) != known.crc
+        return files.crc_of(files.disk(segment), segment) != crc
     except (OSError, NotifyError):
         return True
 
@@ -69,13 +69,13 @@ def holes_of(facts: Sequence[Facts]) -> Iterator[Hole]:
         last_us = each.last_us or last_us
 
 
-def foreign_of(facts: Iterable[Facts], given: Set[str]) -> dict[int, str]:
-    """The segments that are another log's, by where they begin, and why. `given`: the ids of the given databases.
+def foreign_of(sources: Mapping[int, Set[str]], given: Set[str]) -> dict[int, str]:
+    """The segments that are another log's, by where they begin, and why. `sources`: the databases that the halves of
+    each segment came from; `given`: the ids of the given databases.
 
     Where a segment has halves of a given database, all databases in it are this log's; no half in a foreign segment
     came from one of them.
     """
-    sources = {f.base: {s.source for s in f.sent if s.source} for f in facts}
     own = set().union(*(names for names in sources.values() if names & given))
     return {
         base: f"all halves in it came from {', '.join(sorted(names))}, which is no given database and in no other "

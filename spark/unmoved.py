@@ -29,7 +29,8 @@ def unmoved_of(row: Mapping[str, Any]) -> int:
 
 
 class _Log(Protocol):
-    catalog: Catalog
+    @property
+    def catalog(self) -> Catalog: ...
 
 
 class _Kafka(Protocol):

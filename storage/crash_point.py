@@ -53,6 +53,9 @@ COPY_POINTS = ("copy.before_facts", "copy.forgetting")
 SHIP_POINTS = ("ship.before_log", "ship.after_log", "ship.before_manifest", "ship.after_manifest", "ship.after_page")
 """Points of the process that ships segments to a store."""
 
+KEEP_POINTS = ("keep.before_manifest", "keep.before_files")
+"""Points of the same process where it drops old segments from the store."""
+
 _armed = ""
 _left = 0
 
@@ -61,7 +64,7 @@ def arm(specification: str) -> None:
     """Arm a point, `name:count`; empty disarms. Raises ValueError for a name that is none."""
     global _armed, _left
     name, _, count = specification.partition(":")
-    if name and name not in POINTS + WATCH_POINTS + COPY_POINTS + SHIP_POINTS:
+    if name and name not in POINTS + WATCH_POINTS + COPY_POINTS + SHIP_POINTS + KEEP_POINTS:
         raise ValueError(f"there is no crash point {name!r}; there are {', '.join(POINTS)}")
     _armed, _left = name, int(count or 1)
 

@@ -11,7 +11,7 @@ import csv
 import itertools
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,13 @@ def transaction_id(number: int, at_us: int) -> bytes:
 
 @dataclass(frozen=True)
 class Made:
-    """A made run: `count` transactions from `first_us` on, one every `step_us`."""
+    """A made run: `count` transactions from `first_us` on, one every `step_us`; or its end, from number `begin` on."""
 
     log: Path
     count: int
     first_us: int
     step_us: int = STEP_US
+    begin: int = 0
 
     def at(self, number: int) -> int:
         return self.first_us + number * self.step_us
@@ -79,13 +80,13 @@ def payload_of(number: int, size: int = BODY_BYTES) -> bytes:
 async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = BODY_BYTES) -> LogStore:
     """Write halves, outcomes and acks of all transactions; the store stays open for more."""
     store = LogStore(made.log, segment_bytes=segment_bytes)
-    await store.open(made.first_us)
-    for n in range(TOPICS):
+    await store.open(made.at(made.begin))
+    for n in range(TOPICS if not made.begin else 0):
         await store.create_topic(Topic(topic_of(n)))
         mode = "ordered" if n == 0 else "shared"
         await store.subscribe(Subscription(CONSUMERS, topic_of(n), mode=mode, inbox_from_us=0), [0])
     at_once = max(1, TOGETHER_US // made.step_us)
-    for first in range(0, made.count, at_once):
+    for first in range(made.begin, made.count, at_once):
         numbers = range(first, min(made.count, first + at_once))
         now = made.at(first)
         halves = [
@@ -107,13 +108,13 @@ async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = B
 def local_rows(made: Made) -> Iterator[list[str | int | None]]:
     """Rows of half_message as lines for COPY and LOAD DATA."""
     digest = body_digest(bytes(BODY_BYTES))
-    for n in range(made.count):
+    for n in range(made.begin, made.count):
         yield local_row(ids.to_text(made.id(n)), topic_of(n), made.at(n) + 20, digest)
 
 
 def inbox_rows(made: Made) -> Iterator[list[str | int | None]]:
     """Rows of notify_inbox, in the same way."""
-    for n in range(made.count):
+    for n in range(made.begin, made.count):
         yield [CONSUMERS, f"{ids.to_text(made.id(n))}.0", text_of(made.at(n) + EFFECTIVE_AFTER_US)]
 
 
@@ -208,8 +209,19 @@ def made_run(
 ) -> Made:
     """Make a sound run: every committed message was delivered and took effect."""
     made = Made(directory / "log", transactions, started_us(transactions, step_us), step_us)
+    _make(made, directory, url, segment_bytes)
+    return made
+
+
+def add_to(made: Made, directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20) -> Made:
+    """Let a run go on for so many transactions; these."""
+    more = replace(made, begin=made.count, count=made.count + transactions)
+    _make(more, directory, url, segment_bytes)
+    return more
+
+
+def _make(made: Made, directory: Path, url: str, segment_bytes: int) -> None:
     make_log(made, segment_bytes)
     engine = open_engine(url)
     load(engine, made, directory)
     engine.dispose()
-    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from notify.errors import InvalidRequest, Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from notify.spark.log_files import SegmentFile
     from notify.spark.result import Inputs
 
 DATABASE = typer.Option(
@@ -170,11 +172,19 @@ def session(
             spark.stop()
 
 
-def is_small(inputs: Inputs) -> bool:
-    """Whether Spark reads these inputs within seconds."""
+def is_small(inputs: Inputs, from_us: int = 0) -> bool:
+    """Whether Spark reads what these inputs have of the time from an instant on within seconds."""
     from notify.spark.session import SMALL_BYTES
 
-    return not inputs.kafka and sum(s.size for log in inputs.logs for s in log.segments) <= SMALL_BYTES
+    sizes = [_bytes_since(segment, from_us) for log in inputs.logs for segment in log.segments]
+    return not inputs.kafka and sum(sizes) <= SMALL_BYTES
+
+
+def _bytes_since(segment: SegmentFile, from_us: int) -> int:
+    """About how much of a segment was written since an instant."""
+    end_us = min(segment.until_us, time.time_ns() // 1000)
+    whole_us = max(1, end_us - segment.created_us)
+    return segment.size * min(whole_us, max(0, end_us - from_us)) // whole_us
 
 
 def told(quiet: bool) -> Any:
@@ -231,7 +241,7 @@ def run(
             bounds = (instant_us("--from", since), instant_us("--to", to), max_transaction_seconds, deliver_seconds)
             plan = Plan(*bounds, bucket_seconds, queries, tuple(fail_on), objective, "full" if full else "")
             plan, before = proved.begun(plan, report, inputs, goes_on=goes_on)
-            with session(master, memory, small=is_small(inputs), say=told(as_json)) as spark:
+            with session(master, memory, small=is_small(inputs, plan.from_us), say=told(as_json)) as spark:
                 result = Audit(spark, plan, inputs, copies, told(as_json)).run()
                 tell_causes(spark, plan, inputs, result, commands_of(context, inputs))
                 if plan_file is not None:

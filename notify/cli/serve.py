@@ -37,6 +37,9 @@ def register(app: typer.Typer) -> None:
             None, help="Seconds of the log that may be lost with the disk. [env: NOTIFY_SHIP_EVERY]"
         ),
         ship_rate: float | None = typer.Option(None, help="MiB a second to ship at most. [env: NOTIFY_SHIP_RATE]"),
+        ship_keep: float | None = typer.Option(
+            None, help="Seconds that the store keeps what retention dropped; 0: for ever. [env: NOTIFY_SHIP_KEEP]"
+        ),
         access: bool | None = typer.Option(
             None, "--access/--no-access", help="Require a token or certificate. [env: NOTIFY_ACCESS]"
         ),
@@ -58,5 +61,6 @@ def register(app: typer.Typer) -> None:
         flags |= {"access": access, "tls_certificate": tls_certificate, "tls_key": tls_key}
         flags |= {"tls_client_ca": tls_client_ca}
         flags |= {"ship_to": ship_to, "ship_every": ship_every, "ship_rate": ship_rate}
+        flags |= {"ship_keep": ship_keep}
         flags |= {"storage": storage, "kafka": kafka, "roles": roles, "registry": registry, "room": room}
         raise typer.Exit(run(settings_module.load(flags, config)))

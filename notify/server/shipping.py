@@ -196,8 +196,9 @@ class Shipping:
             self._ended_bytes += self.standing.shipped_bytes
             self._ended_unreadable += self.standing.unreadable
             self.standing = msgspec.structs.replace(
-                self.standing, failures=0, shipped_bytes=0, unreadable=0, failing="the process that ships ended"
-            )
+                self.standing, failures=0, shipped_bytes=0, unreadable=0, dropped=0,
+                failing="the process that ships ended",
+            )  # fmt: skip
             log.warning("shipping_ended", remedy="it is started again")
             await asyncio.sleep(waits.next())
 
@@ -213,7 +214,8 @@ class Shipping:
         )
         assert child.stdin is not None and child.stdout is not None
         settings = self._settings
-        order = Order(self._directory, settings.ship_to, settings.ship_rate * (1 << 20), STALL_SECONDS)
+        bytes_per_second = settings.ship_rate * (1 << 20)
+        order = Order(self._directory, settings.ship_to, bytes_per_second, STALL_SECONDS, settings.ship_keep)
         child.stdin.write(msgspec.json.encode(order) + b"\n")
         while line := await asyncio.wait_for(child.stdout.readline(), SILENT_SECONDS):
             self._hear(msgspec.json.decode(line, type=Standing))
@@ -229,6 +231,8 @@ class Shipping:
             log.warning("shipping_failed", reason=said.failing)
         elif before.failing and not said.failing:
             log.info("shipping_resumed", listed_to=said.listed_to)
+        if said.dropped > before.dropped:
+            log.info("shipped_segments_dropped", segments=said.dropped - before.dropped)
         if said.refused:
             log.error("shipping_refused", reason=said.refused)
         if said.refused or said.listed_to is not None:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from notify.client.table import notify_inbox
-from notify.spark.columns import ATTEMPTED
+from notify.spark.columns import ATTEMPTED, name_hash
 from notify.spark.result import Found, Inputs
 from notify.storage.sql.rows import microseconds_of, moment_of
 
@@ -38,16 +38,17 @@ def last_settled(spark: SparkSession, inputs: Inputs, cases: Iterable[Found]) ->
     groups = sorted({group for case in undelivered for group in case.groups})
     if not groups:
         return {}
+    names = {name_hash(group): group for group in groups}
     from_us = min(case.evidence.get("queued_us", case.at_us) for case in undelivered)
     last: dict[tuple[str, str, int], Settled] = {}
     for log in inputs.logs:
         acks = log.acks(spark, from_us, with_ids=False)
         if acks is None:
             continue
-        settled = acks.where((F.col("kind") != ATTEMPTED) & F.col("group").isin(groups))
+        settled = acks.where((F.col("kind") != ATTEMPTED) & F.col("consumer_group").isin(list(names)))
         newest = (F.max("at_us").alias("at_us"), F.max("queued_us").alias("queued_us"))
-        for row in settled.groupBy("group", "topic", "queue").agg(*newest).collect():
-            key = (row["group"], log.catalog.topics.get(row["topic"], ""), row["queue"])
+        for row in settled.groupBy("consumer_group", "topic", "queue").agg(*newest).collect():
+            key = (names[row["consumer_group"]], log.catalog.topics.get(row["topic"], ""), row["queue"])
             last[key] = Settled(row["at_us"], row["queued_us"] or 0).newest(last.get(key, Settled()))
     if inputs.kafka:
         for group, at_us in _last_effects(inputs, groups, from_us).items():

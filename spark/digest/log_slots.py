@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from notify.spark import life
-from notify.spark.columns import source_hash
+from notify.spark.columns import name_hash
 from notify.spark.digest.logs import LATE, ODD, OPEN, PENDING, ROLLED, WAITING
 from notify.spark.in_time import InTime
 from notify.spark.life import Groups
@@ -71,7 +71,7 @@ class LogSlots:
         """`origins`: the number of each database by its source id, or None: see Proof.of_sources."""
         self.slots: dict[int, LogSlot] = defaultdict(LogSlot)
         self._groups = groups
-        self._origins = {source_hash(source): number for source, number in origins.items()}
+        self._origins = {name_hash(source): number for source, number in origins.items()}
         self._blocks = range(groups.blocks)
         inboxes = in_time.with_inbox & set(groups.names)
         self._inboxes = [groups.mask(sorted(inboxes), b) for b in self._blocks]

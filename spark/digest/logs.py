@@ -75,7 +75,8 @@ class LogDigest:
         acks = self._log.acks(self._spark, from_us, loose_only=True)
         if acks is None:
             return messages
-        named = life.of_acks(acks.join(F.broadcast(self._groups.table(self._spark)), "group"), self._groups)
+        bits = F.broadcast(self._groups.table(self._spark))
+        named = life.of_acks(acks.join(bits, "consumer_group"), self._groups)
         masks = self._masks()
         more = named.groupBy("id", "no").agg(
             *[F.bit_or(mask).alias(f"more_{mask}") for mask in masks],

@@ -10,7 +10,7 @@ from typing import Any
 
 from notify import ids
 from notify.spark.absent_logs import absent_shards, judged_span, reason_of
-from notify.spark.columns import source_hash
+from notify.spark.columns import name_hash
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.records import Record, records_of
@@ -157,7 +157,7 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
         inbox_until_us=unseen_from(copies, max(logs, default=now_us), skew_us),
         log_from_us=log_from_us,
         halves_from_us=halves_from_us(inputs.storages),
-        sources=frozenset(map(source_hash, own_ids)),
+        sources=frozenset(map(name_hash, own_ids)),
         producer_groups=_with_rows(inputs, history),
         inbox_groups=frozenset(name for database in inputs.databases for name in database.inbox_groups()),
         slack_us=slack_us,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from notify import ids
 from notify.spark.catalog import Restore
-from notify.spark.columns import source_hash
+from notify.spark.columns import name_hash
 from notify.spark.explain.trace import Trace
 from notify.spark.findings import BAD
 from notify.spark.times import instant_text
@@ -188,7 +188,7 @@ class _Judged:
         if any(abs(row.at_us - made_us) > self._terms.slack_us for row in t.rows):
             yield "MISDATED", "the time of its local row and the one in its id are far apart"
         for row in t.rows:
-            if t.source in self._terms.sources and t.source != source_hash(row.source):
+            if t.source in self._terms.sources and t.source != name_hash(row.source):
                 yield "ALTERED", f"the row is in database {row.database}, and its half came from another one"
             if row.state != "COMMITTED":
                 continue

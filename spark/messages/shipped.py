@@ -24,7 +24,7 @@ from notify.spark.messages.options import Options
 from notify.spark.stored_file import opened
 from notify.storage.shipped import manifest as manifests
 from notify.storage.shipped.manifest import ShippedSegment
-from notify.storage.shipped.store import Store
+from notify.storage.shipped.store import ObjectMissing, Store
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class ShippedMessages:
         at = self._first_with(number, queue, first)
         while at < self._manifest.count and first < end:
             segment = self._segment(at)
-            for batch in self._patiently(partial(self._range_of, segment, number, queue, first, end)):
+            for batch in self._kept(segment, partial(self._range_of, segment, number, queue, first, end)) or ():
                 yield batch
                 first = int(batch.column("offset")[-1].as_py()) + 1
             at += 1
@@ -72,11 +72,11 @@ class ShippedMessages:
         """The first offset below `start` of a message committed at an instant or later; `start` if there is none."""
         since = pa.scalar(time_us, pa.timestamp("us", tz="UTC"))
         for segment in manifests.segments_from(self._store, self._manifest, first_us=time_us):
-            for batch in self._patiently(partial(self._range_of, segment, number, queue, 0, start)):
+            for batch in self._kept(segment, partial(self._range_of, segment, number, queue, 0, start)) or ():
                 late = batch.filter(pc.greater_equal(batch.column("committed_at"), since))
                 if late.num_rows:
                     return int(late.column("offset")[0].as_py())
-            known = self._patiently(partial(self._offsets, segment, number, queue))
+            known = self._kept(segment, partial(self._offsets, segment, number, queue))
             if known is not None and known[1] >= start - 1:
                 break
         return start
@@ -108,7 +108,7 @@ class ShippedMessages:
             at, known = middle, None
             while at < high and known is None:  # segments without a message of this queue say nothing
                 segment = self._segment(at)
-                known = self._patiently(partial(self._offsets, segment, number, queue))
+                known = self._kept(segment, partial(self._offsets, segment, number, queue))
                 at += 1
             if known is None or known[1] >= offset:
                 high = middle
@@ -146,6 +146,16 @@ class ShippedMessages:
     def _open_table(self, segment: ShippedSegment) -> pq.ParquetFile:
         file = opened(self._store, segment.parquet_name, segment.parquet.size)
         return pq.ParquetFile(file, page_checksum_verification=True)
+
+    def _kept(self, segment: ShippedSegment, call: Callable[[], T]) -> T | None:
+        """The result of a call that reads a segment; None where the server has dropped it from the store meanwhile."""
+        try:
+            return self._patiently(call)
+        except ObjectMissing:
+            now = self._patiently(lambda: manifests.load(self._store))
+            if now is None or segment.base >= now.dropped_to:
+                raise
+            return None
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """The result of a call: a store that is away is asked again, until the option timeoutSeconds is over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ FINDINGS = pa.schema(
         ("evidence", pa.string()),  # JSON
     ]
 )
+_NOT_TOLD = ("found", "buckets", "latencies", "logs", "bad", "producer_groups")
 IN_JSON = 1000
 """The most findings in report.json; findings.parquet has all."""
 
@@ -59,11 +60,12 @@ def row_of(case: Found) -> dict[str, Any]:
 
 def plain(result: Result) -> dict[str, Any]:
     """The result without the data of its plots, as in report.json and `--json`."""
-    fields = asdict(result)
-    for name in ("found", "buckets", "latencies", "logs", "bad", "producer_groups"):
-        del fields[name]
+    # Not all of it as plain values: findings, figures and the files of logs are many.
+    told = {each.name: getattr(result, each.name) for each in fields(Result) if each.name not in _NOT_TOLD}
     completeness = result.completeness
-    return fields | {
+    return told | {
+        "coverage": [asdict(line) for line in result.coverage],
+        "causes": [asdict(cause) for cause in result.causes],
         "completeness": None if completeness is None else completeness.plain(),
         "inconclusive": bool(result.reasons),
         "exit_code": result.exit_code,

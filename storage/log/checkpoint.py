@@ -169,16 +169,23 @@ def load(disk: Disk) -> Checkpoint | None:
             data = disk.read(fd, disk.size(fd), 0)
         finally:
             disk.close(fd)
-        body = memoryview(data)[_HEADER_BYTES:]
-        if data[:8] != _MAGIC or len(body) != int.from_bytes(data[12:_HEADER_BYTES], "little"):
-            complaints.append(f"{name}: cut short or not a checkpoint")
-        elif crc32c(bytes(body)) != int.from_bytes(data[8:12], "little"):
-            complaints.append(f"{name}: damaged (checksum)")
-        else:
-            return _decode(body)
+        try:
+            return decoded(data)
+        except Corrupt as error:
+            complaints.append(f"{name}: {error}")
     if complaints:
         raise Corrupt("no checkpoint can be read: " + "; ".join(complaints))
     return None
+
+
+def decoded(data: bytes) -> Checkpoint:
+    """The checkpoint of a file's bytes. Raises Corrupt."""
+    body = memoryview(data)[_HEADER_BYTES:]
+    if data[:8] != _MAGIC or len(body) != int.from_bytes(data[12:_HEADER_BYTES], "little"):
+        raise Corrupt("cut short or not a checkpoint")
+    if crc32c(bytes(body)) != int.from_bytes(data[8:12], "little"):
+        raise Corrupt("damaged (checksum)")
+    return _decode(body)
 
 
 # --- state --------------------------------------------------------------------------------------------------------

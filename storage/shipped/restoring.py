@@ -21,13 +21,12 @@ from notify.storage.log.disk import Disk
 from notify.storage.log.index import index_name
 from notify.storage.log.segments import segment_name
 from notify.storage.shipped import identity, manifest, records
+from notify.storage.shipped.keeping import IDS_US, first_needed
 from notify.storage.shipped.manifest import Manifest, ShippedSegment, StoredObject
 from notify.storage.shipped.store import Store
 from notify.wire import instant
 
 LOG = "log"
-IDS_US = 7 * 86_400_000_000
-"""Ids of messages are known for so long at least, also where the messages themselves were dropped before."""
 TRIES = 2
 """How often an object is fetched whose content is not the one that the manifest tells of."""
 
@@ -145,7 +144,8 @@ class Restoring:
             raise Conflict(
                 f"the server of this log, or another restore, wrote to {self._store.url} meanwhile: stop it, and repeat"
             )
-        claimed = msgspec.structs.replace(self._manifest, generation=generation, shipped_us=now_us)
+        # As it is now: what was dropped meanwhile is in the store no more.
+        claimed = msgspec.structs.replace(now, generation=generation, shipped_us=now_us)
         manifest.replace(self._store, claimed)
         return claimed
 
@@ -159,7 +159,7 @@ class Restoring:
         if saved is not None:
             self._checkpoint_at = saved.position
             moved = [position for position, _ in saved.state.moved]
-            first = min([saved.state.dropped_to or 0, *moved])
+            first = first_needed(saved)
             if first < listed[0].base and moved and min(moved) < listed[0].base:
                 waiting = sum(position < listed[0].base for position in moved)
                 self._complaints.append(

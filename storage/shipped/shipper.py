@@ -18,7 +18,7 @@ from notify.errors import Conflict, Corrupt, ObjectStoreFailed
 from notify.storage import crash_point
 from notify.storage.log.index import index_name
 from notify.storage.log.segments import segment_name
-from notify.storage.shipped import identity, layout, records
+from notify.storage.shipped import identity, keeping, layout, records
 from notify.storage.shipped import manifest as manifests
 from notify.storage.shipped.identity import Identity
 from notify.storage.shipped.local import LocalLog, SealedSegment
@@ -178,6 +178,27 @@ class Shipper:
         self._replace(listed)
         self._records = signature
         return True
+
+    def drop_old(self, keep_us: int) -> int:
+        """Take segments out of the list that are older than `keep_us` and that nobody needs (keeping.py); how many.
+
+        `remove_dropped` removes their files afterwards. Raises what `ship_next` raises.
+        """
+        listed, bases = self.manifest, self._log.bases()
+        kept = keeping.without_old(self.store, listed, bases[0], self._clock() - keep_us) if bases else listed
+        if kept is listed:
+            return 0
+        crash_point.reached("keep.before_manifest")
+        self._replace(kept)
+        return listed.count - kept.count
+
+    def remove_dropped(self) -> int:
+        """Remove some files of segments that are not in the list any more, also those that a crash left; how many.
+
+        Raises ObjectStoreFailed, and Conflict where another one writes to the store."""
+        self._refuse_others()
+        crash_point.reached("keep.before_files")
+        return keeping.remove_dropped(self.store, self.manifest.dropped_to)
 
     def _with_records(self, listed: Manifest) -> tuple[Manifest, records.Signature | None]:
         """The manifest with the administrators' records as they are now, and their signature."""

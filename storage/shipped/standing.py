@@ -12,6 +12,8 @@ class Order(msgspec.Struct):
     url: str
     bytes_per_second: float
     stall_seconds: float
+    keep_seconds: float = 0.0
+    """Segments that are older and not needed are dropped from the store; 0: it keeps all."""
 
 
 class Standing(msgspec.Struct):
@@ -27,6 +29,8 @@ class Standing(msgspec.Struct):
     """The size of the segments that this process listed."""
     unreadable: int = 0
     """Messages whose payload could not be read for the table of such a segment."""
+    dropped: int = 0
+    """How many segments this process dropped from the store because of their age."""
     failures: int = 0
     """How many tries have failed since the process started."""
     failing: str = ""

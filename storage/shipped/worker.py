@@ -29,6 +29,8 @@ SAY_SECONDS = 5.0
 """At least so often it says how it stands: a process that is silent for much longer hangs."""
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 1.0, 30.0
 RECORDS_SECONDS = 60.0
+KEEP_SECONDS = 3600.0
+"""The pause between two looks for segments that are old enough to be dropped from the store."""
 LOCK_SECONDS = 10.0
 LOCK = "shipping.lock"
 NICENESS = 15
@@ -58,6 +60,7 @@ class _Worker:
         self._said = Standing()
         self._said_at = 0.0
         self._records_at = time.monotonic() + RECORDS_SECONDS
+        self._keep_at = time.monotonic()
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -71,6 +74,7 @@ class _Worker:
                 shipped = shipper.ship_next()
                 if shipped is None:
                     self._ship_records(shipper)
+                    self._drop_old(shipper)
             except (Conflict, InvalidRequest) as error:
                 self._standing.refused = str(error)
                 self._standing.is_superseded = error.code == SUPERSEDED
@@ -99,6 +103,14 @@ class _Worker:
             return
         self._records_at = time.monotonic() + RECORDS_SECONDS
         shipper.ship_records()
+
+    def _drop_old(self, shipper: Shipper) -> None:
+        """Now and then; files are removed a part at a time, so that segments are shipped between."""
+        if not self._order.keep_seconds or time.monotonic() < self._keep_at:
+            return
+        self._standing.dropped += shipper.drop_old(round(self._order.keep_seconds * 1e6))
+        if not shipper.remove_dropped():
+            self._keep_at = time.monotonic() + KEEP_SECONDS
 
     def _begun(self) -> Shipper:
         data_dir = Path(self._order.data_dir)

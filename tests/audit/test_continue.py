@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from notify.cli.audit import is_small
 from notify.errors import InvalidRequest
-from notify.spark import proved
+from notify.spark import proved, session
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
 from notify.spark.result import Plan, Result
-from tests.audit.trade import WITH_INBOX, Trade, make_trade
+from tests.audit.trade import COUNT, WITH_INBOX, Trade, make_trade
 
 SECOND_US = 1_000_000
 PLAN = Plan(max_transaction_seconds=60, deliver_seconds=10)
@@ -75,3 +76,15 @@ def test_it_goes_on_only_with_the_same_inputs(tmp_path: Path) -> None:
         (report / proved.FILE).write_text("{")
         with pytest.raises(InvalidRequest, match="cannot be read"):
             proved.begun(PLAN, report, inputs, goes_on=True)
+
+
+def test_what_an_audit_goes_on_with_may_be_small_in_a_large_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark then starts for little work."""
+    trade = make_trade(tmp_path / "trade")
+    with trade.inputs() as inputs:
+        whole = sum(segment.size for segment in inputs.logs[0].segments)
+        monkeypatch.setattr(session, "SMALL_BYTES", whole // 3)
+        assert not is_small(inputs) and not is_small(inputs, trade.at(COUNT // 3))
+        assert is_small(inputs, trade.at(COUNT * 9 // 10))

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from notify.spark.completeness import completeness_of, percent
-from notify.spark.report.files import write
+from notify.spark.log_read import LogRead
+from notify.spark.report.files import plain, write
 from notify.spark.report.histogram import merged, percentile, shown
 from notify.spark.report.page import page
 from notify.spark.result import Plan, Result
@@ -54,6 +55,18 @@ def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
     assert html.count("<svg") == 3 and "not checked" in html
     assert "PASS</h1>" in page(result(bad=False))
     assert "no data" in page(Result(counts={}, reasons=["nothing there"], totals={"committed": 0}))
+
+
+def test_a_report_copies_nothing_that_it_does_not_tell() -> None:
+    """The files of a log are a list as long as the log."""
+
+    class Files:
+        def __deepcopy__(self, memo: object) -> Files:
+            raise AssertionError("the list of a log's files was copied")
+
+    told = result()
+    told.logs = [LogRead("log", Files(), 0, ())]  # type: ignore[arg-type]
+    assert plain(told)["verdict"] == told.verdict and plain(told)["causes"][0]["sentence"] == told.causes[0].sentence
 
 
 def test_the_files_say_the_same(tmp_path: Path) -> None:

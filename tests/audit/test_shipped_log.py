@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from notify import ids
 from notify.bench.made_run import made_run
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, Unavailable
 from notify.spark import log_input
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
@@ -21,7 +22,9 @@ from notify.spark.log_input import LogInput
 from notify.spark.log_source import NotifyLogSource
 from notify.spark.report.files import plain
 from notify.spark.result import Inputs, Plan, Result
+from notify.storage.shipped import manifest
 from notify.storage.shipped.shipper import ship_directory
+from notify.storage.shipped.store import Store
 from tests.audit.audited import PLAN
 from tests.audit.campaign import WITH_EFFECTS, differences, planted
 from tests.audit.trade import Trade
@@ -123,6 +126,37 @@ def test_the_source_reads_a_store(sound: Trade, store: str, options: dict[str, s
     assert sorted(rows, key=repr) == sorted(rows_of(store, **options), key=repr) and len(rows) > 50
 
 
+def drop(store: Path, count: int, *, files: bool = True) -> int:
+    """Drop the first segments from a store, as its server does with ship_keep; where it begins then."""
+    known = manifest.load(Store(f"file://{store}"))
+    assert known is not None
+    left = known.segments[count:]
+    manifest.replace(Store(f"file://{store}"), replaced(known, segments=left, dropped_to=left[0].base))
+    for path in objects(store)[:count] if files else ():
+        path.unlink()
+    return left[0].base
+
+
+def test_segments_that_the_server_dropped_are_no_loss(own_store: Path, tmp_path: Path) -> None:
+    base = drop(own_store, 3)
+    log = prepared(f"file://{own_store}", tmp_path / "copies")
+    assert (log.problems, list(log.unread(0)), log.holes) == ([], [], []) and log.dropped_to == base
+    assert log.first_us > 0, "an audit says from when on the log is whole"
+
+
+def test_segments_that_are_dropped_while_they_are_read_are_told(own_store: Path, tmp_path: Path) -> None:
+    log = LogInput(f"file://{own_store}", "log")
+    source = NotifyLogSource({"path": f"file://{own_store}", "table": "acks"})
+    reader = source.reader(source.schema())
+    parts = reader.partitions()
+    drop(own_store, 3)
+    log.prepare(None, tmp_path / "copies")
+    assert [problem for problem in log.problems if "because of its age (ship_keep): repeat" in problem], log.problems
+    with pytest.raises(Unavailable, match=r"ship_keep"):
+        list(reader.read(parts[0]))
+    assert list(reader.read(parts[4]))
+
+
 # --- with Spark ---------------------------------------------------------------------------------------------------
 
 
@@ -163,3 +197,17 @@ def test_messages_of_a_damaged_object_are_pending(spark: Any, sound: Trade, own_
     assert (result.verdict, result.exit_code) == ("INCONCLUSIVE", 2)
     assert [reason for reason in result.reasons if objects(own_store)[2].name in reason], result.reasons
     assert result.counts["PENDING"] > 0 and result.counts["LOST"] == 0
+
+
+def test_a_range_before_what_the_server_dropped_is_inconclusive(
+    spark: Any, sound: Trade, own_store: Path, tmp_path: Path
+) -> None:
+    drop(own_store, 3)
+    place = f"file://{own_store}"
+    whole = audited(spark, sound, place, tmp_path / "copies")
+    assert (whole.verdict, whole.reasons) == ("PASS", [])
+    (line,) = [line for line in whole.coverage if line.kind == "segments"]
+    assert line.is_whole and "after those that retention dropped" in line.expected
+    early = audited(spark, sound, place, tmp_path / "copies", replace(PLAN, from_us=sound.at(0)))
+    assert early.verdict == "INCONCLUSIVE" and not early.has_findings
+    assert [reason for reason in early.reasons if "older segments deleted" in reason], early.reasons

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from notify.spark.bridged import thinned
-from notify.spark.catalog import Catalog, learn
+from notify.spark.catalog import Bridged, Catalog, learn
 from notify.spark.searches import gaps
 from notify.storage.bridged import BridgeState
 from notify.storage.log import meta
@@ -20,12 +20,31 @@ def record(at: int, source: str, position: int, since: int | None, epoch: int = 
     return [at, at * 1000, meta.plain(msgspec.msgpack.encode(meta.BridgeMoved(state)))]
 
 
-def found(segments: list[list[list[Any]]]) -> list[tuple[Any, ...]]:
+def learned(segments: list[list[list[Any]]]) -> Catalog:
     catalog = Catalog()
     for records in segments:
         for at, time_us, plain in records:
             learn(catalog, at, time_us, meta.of_plain(plain), set())
-    return [(case.detail, case.at_us, case.evidence) for case in gaps("log", catalog.bridges)]
+    return catalog
+
+
+def found(bridges: list[Bridged]) -> list[tuple[Any, ...]]:
+    return [(case.detail, case.at_us, case.evidence) for case in gaps("log", bridges)]
+
+
+def all_of(records: list[list[Any]]) -> list[Bridged]:
+    """Every record, as it was written."""
+    each = [(at, time_us, plain[1]) for at, time_us, plain in records]
+    return [
+        Bridged(at, us, b["source"], b.get("epoch", 0), b["position"], b.get("since"), b.get("rows", 0))
+        for at, us, b in each
+    ]
+
+
+def test_an_audit_holds_two_records_of_a_bridge_that_goes_on() -> None:
+    segments = [[record(n, "shop", n + 1, n) for n in range(first, first + 10)] for first in range(0, 500, 10)]
+    bridges = learned([thinned(records) for records in segments]).bridges
+    assert [(b.at, b.since, b.time_us) for b in bridges] == [(0, "0", 0), (499, "1", 499_000)]
 
 
 def test_a_bridge_that_goes_on_is_two_records_of_a_segment() -> None:
@@ -49,7 +68,8 @@ def test_gaps_are_the_same_in_what_is_left() -> None:
             positions[source] += rng.randint(1, 3)
             records.append(record(at, source, positions[source], since, epochs[source]))
         cut = rng.randint(0, 60)
-        whole = found([records])
-        assert found([thinned(records[:cut]), thinned(records[cut:])]) == whole
+        whole = found(all_of(records))
+        assert found(learned([records]).bridges) == whole
+        assert found(learned([thinned(records[:cut]), thinned(records[cut:])]).bridges) == whole
         total += len(whole)
     assert total > 200

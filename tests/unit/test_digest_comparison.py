@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from notify import ids
 from notify.spark.catalog import Catalog
-from notify.spark.columns import source_hash
+from notify.spark.columns import name_hash
 from notify.spark.coverage import Coverage
 from notify.spark.digest import hashes
 from notify.spark.digest.comparison import Compared, Comparison
@@ -60,7 +60,7 @@ class Sent:
         source = next(text for text, number in SOURCES.items() if number == self.producer - 1)
         return {
             "slot": self.name[:4], "topic": self.topic, "queue": 0, "producer_group": self.producer,
-            "source": source_hash(source) if has_half or form == WAITING else None,
+            "source": name_hash(source) if has_half or form == WAITING else None,
             "form": form, "bin": 3 if is_queued else None, "acked0": 3 * is_queued, "settled0": 3 * is_queued,
             "count": 1, "hash": self.hash(), "body_hash": self.hash(True), "digests": 1, "places": int(is_queued),
             "acknowledged": int(is_queued), "again": 0, "due": int(is_queued),
