@@ -24,8 +24,15 @@ def retry_prefix(group: str) -> str:
     return f"{RETRY_PREFIX}{group}/"
 
 
+def dropped_topic(group: str) -> str:
+    """The topic of the notes of letters that a group's administrators dropped; nobody subscribes to it."""
+    return f"{retry_prefix(group)}dropped/"
+
+
 def redriven_id(topic: str, transaction_id: bytes, offset: int) -> bytes:
-    """The transaction id under which a dead letter is sent again: a UUID of version 7, fixed by its place.
+    """The transaction id under which a dead letter is sent again, or noted as dropped: so one of the two happens, once.
+
+    It is a UUID of version 7, fixed by the letter's place.
 
     `topic` is the group's dead-letter topic: letters of one transaction may have the same offset in two groups.
     """

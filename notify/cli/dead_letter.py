@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from operator import itemgetter
+from typing import Any
+from urllib.parse import quote
 
 import typer
 
@@ -25,15 +27,34 @@ from notify.cli.api import (
     write,
 )
 from notify.cli.job import followed
+from notify.cli.printed import say
 from notify.message import DEAD_LETTER_REASON
 
 COLUMNS: Columns = {
     "message": itemgetter("id"),
     "topic": itemgetter("topic"),
     "dead since": lambda m: seconds(m["dead_at"]),
-    "sent again": lambda m: "yes" if m["redriven"] else "no",
+    "sent again": lambda m: "dropped" if m.get("dropped") else "yes" if m["redriven"] else "no",
     "reason": lambda m: (m.get("headers") or {}).get(DEAD_LETTER_REASON, ""),
 }
+
+FAILURES: Columns = {
+    "failure": itemgetter("fingerprint"),
+    "open": itemgetter("open"),
+    "all": itemgetter("count"),
+    "type": lambda f: f["type"] or "-",
+    "in": lambda f: f["place"] or "-",
+    "first": lambda f: seconds(f["first_at"]),
+    "last": lambda f: seconds(f["last_at"]),
+    "the newest": lambda f: f["example"]["reason"],
+}
+
+FAILURE = typer.Option("", help="Only dead letters of this failure group; `notify dead-letter failures` lists them.")
+TOPIC = typer.Option("", help="Only dead letters of this topic.")
+TAG = typer.Option("", help="Only dead letters with this tag.")
+KEY = typer.Option("", help="Only dead letters with this key.")
+CONTAINS = typer.Option("", help="Only dead letters whose reason contains this text.")
+FILTER = typer.Option("", help="Only dead letters for which this CEL expression is true.")
 
 group = typer.Typer(help="Messages that a group failed to handle.", no_args_is_help=True)
 
@@ -47,13 +68,29 @@ def register(app: typer.Typer) -> None:
 def list_dead(
     group_name: str = typer.Argument(..., metavar="GROUP"),
     max: int = typer.Option(100, min=1, max=10_000),
+    failure: str = FAILURE,
     wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """List a group's dead letters with the reasons."""
-    result = call(url, "GET", "groups", group_name, "dead-letters", query=f"?max={max}")
+    query = f"?max={max}" + (f"&failure={quote(failure)}" if failure else "")
+    result = call(url, "GET", "groups", group_name, "dead-letters", query=query)
     show_rows(result, as_json, "messages", COLUMNS, wide)
+
+
+@group.command("failures")
+def list_failures(
+    group_name: str = typer.Argument(..., metavar="GROUP"),
+    wide: bool = WIDE,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """List the causes of a group's dead letters: one for each exception type and function that raised it."""
+    result = call(url, "GET", "groups", group_name, "dead-letters", "failures")
+    show_rows(result, as_json, "failures", FAILURES, wide)
+    if not as_json and result["looked_at"] < result["of"]:
+        say(f"{result['looked_at']:,} of {result['of']:,} dead letters were counted so far; ask again", err=True)
 
 
 @group.command("purge")
@@ -74,11 +111,12 @@ def purge_dead(
 def redrive(
     group_name: str = typer.Argument(..., metavar="GROUP"),
     id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
-    topic: str | None = typer.Option(None, help="Only dead letters of this topic."),
-    tag: str | None = typer.Option(None, help="Only dead letters with this tag."),
-    key: str | None = typer.Option(None, help="Only dead letters with this key."),
-    contains: str | None = typer.Option(None, help="Only dead letters whose reason contains this text."),
-    filter: str = typer.Option("", help="Only dead letters for which this CEL expression is true."),
+    failure: str = FAILURE,
+    topic: str = TOPIC,
+    tag: str = TAG,
+    key: str = KEY,
+    contains: str = CONTAINS,
+    filter: str = FILTER,
     max: int = typer.Option(100, min=1, max=4096),
     replay_effects: bool = REPLAY_EFFECTS,
     force: bool = BEFORE_INBOX,
@@ -89,14 +127,46 @@ def redrive(
     as_json: bool = AS_JSON,
 ) -> None:
     """Send dead letters to their group again; a repeated redrive sends each once."""
-    chosen = {"topic": topic, "tag": tag, "key": key, "contains": contains, "filter": filter}
-    wanted = {name: value for name, value in chosen.items() if value}
+    wanted = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
     body = write(
         reason, dry_run, ids=id or None, max=max, wanted=wanted, all=all, **given(replay_effects=replay_effects)
     )
     answer = call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body)
-    if all and not dry_run:
-        answer = followed(url, answer["result"]["job"], as_json)
-    show(answer, as_json)
-    if all and not dry_run and (answer["state"] != "done" or answer["failed"]):
+    _show_to_the_end(url, answer, as_json)
+
+
+@group.command()
+def drop(
+    group_name: str = typer.Argument(..., metavar="GROUP"),
+    id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
+    failure: str = FAILURE,
+    topic: str = TOPIC,
+    tag: str = TAG,
+    key: str = KEY,
+    contains: str = CONTAINS,
+    filter: str = FILTER,
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards."""
+    wanted = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
+    body = write(reason, dry_run, ids=id or None, wanted=wanted)
+    _show_to_the_end(url, call(url, "POST", "groups", group_name, "dead-letters", "drop", body=body), as_json)
+
+
+def _wanted(**conditions: str) -> dict[str, str]:
+    return {name: value for name, value in conditions.items() if value}
+
+
+def _show_to_the_end(url: str, answer: dict[str, Any], as_json: bool) -> None:
+    """Show an answer; that of a job when the job has ended. Exit code 1 where the job failed in part."""
+    job = answer["result"].get("job")
+    if job is None:
+        show(answer, as_json)
+        return
+    ended = followed(url, job, as_json)
+    show(ended, as_json)
+    if ended["state"] != "done" or ended["failed"]:
         raise typer.Exit(1)

@@ -35,6 +35,7 @@ def register() -> None:
     """Add every command to `app`."""
     from notify.cli import (
         access,
+        alarm,
         audit,
         backup,
         bench,
@@ -68,6 +69,7 @@ def register() -> None:
     job.register(app)
     overview.register(app)
     access.register(app)
+    alarm.register(app)
     backup.register(app)
     restore.register(app)
     settings.register(app)

@@ -42,13 +42,13 @@ def register(app: typer.Typer) -> None:
 
 
 def overview(url: str = URL, as_json: bool = AS_JSON) -> None:
-    """Show rates, transactions in doubt, lag and alarms. Exit code 1 if there is an alarm."""
+    """Show rates, transactions in doubt, lag and alarms. Exit code 1 if there is an alarm that nobody has silenced."""
     figures = call(url, "GET", "overview")
     if as_json:
         say_json(figures)
     else:
         console().print(screen_of(figures))
-    raise typer.Exit(1 if figures["alarms"] else 0)
+    raise typer.Exit(1 if heard(figures) else 0)
 
 
 def top(
@@ -76,6 +76,11 @@ def top(
             return
 
 
+def heard(figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alarms that nobody has silenced."""
+    return [alarm for alarm in figures["alarms"] if not alarm.get("silence")]
+
+
 def screen_of(o: dict[str, Any]) -> Group:
     rates, doubt, queues = o["rates"], o["in_doubt"], o["queues"]
     facts = Rows(show_header=False, box=None, pad_edge=False)
@@ -94,7 +99,9 @@ def screen_of(o: dict[str, Any]) -> Group:
     if o.get("shipping"):
         facts.add_row("shipping", _shipping(o["shipping"]), "to", o["shipping"]["to"])
     facts.add_row("disk", f"{o['disk']['used_share']:.0%} full", "version", o["version"])
-    alarms = [cell(f"{a['text']} (since {a['since'][:19]})", "bold red") for a in o["alarms"]]
+    alarms = [cell(f"{a['text']} (since {a['since'][:19]})", "bold red") for a in heard(o)]
+    if silent := len(o["alarms"]) - len(alarms):
+        alarms.append(cell(f"{silent} silenced: notify alarm list"))
     parts: list[Any] = [
         cell(f"Notify {o['at'][:19]}", "bold"),
         *(alarms or [cell("no alarms", "green")]),

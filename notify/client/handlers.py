@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sysconfig
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from notify.client.callables import is_coroutine_function, is_generator_function, name_of
@@ -18,6 +21,12 @@ from notify.message import ReceivedMessage
 
 REASON_CHARACTERS = 500
 """How much of a handler's error goes to the server with a retry or a dead letter."""
+PLACE_CHARACTERS = 150
+MOST_FRAMES = 1000
+"""Frames of a traceback that are looked at; a deeper one is an endless recursion."""
+_SDK = str(Path(__file__).parents[1] / "_")[:-1]
+_PYTHON = tuple({sysconfig.get_path(name) + _SDK[-1] for name in ("stdlib", "platstdlib")})
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass(slots=True)
@@ -161,12 +170,47 @@ def call_to_the_end(function: Callable[..., Any], *given: Any) -> None:
 
 
 def reason_of(error: BaseException, *, named: bool = True) -> str:
-    """An error in words that every storage takes: without lone surrogates and NUL, bounded; `named` with its class."""
+    """An error in words that every storage takes: without lone surrogates and NUL, bounded.
+
+    `named`: with its class before the text, and behind it where it was raised, as `(at shop.points.add:41)`. The server
+    groups failures by these two.
+    """
     try:
         text = str(error)
     except Exception as failed:
         text = f"(its text cannot be had: {type(failed).__name__})"
+    place = ""
     if named:
         text = f"{type(error).__name__}: {text}"
-    text = text[:REASON_CHARACTERS].replace("\0", "\\0")
-    return text.encode(errors="backslashreplace").decode()[:REASON_CHARACTERS]
+        place = place_of(error)
+    return _plain(text, REASON_CHARACTERS - len(place)) + place
+
+
+def _plain(text: str, most: int) -> str:
+    text = text[:most].replace("\0", "\\0")
+    return text.encode(errors="backslashreplace").decode()[:most]
+
+
+def place_of(error: BaseException) -> str:
+    """Where the handler's own code failed, as ` (at module.function:line)`; empty for an error that was not raised.
+
+    The innermost frame that is neither Python's nor an installed package's; where there is none, because the service
+    itself is installed, the first frame outside of this SDK.
+    """
+    first = own = None
+    step: TracebackType | None = error.__traceback__
+    for _ in range(MOST_FRAMES):
+        if step is None:
+            break
+        file = step.tb_frame.f_code.co_filename
+        if not file.startswith((_SDK, "<frozen")):
+            first = first or step
+            if not file.startswith(_PYTHON) and not any(folder in file for folder in _INSTALLED):
+                own = step
+        step = step.tb_next
+    shown = own or first
+    if shown is None:
+        return ""
+    module = str(shown.tb_frame.f_globals.get("__name__", "?"))
+    name = _plain(f"{module}.{shown.tb_frame.f_code.co_qualname}", PLACE_CHARACTERS)
+    return f" (at {name}:{shown.tb_lineno})"

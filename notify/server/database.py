@@ -1,6 +1,7 @@
 """A server's own small SQLite database, admin.db in its data directory.
 
-Its jobs are in it; and where there is no registry, what servers share (notify/server/configuration/records.py), too.
+Its jobs and silences are in it; and where there is no registry, what servers share, too
+(notify/server/configuration/records.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.server.jobs import records as jobs
+from notify.server.watch import silences
 from notify.storage.sql import administration
 
 
@@ -22,5 +24,6 @@ def open_database(data_dir: str) -> Engine:
     with engine.begin() as connection:
         connection.exec_driver_sql("BEGIN")  # all tables at once, and one sync for them
         jobs.metadata.create_all(connection)
+        silences.metadata.create_all(connection)
         administration.metadata.create_all(connection)
     return engine

@@ -121,7 +121,7 @@ def _response(answered: Answer) -> Response:
 
 
 def _add_alarms(shown: Exposition, alarms: Alarms) -> None:
-    raised = Counter(name for name, _ in alarms.raised)
+    raised = Counter(alarm.name for alarm in alarms.heard())
     shown.gauges(
         "notify_alarms",
         "Raised alarms by name; see the operating guide",

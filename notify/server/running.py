@@ -17,7 +17,9 @@ from notify.server.groups import QueueEngine
 from notify.server.jobs.runner import Jobs
 from notify.server.shipping import Shipping
 from notify.server.watch.alarms import Alarms
+from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
+from notify.server.watch.silences import Silences
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,9 @@ class Running:
     members: Callable[[], dict[str, Any]]
     """Gives the answer of `GET /v1/members`."""
     history: History
+    figures: Figures
     alarms: Alarms
+    silences: Silences
     jobs: Jobs
     data: DataRoutes
     queues: QueueEngine

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.engine import Engine
+
 from notify import faults
 from notify.clock import Clock, wall_clock
 from notify.errors import InvalidRequest
@@ -32,7 +34,9 @@ from notify.server.running import Running
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended
 from notify.server.watch.alarms import Alarms
+from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
+from notify.server.watch.silences import Silences
 from notify.settings import Settings
 from notify.storage.capabilities import Shippable, shard_names
 from notify.storage.queues import queues_of
@@ -81,12 +85,8 @@ async def started(
         await administration.start(settings.data_dir)
 
         queues = await parts.enter_async_context(_queues(settings, core))
-        history = History(core, queues.groups.lag)
-        history.start()
-        parts.push_async_callback(history.stop)
-        alarms = Alarms(core, _newest_audit(administration.records), queues.groups, shipping)
-        alarms.start()
-        parts.push_async_callback(alarms.stop)
+        watching = _watching(core, queues, administration.records, database, shipping)
+        watched = await parts.enter_async_context(watching)
         run = asyncio.get_running_loop().create_task(core.run())
         parts.push_async_callback(ended, run)
         jobs = Jobs(JobRecords(database), queues.letters, clock)
@@ -98,7 +98,23 @@ async def started(
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
-        yield Running(core, administration, members, history, alarms, jobs, data, queues, shipping)
+        yield Running(core, administration, members, *watched, jobs, data, queues, shipping)
+
+
+@contextlib.asynccontextmanager
+async def _watching(
+    core: Core, queues: QueueEngine, records: Records, database: Engine, shipping: Shipping | None
+) -> AsyncIterator[tuple[History, Figures, Alarms, Silences]]:
+    """Have the server watched while the context lasts: its figures, and alarms."""
+    silences = Silences(database)
+    await silences.load()
+    history, figures = History(core, queues.groups.lag), Figures(queues.counted, core.clock)
+    alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping)
+    async with contextlib.AsyncExitStack() as parts:
+        for part in (history, figures, alarms):
+            part.start()
+            parts.push_async_callback(part.stop)
+        yield history, figures, alarms, silences
 
 
 @contextlib.asynccontextmanager

@@ -64,11 +64,16 @@ def records_of(inputs: Inputs, transaction: str, plans: Sequence[Path]) -> list[
 
 
 def _chosen(transaction: str) -> sa.Select[Any]:
-    """Writes that name it, and redrives of all dead letters, which name none."""
+    """Writes that name it, and redrives and drops of many dead letters, which name none."""
     c = server_action.c
     named = c.result.contains(transaction, autoescape=True) | c.target.startswith(transaction, autoescape=True)
     columns = [c[name] for name in _COLUMNS]
-    return sa.select(*columns).where(named | (c.what == "dead_letter.redrive")).order_by(c.id.desc()).limit(MOST)
+    return (
+        sa.select(*columns)
+        .where(named | c.what.in_(("dead_letter.redrive", "dead_letter.drop")))
+        .order_by(c.id.desc())
+        .limit(MOST)
+    )
 
 
 def _beside(log: LogInput, transaction: str) -> Iterator[Record]:

@@ -11,7 +11,7 @@ from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.records import Record
 from notify.spark.explain.trace import Trace
 from notify.spark.result import Inputs
-from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic
+from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic
 
 _DECISIONS = ("transaction.commit", "transaction.rollback", "plan.decide")
 
@@ -45,6 +45,8 @@ def repairs_of(inputs: Inputs, history: History, terms: Terms, records: Sequence
             repeat = history_of(inputs, again)
             repeated = repeat.traces.get(0)
             if repeated is not None and repeated.is_known:
+                if any(stand.topic == dropped_topic(group) for stand in repeated.stands):
+                    what = "dropped"  # the message under this id is the note of it
                 verdict = _without_row(judge(repeated, terms))
                 record = _record_of(records, verdict.message_id, what, group, repeated.queued_us)
                 sent.append(Sent(what, trace.message_id, group, verdict, repeated.queued_us, record))
@@ -97,8 +99,9 @@ def _without_row(verdict: Verdict) -> Verdict:
 
 def _record_of(records: Sequence[Record], again: str, what: str, group: str, queued_us: int) -> Record | None:
     naming = [record for record in records if record.names(again) or f'"as": "{again}"' in record.result]
-    if naming or what != "redriven":
+    by_job = {"redriven": "dead_letter.redrive", "dropped": "dead_letter.drop"}.get(what)
+    if naming or by_job is None:
         return next(iter(naming), None)
-    # A redrive of all dead letters is a job: its record names the group alone, and was written when the job began.
-    before = [r for r in records if r.what == "dead_letter.redrive" and r.target == group and r.at_us <= queued_us]
+    # Where all dead letters that match are meant, the record names the group alone, and was written when the job began.
+    before = [r for r in records if r.what == by_job and r.target == group and r.at_us <= queued_us]
     return before[-1] if before else None

@@ -82,7 +82,7 @@ def test_every_text_can_be_read(scene: Scene, window: Any) -> None:
     w = window(scene.url)
     seen = []
     pages = ["/", "/transactions", f"/transactions/{scene.half}", "/groups/points", "/groups/points/dead-letters",
-             "/messages?topic=order.placed", "/settings", "/login"]  # fmt: skip
+             "/messages?topic=order.placed", "/topics", "/settings", "/login"]  # fmt: skip
     for path in [*pages, f"/do/transaction.commit?transaction={scene.half}"]:
         w.go(path) if not path.startswith("/do/") else preview(w, path)
         for scheme in ("light", "dark"):
@@ -132,12 +132,39 @@ def test_alarms_lead_to_their_page_and_letters_sent_again_are_none(scene: Scene,
     w = window(scene.url)
     w.go("/")
     w.page.wait_for_selector("#alarms a:has-text('dead letters')")
-    assert "redrive or purge them" in w.page.inner_text("#alarms")
+    assert "redrive, drop or purge" in w.page.inner_text("#alarms")
     assert w.page.get_attribute("#alarms a:has-text('dead letters')", "href") == "/groups/points/dead-letters"
     admin(scene.url, "POST", "groups/points/dead-letters/redrive", {"max": 100})
     w.page.wait_for_selector(".tile:has-text('Dead letters') a:text-is('0')")
     w.go("/dead-letters")
     assert w.page.inner_text("tbody tr").split() == ["points", "0", "3"]
+
+
+def test_a_chart_says_its_figures_in_words_and_as_a_table(scene: Scene, window: Any) -> None:
+    w = window(scene.url)
+    w.go("/groups/points")
+    w.page.wait_for_selector("#chart2 canvas")
+    assert "lag " in w.page.inner_text("#chart-told2") and "(times are UTC" in w.page.inner_text("#chart-told2")
+    w.page.focus("#charts input[value=hour]")
+    w.page.keyboard.press("ArrowRight")
+    w.page.wait_for_selector("#charts[data-span=day]")
+    w.page.click("#charts summary")
+    headings = w.page.locator("#charts details th").all_inner_texts()
+    assert headings == ["At", "settled/s", "lag messages", "oldest s"]
+    assert w.page.locator("#charts details tr").nth(1).inner_text()[:2] == "20"  # the year of an ISO date
+    assert w.page.evaluate(CONTRASTS) == [] and w.wrong == []
+
+
+def test_topics_are_sorted_by_a_heading(scene: Scene, window: Any) -> None:
+    publish(scene.url, "fewer", ["x"])
+    w = window(scene.url, width=1920)
+    w.go("/topics")
+    w.page.click("th a:has-text('Kept')")
+    names = w.page.locator("tbody td:first-child").all_inner_texts()
+    assert names.index("order.placed") < names.index("fewer")
+    assert w.page.get_attribute("th:has-text('Kept')", "aria-sort") == "descending"
+    assert not any(name.startswith("dead-letter.") for name in names)
+    assert w.page.evaluate(CONTRASTS) == []
 
 
 def test_messages_come_newest_first_in_pages(scene: Scene, window: Any) -> None:

@@ -17,14 +17,17 @@ from typing import Any
 import pytest
 import structlog
 
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import Conflict, InvalidRequest, Unavailable
 from notify.server import webhooks
+from notify.server.database import open_database
+from notify.server.watch import silences
 from notify.server.watch.alarms import MEANING
 from notify.settings import Settings
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
+from tests.support.commands import cli
 from tests.support.groups import Caller, publish, subscribe
-from tests.support.http import admin, ask, call, metric, post, refusal
+from tests.support.http import REASON, admin, ask, call, metric, post, refusal
 from tests.support.transactions import half_request, new_id
 
 SECRET = "a secret of the tests"
@@ -328,3 +331,71 @@ def test_a_stored_filter_that_is_refused_now_stops_nothing_but_itself(monkeypatc
         subscribe(server.url, "g", "a", filter='!("x" in headers)')
         assert received() == ["one"]
         eventually(lambda: raised() == [], "the alarm to be cleared")
+
+
+def test_a_silenced_alarm_is_shown_and_not_said(watched: InMemoryServer, receiver: Receiver) -> None:
+    url = watched.url
+    silence = {"target": "workers", "seconds": 3600}
+    said = admin(url, "POST", "alarms/dead_letters/silence", silence)["result"]
+    assert (said["name"], said["target"], said["reason"]) == ("dead_letters", "workers", REASON)
+    for group in ("workers", "others"):
+        subscribe(url, group, "tasks")
+    publish(url, "tasks", ["a"])
+    for group in ("workers", "others"):
+        caller = Caller(url, group, "w")
+        caller.settle(caller.receive("tasks"), "dead_letter", reason="no such customer")
+    eventually(lambda: len(admin(url, "GET", "alarms")["alarms"]) == 2, "both alarms")
+    shown = {alarm["target"]: alarm["silence"] for alarm in admin(url, "GET", "overview")["alarms"]}
+    assert shown["others"] is None and shown["workers"]["until"] == said["until"]
+    assert metric(url, 'notify_alarms{alarm="dead_letters"}') == 1
+    page = str(call(url, "GET", "/"))
+    assert "1 silenced" in page and "Silence dead_letters of others" in page
+    eventually(lambda: receiver.received, "the alarm that is heard")
+    code, listed = cli("alarm", "list", "--url", url, "--json")
+    assert code == 0 and [s["target"] for s in listed["silences"]] == ["workers"]
+    admin(url, "POST", "groups/others/dead-letters/purge", {"before": "latest"})
+    eventually(lambda: len(receiver.received) == 2, "it to be cleared")
+    assert cli("overview", "--url", url, "--json")[0] == 0, "a silenced alarm is no bad news"
+    watched.restart()
+    eventually(lambda: names(watched) == {"dead_letters"}, "the alarm after a restart")
+    assert cli("overview", "--url", url, "--json")[0] == 0
+    # It is said when the silence is over; here somebody ends it.
+    admin(url, "POST", "alarms/dead_letters/unsilence", {"target": "workers"})
+    eventually(lambda: len(receiver.received) == 3, "it to be said")
+    assert [(n["alarm"], n["target"]) for n in receiver.received] == [
+        ("raised", "others"), ("cleared", "others"), ("raised", "workers"),
+    ]  # fmt: skip
+    assert refusal(url, "POST", "alarms/dead_letters/unsilence", target="workers")[0] == 404
+    assert refusal(url, "POST", "alarms/no_such/silence", seconds=60)[0] == 404
+    assert refusal(url, "POST", "alarms/disk/silence", seconds=31 * 86_400)[0] == 422
+    whats = [action["what"] for action in admin(url, "GET", "actions?what=alarm")["actions"]]
+    assert whats == ["alarm.unsilence", "alarm.silence"]
+
+
+def test_a_silence_ends_by_itself(watched: InMemoryServer) -> None:
+    admin(watched.url, "POST", "alarms/disk/silence", {"seconds": 60})
+    assert len(admin(watched.url, "GET", "alarms")["silences"]) == 1
+    watched.advance(61)
+    assert admin(watched.url, "GET", "alarms")["silences"] == []
+
+
+def test_silences_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silences, "MOST_SILENCES", 2)
+    database = open_database(str(tmp_path))
+
+    async def fill() -> None:
+        held = silences.Silences(database)
+        for n, until in enumerate((10, 20)):
+            await held.put(silences.Silence("disk", str(n), until, "ann", "why"), 0)
+        with pytest.raises(Conflict):
+            await held.put(silences.Silence("disk", "x", 30, "ann", "why"), 0)
+        await held.put(silences.Silence("disk", "0", 15, "ann", "longer"), 0)
+        await held.put(silences.Silence("disk", "x", 30, "ann", "why"), 16)  # one is over
+        later = silences.Silences(database)
+        await later.load()
+        assert [s.target for s in later.listed(16)] == ["1", "x"] == [s.target for s in held.listed(16)]
+
+    try:
+        asyncio.run(fill())
+    finally:
+        database.dispose()

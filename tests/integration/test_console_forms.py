@@ -92,3 +92,40 @@ def test_a_change_that_changes_nothing_leaves_a_subscription_as_it_was(memory: I
     fields = dict(parse_qsl(html.unescape(link)))
     assert send(memory, "subscription.put", "do", **fields)[0] == 200
     assert subscription(memory, unique) == before
+
+
+def test_priorities_are_a_form_with_a_row_for_each_class(memory: InMemoryServer, unique: str) -> None:
+    admin(memory.url, "PUT", f"groups/{unique}/subscriptions/{unique}", {})
+    classes = [{"name": name, "weight": n + 1, "topics": [f"{name}.*", "x"]} for n, name in enumerate("abc")]
+    admin(memory.url, "PUT", f"groups/{unique}/priorities", {"classes": classes, "shares": {"a.1": 2}})
+    page = str(ask(memory.url, "GET", f"/do/priorities.put?group={unique}")[1])
+    fields = dict(re.findall(r'<input id="f-\w+" name="(\w+)" value="([^"]*)"', page))
+    fields |= dict(re.findall(r'<textarea id="f-\w+" name="(\w+)"[^>]*>([^<]*)</textarea>', page))
+    assert fields["class_3"] == "c" and fields["topics_1"] == "a.*, x" and fields["class_4"] == ""
+    assert fields["shares"] == "a.1=2"
+    del fields["reason"]
+    fields |= {"class_2": "", "weight_2": "", "topics_2": "", "class_4": "rest", "weight_4": "9"}
+    for step in ("preview", "do"):
+        assert send(memory, "priorities.put", step, group=unique, **fields)[0] == 200
+    shown = admin(memory.url, "GET", f"groups/{unique}/priorities")
+    assert [(c["name"], c["weight"], c["topics"]) for c in shown["classes"]] == [
+        ("a", 1, ["a.*", "x"]), ("c", 3, ["c.*", "x"]), ("rest", 9, []),
+    ]  # fmt: skip
+    assert shown["shares"] == {"a.1": 2}
+    status, page = send(memory, "priorities.put", "do", group=unique, weight_2="5", class_1="a", weight_1="1")
+    assert status == 422 and "Class 2 has no name" in page
+
+
+def test_a_group_of_failures_is_previewed_in_sentences(memory: InMemoryServer, unique: str) -> None:
+    items = [{"receipt": with_a_consumer(memory, unique), "action": "dead_letter", "reason": "E: no (at shop.add:1)"}]
+    post(memory.url, f"/v1/groups/{unique}/settle", {"items": items})
+    page = str(ask(memory.url, "GET", f"/groups/{unique}/dead-letters")[1])
+    (link,) = re.findall(r'href="/do/dead-letters\.drop\?([^"]+)"', page)
+    fields = dict(parse_qsl(html.unescape(link)))
+    status, page = send(memory, "dead-letters.drop", "preview", **fields)
+    assert status == 200 and "(E in shop.add) has 1 message that wait" in page
+    assert "drops those that match for good" in page
+    assert send(memory, "dead-letters.drop", "do", **fields)[0] == 200
+    (letter,) = admin(memory.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+    status, page = send(memory, "dead-letters.drop", "preview", group=unique, ids=letter["id"])
+    assert status == 200 and f"This drops 1 message of the dead letters of {unique} for good." in page

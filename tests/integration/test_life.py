@@ -94,3 +94,36 @@ def test_a_dead_letter_says_why_and_when_it_was_sent_again(frozen_server: InMemo
     life = life_of(server, message["id"])
     assert events(life)[-1] == f"{unique} sent to the group again as {item['as']}"
     assert life["timeline"][-1]["at"] > life["timeline"][-2]["at"]
+
+
+def test_a_timeline_says_which_consumer_had_a_message_and_why_it_failed(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
+    server = frozen_server
+    subscribe(server.url, unique, unique, max_attempts=3)
+    publish(server.url, unique, ["a", "b", "c"])
+    first, second = (Caller(server.url, unique, name) for name in ("one", "two"))
+    messages = first.receive(unique)
+    server.advance(1)
+    first.settle(messages[:1], "retry", delay=0, reason="the bank is closed")
+    first.settle(messages[1:2])
+    server.advance(1)
+    second.settle(second.receive(unique, max=1))
+    server.advance(31)
+    server.advance(1)
+    again = first.receive(unique)
+    first.settle(again)
+
+    def told(message: dict[str, Any]) -> list[str]:
+        life = life_of(server, message["id"])
+        assert life["consumers_known_since"] < life["timeline"][0]["at"]
+        told_ = [e for e in life["timeline"] if "group" in e]
+        return [" ".join(filter(None, (e["event"], e.get("instance"), e.get("reason")))) for e in told_]
+
+    assert told(messages[0]) == [
+        "handed out one", "attempt 1 failed one the bank is closed", "handed out two", "acknowledged two",
+    ]  # fmt: skip
+    assert told(messages[1]) == ["handed out one", "acknowledged one"]
+    assert told(messages[2]) == [
+        "handed out one", "attempt 1 failed one its lease ran out", "handed out one", "acknowledged one",
+    ]  # fmt: skip

@@ -1,12 +1,14 @@
-"""A topic's messages, the newest first, a page at a time, over all of its queues."""
+"""A topic's messages, the newest first, a page at a time, over all of its queues; and topics by their figures."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from notify.testing import InMemoryServer
-from tests.support.groups import publish
-from tests.support.http import admin, ask
+from tests.support.groups import publish, subscribe
+from tests.support.http import admin, ask, refusal
 
 
 def pages(url: str, topic: str, size: int, **query: str) -> list[list[str]]:
@@ -44,3 +46,41 @@ def test_each_message_is_on_one_page(frozen_server: InMemoryServer, unique: str)
     now = admin(server.url, "GET", "overview")["at"]
     assert pages(server.url, unique, 10, **{"from": now}) == [[]]
     assert ask(server.url, "GET", f"/v1/admin/messages?topic={unique}&newest=true&before=x")[0] == 422
+
+
+def test_topics_are_listed_with_their_newest_message_and_by_their_figures(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
+    server = frozen_server
+    counts = {"a": 3, "b": 9, "c": 0, "d": 5}
+    for name in counts:
+        admin(server.url, "PUT", f"topics/{unique}.{name}", {"queues": 2})
+    server.inside(lambda running: running.figures.sample())
+    for name, count in counts.items():
+        server.advance(20)
+        if count:
+            publish(server.url, f"{unique}.{name}", ["x"] * count)
+    subscribe(server.url, unique, f"{unique}.a", start="earliest")
+    server.inside(lambda running: running.figures.sample())
+
+    def listed(query: str) -> list[Any]:
+        rows: list[Any] = admin(server.url, "GET", f"topics?prefix={unique}&{query}")["topics"]
+        return rows
+
+    def names(query: str) -> str:
+        return "".join(row["name"][-1] for row in listed(query))
+
+    rows = listed("")
+    assert [row["per_second"] for row in rows] == [pytest.approx(count / 80, abs=0.001) for count in counts.values()]
+    assert rows[2]["newest_at"] is None and rows[0]["newest_at"] < rows[1]["newest_at"] < rows[3]["newest_at"]
+    assert names("") == "abcd" and names("sort=rate&max=2") == "bd" and names("sort=kept") == "bdac"
+    assert names("sort=lag")[0] == "a" and names("sort=sent&max=1") == "b"
+    assert refusal(server.url, "GET", "topics?sort=sent&after=x") == (422, "invalid_query")
+    assert refusal(server.url, "GET", "topics?sort=colour")[0] == 422
+    figures = admin(server.url, "GET", f"topics/{unique}.b/history?span=day")
+    assert figures["sent"][-1] == pytest.approx(9 / 80, abs=0.001) and figures["step_seconds"] == 900
+    figures = admin(server.url, "GET", f"groups/{unique}/history")
+    assert figures["lag"][-1] == 3 and figures["oldest_seconds"][-1] == 60
+    assert refusal(server.url, "GET", f"topics/{unique}.none/history")[0] == 404
+    assert refusal(server.url, "GET", f"groups/{unique}.none/history")[0] == 404
+    assert "lag" in admin(server.url, "GET", "history?span=day")

@@ -106,7 +106,8 @@ def test_return_is_ack_raise_is_retry_dead_letter_is_dead(queue: Queue, unique: 
     assert (consumer.handled, consumer.failed) == (2, 5)
     dead = eventually(lambda: len(letters(queue, unique)) == 2 and letters(queue, unique), "both dead letters")
     assert {m["body"]: m["headers"]["notify-dead-letter-attempts"] for m in dead} == {"poison": "1", "never": "3"}
-    assert reasons(queue, unique) == {"poison": "cannot be", "never": "ValueError: never"}
+    why = reasons(queue, unique)
+    assert why["poison"] == "cannot be" and why["never"].startswith(f"ValueError: never (at {__name__}.")
     assert {(m["headers"]["notify-dead-letter-topic"], m["headers"]["h"]) for m in dead} == {(unique, "v")}
 
 
@@ -201,8 +202,8 @@ def test_an_error_that_is_no_text_fails_no_ack_beside_it(
         eventually(lambda: queue.is_settled(unique), "all to be settled")
     assert (consumer.handled, consumer.failed) == (4, 4)
     dead = eventually(lambda: len(reasons(queue, unique)) == 4 and reasons(queue, unique), "the dead letters")
-    assert dead["a"] == "ValueError: no file \\udcff\\0 here" and dead["b"] == "never \\udcff"
-    assert dead["c"] == "Mute: (its text cannot be had: RuntimeError)" and len(dead["d"]) <= 500
+    assert dead["a"].startswith("ValueError: no file \\udcff\\0 here (at ") and dead["b"] == "never \\udcff"
+    assert dead["c"].startswith("Mute: (its text cannot be had: RuntimeError)") and len(dead["d"]) <= 500
 
 
 @pytest.mark.parametrize("kind", [pytest.param(Consumer, marks=pytest.mark.long), AsyncConsumer])

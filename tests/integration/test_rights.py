@@ -306,10 +306,14 @@ def administration(room: Room) -> list[Case]:
 
     for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "nodes", "settings",
                  "settings/revisions", "backups", "check-webhooks", "credentials", "actions", "audits", "overview",
-                 "history", "dead-letters"):  # fmt: skip
+                 "history", "dead-letters", "alarms"):  # fmt: skip
         add(f"GET /{path}", VIEW)
+    add("POST /alarms/{name}/silence", ADMIN, "/alarms/disk/silence", {"seconds": 60})
+    add("POST /alarms/{name}/unsilence", ADMIN, "/alarms/parked/unsilence", {}, status=404)  # it is not silent
     add("GET /topics/{name}", needs("view", "read:{topic}"), "/topics/{topic}")
     add("GET /topics/{name}/groups", VIEW, "/topics/{topic}/groups")
+    add("GET /topics/{name}/history", VIEW, "/topics/{topic}/history")
+    add("GET /groups/{name}/history", VIEW, "/groups/{group}/history")
     add("PUT /topics/{name}", ADMIN_TOPIC, "/topics/{topic}", {"queues": 1})
     add("DELETE /topics/{name}", needs("admin:{private}"), "/topics/{private}", {}, spoils=True)
     add("POST /topics/{name}/purge", ADMIN_TOPIC, "/topics/{topic}/purge", {"before": 0})
@@ -319,6 +323,7 @@ def administration(room: Room) -> list[Case]:
     add("GET /groups/{name}", VIEW, group)
     add("GET /groups/{name}/priorities", VIEW, group + "/priorities")
     add("GET /groups/{name}/dead-letters", VIEW, group + "/dead-letters", shows=SECRET)
+    add("GET /groups/{name}/dead-letters/failures", VIEW, group + "/dead-letters/failures", shows=SECRET)
     add("PUT /groups/{name}/subscriptions/{topic}", SUBSCRIBE, subscription, {})
     add("PUT /groups/{name}/subscriptions/{topic}",
         needs("consume:{group}@{other_topic}", "admin:{group} admin:{other_topic}"),
@@ -336,6 +341,7 @@ def administration(room: Room) -> list[Case]:
     add("POST /groups/{name}/dead-letters/redrive", ADMIN_GROUP, group + "/dead-letters/redrive", {"max": 1})
     add("POST /groups/{name}/dead-letters/redrive", ADMIN_GROUP, group + "/dead-letters/redrive", {"all": True},
         what="as a job")  # fmt: skip
+    add("POST /groups/{name}/dead-letters/drop", ADMIN_GROUP, group + "/dead-letters/drop", {"ids": ["{message}"]})
     add("POST /groups/{name}/dead-letters/purge", ADMIN_GROUP, group + "/dead-letters/purge", {"before": 0})
     add("POST /groups/{name}/redeliver", ADMIN_GROUP, group + "/redeliver",
         {"ids": ["{message}", "{other_private_message}"]}, what="of another's message, too")  # fmt: skip
@@ -402,7 +408,9 @@ def edges(room: Room) -> list[Case]:
     add("GET /transactions/{transaction}", VIEW, "/transactions/{half}")
     add("GET /messages/{message}", VIEW, "/messages/{message}")
     add("GET /topics/{topic}", VIEW)
+    add("GET /topics/{topic}/history", VIEW)
     add("GET /groups/{group}", VIEW)
+    add("GET /groups/{group}/history", VIEW)
     add("GET /groups/{group}/dead-letters", VIEW)
     add("GET /jobs/{job}", VIEW, "/jobs/1")
     add("GET /audits/{number}/report", KNOWN, "/audits/1/report", status=303)  # redirects to an admin route

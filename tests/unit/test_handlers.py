@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -160,3 +161,52 @@ def test_the_words_of_an_error_can_be_stored_anywhere(error: Exception, words: s
 
 def test_the_words_of_an_error_are_bounded() -> None:
     assert len(reason_of(ValueError("\udcff" * 10_000))) == REASON_CHARACTERS
+
+
+def raised(call: Any) -> Exception:
+    """The error that a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+def parse(text: str) -> Any:
+    return json.loads(text)
+
+
+def dive(depth: int) -> None:
+    dive(depth + 1)
+
+
+def test_a_reason_says_where_the_services_own_code_failed() -> None:
+    """Not the line of the library that raised: the function that called it."""
+    line = parse.__code__.co_firstlineno + 1
+    assert reason_of(raised(lambda: parse("{"))).endswith(f" (at {__name__}.parse:{line})")
+    assert f" (at {__name__}.dive:" in reason_of(raised(lambda: dive(0)))
+
+
+def test_a_service_that_is_installed_has_a_place_too() -> None:
+    spaces: dict[str, Any] = {"__name__": "shop.points"}
+    source = "def add():\n    raise ValueError('no')"
+    exec(compile(source, "/venv/lib/python3/site-packages/shop/points.py", "exec"), spaces)
+    assert reason_of(raised(lambda: parse("{"))).count("(at ") == 1
+    error = raised(spaces["add"])
+    error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
+    assert reason_of(error) == "ValueError: no (at shop.points.add:2)"
+
+
+def test_a_long_text_leaves_room_for_the_place() -> None:
+    def fail() -> None:
+        raise ValueError("x" * 10_000)
+
+    reason = reason_of(raised(fail))
+    assert len(reason) == REASON_CHARACTERS and "(at " in reason and reason.endswith(")")
+
+
+def test_the_words_of_a_dead_letter_stay_as_they_are() -> None:
+    def fail() -> None:
+        raise ValueError("no such customer")
+
+    assert reason_of(raised(fail), named=False) == "no such customer"

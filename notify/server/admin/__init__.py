@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from notify.server.access import guard
 from notify.server.admin import (
     actions,
+    alarms,
     audits,
     backups,
     bridges,
@@ -50,6 +51,7 @@ def router(running: Callable[[], Running]) -> APIRouter:
     check_webhooks.add_routes(routes, desk)
     credentials.add_routes(routes, desk)
     actions.add_routes(routes, desk)
+    alarms.add_routes(routes, desk)
     audits.add_routes(routes, desk)
     overview.add_routes(routes, desk)
     both = APIRouter()

@@ -1,14 +1,14 @@
-"""Admin routes of dead letters: listing them, and sending some or all to their group again."""
+"""Admin routes of dead letters: listing them, also by cause, sending them to their group again, dropping them."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.groups import Chosen
@@ -26,6 +26,7 @@ class WantedFields(BaseModel):
     filter: Annotated[str, Field(description="CEL over headers, key, tag and topic")] = ""
     dead_from: AwareDatetime | None = None
     dead_to: AwareDatetime | None = None
+    failure: Annotated[str, Field(description="the fingerprint of a failure group", pattern="^([0-9a-f]{12})?$")] = ""
 
     def wanted(self) -> Wanted:
         """Raises InvalidRequest for a filter that does not parse."""
@@ -44,10 +45,16 @@ class Redrive(Write):
     force: bool = Field(False, description="although the inbox's rows of some of these messages may be purged")
 
 
+class Drop(Write):
+    ids: list[str] | None = Field(None, max_length=AT_ONCE, description="these letters, at once")
+    wanted: WantedFields = Field(WantedFields(), description="without ids: every letter that matches, as a job")
+
+
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `groups/{name}/dead-letters`."""
     _views(routes, desk)
     _redriving(routes, desk)
+    _dropping(routes, desk)
 
 
 def _views(routes: APIRouter, desk: Desk) -> None:
@@ -61,12 +68,21 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         key: str | None = None,
         contains: str | None = None,
         filter: str = "",
+        failure: Annotated[str, Query(pattern="^([0-9a-f]{12})?$")] = "",
     ) -> dict[str, Any]:
         """List a group's dead letters that match, from an offset on; `next_offset` continues the list."""
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
-        wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter).wanted()
-        return await desk.letters.listed(name, wanted, offset, max)
+        wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter, failure=failure)
+        return await desk.letters.listed(name, wanted.wanted(), offset, max)
+
+    @routes.get("/groups/{name}/dead-letters/failures")
+    async def failures(name: str) -> dict[str, Any]:
+        """List the causes of a group's dead letters: those of one exception type and one function, or of one text.
+
+        `looked_at` of `of` letters have been counted so far; `others` of them are in none of the groups listed.
+        """
+        return await desk.letters.failures(name)
 
     @routes.get("/dead-letters")
     async def groups_with_dead_letters(prefix: str = "", max: int = 100) -> dict[str, Any]:
@@ -91,13 +107,48 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
 async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[str, Any]:
     if write.ids is not None:
         raise InvalidRequest("give ids or all, not both", "invalid_schema")
+    how = {"replay_effects": write.replay_effects, "force": write.force}
+    effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
+    return await _as_job(desk, name, write, who, "redrive", how, {"effects": effects})
+
+
+def _dropping(routes: APIRouter, desk: Desk) -> None:
+    @routes.post("/groups/{name}/dead-letters/drop")
+    async def drop(name: str, write: Drop, who: Who) -> dict[str, Any]:
+        """Drop dead letters for good: those with these ids, or as a job those that match; none is sent again.
+
+        A letter that was sent again before stays so. All of them are dropped by a purge, not by this.
+        """
+        why = f"{who}: {write.reason}" if who else write.reason
+        if write.ids is not None:
+            preview, do = await desk.letters.drop(name, tuple(write.ids), why)
+            return await desk.carry_out(write, who, "dead_letter.drop", name, do, preview)
+        if not any(write.wanted.wanted().plain().values()):
+            raise InvalidRequest("say which: give ids, or conditions in wanted; a purge drops all", "invalid_schema")
+        await desk.letters.drop(name, (), why)  # refused here rather than in the job where the engine cannot
+        return await _as_job(desk, name, write, who, "drop", {"drop": why}, {})
+
+
+async def _as_job(
+    desk: Desk, name: str, write: Redrive | Drop, who: str, what: str, how: dict[str, Any], more: dict[str, Any]
+) -> dict[str, Any]:
+    """Send or drop all that match; `how` goes into the job's record, `more` into the preview."""
     start, end, at_most = await desk.letters.bounds(name)
-    spec = {"group": name, "wanted": write.wanted.wanted().plain(), "from": start, "until": end}
-    spec |= {"replay_effects": write.replay_effects, "force": write.force}
+    spec = {"group": name, "wanted": write.wanted.wanted().plain(), "from": start, "until": end} | how
 
     async def begin() -> Any:
-        return {"job": await desk.jobs.start("redrive", name, spec, at_most)}
+        return {"job": await desk.jobs.start(what, name, spec, at_most)}
 
-    effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
-    preview = {"at_most": at_most, "effects": effects}
-    return await desk.carry_out(write, who, "dead_letter.redrive", name, begin, preview)
+    preview = {"at_most": at_most} | more
+    if write.wanted.failure:
+        preview["failure"] = await _failure(desk, name, write.wanted.failure)
+    return await desk.carry_out(write, who, f"dead_letter.{what}", name, begin, preview)
+
+
+async def _failure(desk: Desk, name: str, fingerprint: str) -> dict[str, Any]:
+    """Raises NotFound where no letter has this fingerprint."""
+    listed = await desk.letters.failures(name)
+    for row in listed["failures"]:
+        if row["fingerprint"] == fingerprint:
+            return dict(row)
+    raise NotFound(f"group {name[:100]!r} has no failure group {fingerprint}: list them again, they may be gone")

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import LIMITS, MODES, check_between, check_name
 from notify.server.access import guard
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, SpanName, Who, Write
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move
 from notify.storage.groups import Priorities, PriorityClass
@@ -94,6 +94,11 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         """List groups by name: those that begin with `prefix` and come after `after`, at most `max`."""
         check_between("max", max, 1, 1_000_000)
         return await desk.groups.listed(prefix, after, max)
+
+    @routes.get("/groups/{name}/history")
+    async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
+        """Show a group's last hour, or day, in columns: messages settled a second, lag, age of the oldest."""
+        return desk.figures.group(name, span)
 
     @routes.get("/groups/{name}")
     async def group(name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from notify.server.data.encode import json_pulled
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.leases import Lease
+from notify.server.delivery.recent import Recent
 from notify.server.jobs.redrive import DeadLetters
 from notify.storage.groups import SettleKind, Settlement
 from notify.storage.names import DEAD_LETTER_PREFIX
@@ -45,13 +46,13 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
     places = [m for m in stored if not m.topic.startswith(DEAD_LETTER_PREFIX)]
     events = list(_of_transaction(t))
     buried = {_group_of(letter) for letter in letters}
+    recent = core.delivery.followers.recent
     whole = True
     for place in places:
         events.append((place.committed_us, {"event": f"in queue {place.topic}/{place.queue}@{place.offset}"}))
         done, is_whole = await store.settlements(place.topic, place.queue, place.offset)
         whole = whole and is_whole
-        # A letter that is kept says more than the settlement.
-        events += [(s.at_us, _settled(s)) for s in done if not (s.kind == SettleKind.DEAD_LETTER and s.group in buried)]
+        events += _of_deliveries(recent, place, done, buried)
     for letter in letters:
         events += await _of_letter(core, letter)
     groups: list[dict[str, Any]] = []
@@ -67,6 +68,7 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
         "message": json_pulled(places[0]) if places and not places[0].corrupt else json_unplaced(halves[0]),
         "timeline": [{"at": instant(at)} | event for at, event in sorted(events, key=lambda e: e[0])],
         "timeline_whole": whole,
+        "consumers_known_since": instant(recent.since_us),
         "groups": groups,
     }
 
@@ -82,9 +84,13 @@ async def _of_letter(core: Core, letter: StoredMessage) -> list[Event]:
     group, headers = _group_of(letter), decode_payload(letter.payload).headers or {}
     given_up = {"event": _ENDS[SettleKind.DEAD_LETTER], "group": group, "reason": headers.get(DEAD_LETTER_REASON, "")}
     events: list[Event] = [(letter.committed_us, given_up)]
-    again = await DeadLetters(core, letter.topic.removeprefix(DEAD_LETTER_PREFIX)).sent_again(letter)
+    letters = DeadLetters(core, letter.topic.removeprefix(DEAD_LETTER_PREFIX))
+    again = await letters.sent_again(letter)
     if again is not None:
+        (dropped,) = await letters.dropped([letter])
         sent = {"event": f"sent to the group again as {ids.message_id(again.id, 0)}", "group": group}
+        if dropped is not None:
+            sent = {"event": "dropped from the dead letters", "group": group, "reason": dropped}
         events.append((again.stored_us, sent))
     return events
 
@@ -93,6 +99,42 @@ def _group_of(letter: StoredMessage) -> str:
     """The group that gave a message up; an instance of a broadcast is one of its own."""
     headers = decode_payload(letter.payload).headers or {}
     return headers.get("notify-dead-letter-group", letter.topic.removeprefix(DEAD_LETTER_PREFIX))
+
+
+def _of_deliveries(
+    recent: Recent, place: StoredMessage, settlements: Sequence[Settlement], buried: set[str]
+) -> list[Event]:
+    """The deliveries of a message as the log has them; and, where remembered, to whom each went and why it failed.
+
+    `buried`: groups whose dead letter is kept, which says more than the settlement.
+    """
+    at = (place.topic, place.queue, place.offset)
+    holders = recent.holders_of(*at)
+    failures = {(f.group, f.attempt): f for f in recent.failures_of(*at)}
+    handed: set[tuple[int, str, str]] = set()
+    ends: list[Event] = []
+    given_up = set(buried)
+    for s in settlements:
+        event = _settled(s)
+        if s.kind is None and (failed := failures.pop((s.group, s.attempts), None)) is not None:
+            event |= {"instance": failed.instance, "reason": failed.reason}
+            handed.add((failed.handed_us, s.group, failed.instance))
+        elif s.kind == SettleKind.ACK and (holder := holders.get(s.group)) is not None:
+            event["instance"] = holder.instance
+            if holder.handed_us:
+                handed.add((holder.handed_us, s.group, holder.instance))
+        elif s.kind == SettleKind.DEAD_LETTER:
+            given_up.add(s.group)
+            if s.group in buried:
+                continue
+        ends.append((s.at_us, event))
+    last = {f.group: f for f in failures.values()}
+    for f in failures.values():
+        handed.add((f.handed_us, f.group, f.instance))
+        if f.group not in given_up or last[f.group] is not f:  # else it is why the message was given up
+            event = {"event": f"attempt {f.attempt} failed", "group": f.group, "instance": f.instance}
+            ends.append((f.at_us, event | {"reason": f.reason}))
+    return [(at_us, {"event": "handed out", "group": g, "instance": i}) for at_us, g, i in sorted(handed)] + ends
 
 
 def _settled(done: Settlement) -> dict[str, str]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from notify import __version__
 from notify.errors import Unavailable
-from notify.server.admin.writes import Desk
+from notify.server.admin.writes import Desk, SpanName
 from notify.storage.capabilities import shard_names
 from notify.wire import instant
 
@@ -42,9 +42,9 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         } | await _queues(desk)
 
     @routes.get("/history")
-    async def history() -> dict[str, Any]:
-        """Show the last hour in columns: times, rates a second, lag."""
-        return desk.history.columns()
+    async def history(span: SpanName = "hour") -> dict[str, Any]:
+        """Show the last hour, or day, in columns: times, rates a second, lag."""
+        return desk.history.columns(span)
 
 
 async def _queues(desk: Desk) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
@@ -11,10 +12,16 @@ from pydantic import Field
 from notify.errors import InvalidRequest
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.access import guard
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, SpanName, Who, Write
 from notify.server.core.core import Core
 from notify.server.topics import check_retry, described, policy
 from notify.storage.topics import Backlog, Flush, Topic
+
+MOST_SORTED = 1000
+MOST_NEWEST = 100
+"""Topics whose newest message is read for a list."""
+
+Sort = Literal["name", "rate", "lag", "kept", "sent"]
 
 
 class TopicWrite(Write):
@@ -63,13 +70,29 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
 def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @routes.get("/topics")
-    async def topics(prefix: str = "", after: str = "", max: int = 1_000_000, internal: bool = True) -> dict[str, Any]:
+    async def topics(
+        prefix: str = "", after: str = "", max: int = 1_000_000, internal: bool = True, sort: Sort = "name"
+    ) -> dict[str, Any]:
         """List topics by name: those that begin with `prefix` and come after `after`, at most `max`.
 
-        Without `internal` those of dead letters and retries are left out.
+        Without `internal` those of dead letters and retries are left out. With another `sort` the largest come first,
+        which is for 1,000 topics at most, and takes no `after`. Of a list of up to 100 topics each has `newest_at`.
         """
         check_between("max", max, 1, 1_000_000)
-        return await desk.topics.listed(prefix, after, max, internal=internal)
+        if sort == "name":
+            found = await desk.topics.listed(prefix, after, max, internal=internal)
+        else:
+            found = await _sorted(desk, prefix, after, max, internal=internal, sort=sort)
+        rows = found["topics"]
+        if len(rows) <= MOST_NEWEST:
+            newest = await desk.topics.newest_at([row["name"] for row in rows])
+            rows = [row | {"newest_at": newest.get(row["name"])} for row in rows]
+        return found | {"topics": [row | {"per_second": desk.figures.rate(row["name"])} for row in rows]}
+
+    @routes.get("/topics/{name}/history")
+    async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
+        """Show a topic's last hour, or day, in columns: messages sent a second, lag of the slowest group."""
+        return desk.figures.topic(name, span)
 
     @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])
     async def topic(name: str) -> dict[str, Any]:
@@ -80,6 +103,24 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     async def groups_of(name: str) -> dict[str, Any]:
         """List the groups that subscribe to a topic, each with its lag."""
         return {"groups": await desk.topics.groups_of(name)}
+
+
+async def _sorted(desk: Desk, prefix: str, after: str, most: int, *, internal: bool, sort: str) -> dict[str, Any]:
+    """The topics with the largest figures. Raises InvalidRequest where there are too many to look at all."""
+    if after:
+        raise InvalidRequest("after continues a list by name: leave it out, or sort", "invalid_query")
+    found = await desk.topics.listed(prefix, "", MOST_SORTED + 1, internal=internal)
+    if len(found["topics"]) > MOST_SORTED:
+        raise InvalidRequest(f"more than {MOST_SORTED} topics cannot be sorted: give a prefix", "invalid_query")
+
+    def figure(row: dict[str, Any]) -> float:
+        if sort == "rate":
+            return desk.figures.rate(row["name"]) or 0.0
+        if sort == "lag":
+            return float(row.get("lag") or 0)
+        return float(sum(q["end"] - (q["start"] if sort == "kept" else 0) for q in row["queues"]))
+
+    return found | {"topics": heapq.nlargest(most, found["topics"], key=figure)}
 
 
 def _writes(routes: APIRouter, desk: Desk) -> None:

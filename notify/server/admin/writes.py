@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import structlog
 from fastapi import Depends, Header, Request
@@ -20,7 +20,9 @@ from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
 from notify.server.shipping import Shipping
 from notify.server.watch.alarms import Alarms
+from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
+from notify.server.watch.silences import Silences
 from notify.storage.topics import Topic
 
 log = structlog.get_logger("notify.server")
@@ -31,6 +33,9 @@ async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-use
     principal: Principal = request.state.principal
     return user if principal is EVERYONE else principal.name
 
+
+SpanName = Literal["hour", "day"]
+"""How far back a chart goes."""
 
 Who = Annotated[str, Depends(_who)]
 
@@ -87,8 +92,16 @@ class Desk:
         return self._running().history
 
     @property
+    def figures(self) -> Figures:
+        return self._running().figures
+
+    @property
     def alarms(self) -> Alarms:
         return self._running().alarms
+
+    @property
+    def silences(self) -> Silences:
+        return self._running().silences
 
     @property
     def shipping(self) -> Shipping | None:

@@ -15,7 +15,7 @@ from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
 from notify.server.console.api import Api, path_of
 from notify.server.console.rendering import failed, page
 from notify.server.console.told import told
-from notify.server.console.writes import CHANGES, Change, Input
+from notify.server.console.writes import CHANGES, Change, Input, class_inputs
 
 FORM_FIELDS = 5000
 
@@ -83,10 +83,12 @@ def _targets(change: Change) -> list[str]:
 
 
 async def _change(api: Api, name: str, given: dict[str, str]) -> Change:
-    """The write by this name; its input is made from the setting where it changes one. Raises NotFound."""
+    """The write by this name; its inputs are made from what they change where that varies. Raises NotFound."""
     change = CHANGES.get(name)
     if change is None:
         raise NotFound(f"there is no write {name[:60]!r}")
+    if name == "priorities.put":
+        return await _priorities(api, change, given)
     if name != "settings.put":
         return change
     settings = (await api.get("settings"))["settings"]
@@ -99,6 +101,20 @@ async def _change(api: Api, name: str, given: dict[str, str]) -> Change:
     kind = "choice" if choices else "number" if row["type"] in ("int", "float") else "text"
     field = Input(row["name"], row["name"], kind, choices, help=row["doc"] + bound)
     return dataclasses.replace(change, title=f"Change {row['name']}", inputs=(field,))
+
+
+async def _priorities(api: Api, change: Change, given: dict[str, str]) -> Change:
+    """A form with a class more than the group has; `given` gets those that it has, unless the form was posted."""
+    posted = [int(field[6:]) for field in given if re.fullmatch(r"class_\d{1,2}", field)]
+    if not posted and given.get("group"):
+        held = await api.get(path_of("groups/{name}/priorities", name=given["group"]))
+        for n, row in enumerate(held["classes"], 1):
+            given |= {f"class_{n}": row["name"], f"weight_{n}": str(row["weight"])}
+            given[f"topics_{n}"] = ", ".join(row["topics"])
+            posted.append(n)
+        given["shares"] = "\n".join(f"{topic}={turns}" for topic, turns in held["shares"].items())
+        return dataclasses.replace(change, inputs=class_inputs(max(3, len(posted) + 1)))
+    return dataclasses.replace(change, inputs=class_inputs(max([3, *posted])))
 
 
 def _form_page(

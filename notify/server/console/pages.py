@@ -60,17 +60,17 @@ async def _message(api: Api, request: Request) -> dict[str, Any]:
     return {"title": f"Message {name}", "m": await api.get(path_of("messages/{id}", id=name))}
 
 
-def _listed(kind: str) -> Page:
-    """Topics or groups by name, a page of them."""
+async def _topics(api: Api, request: Request) -> dict[str, Any]:
+    q = request.query_params
+    sort = q.get("sort", "name")
+    asked = {"prefix": q.get("prefix"), "max": ROWS, "internal": "true" if q.get("internal") else "false"}
+    asked |= {"after": q.get("after")} if sort == "name" else {"sort": sort}
+    return await api.get("topics", **asked) | {"rows": ROWS, "internal": bool(q.get("internal")), "sort": sort}
 
-    async def ask(api: Api, request: Request) -> dict[str, Any]:
-        q = request.query_params
-        asked: dict[str, Any] = {"prefix": q.get("prefix"), "after": q.get("after"), "max": ROWS}
-        if kind == "topics":
-            asked["internal"] = "true" if q.get("internal") else "false"
-        return await api.get(kind, **asked) | {"rows": ROWS, "internal": bool(q.get("internal"))}
 
-    return ask
+async def _groups(api: Api, request: Request) -> dict[str, Any]:
+    q = request.query_params
+    return await api.get("groups", prefix=q.get("prefix"), after=q.get("after"), max=ROWS) | {"rows": ROWS}
 
 
 async def _topic(api: Api, request: Request) -> dict[str, Any]:
@@ -106,12 +106,13 @@ async def _dead_letter_groups(api: Api, request: Request) -> dict[str, Any]:
 
 async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
     name, q = request.path_params["group"], request.query_params
-    asked = {field: q.get(field, "") for field in ("topic", "tag", "key", "contains", "filter")}
+    asked = {field: q.get(field, "") for field in ("topic", "tag", "key", "contains", "filter", "failure")}
     letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **asked, offset=q.get("offset"), max=ROWS)
     indexed = False
     if letters["messages"]:  # Kafka, whose groups have no priorities, knows no message by its id
         indexed = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name))) is not None
-    shown = {"asked": asked, "letters": letters, "indexed": indexed, "rows": ROWS}
+    failures = await api.get(path_of("groups/{name}/dead-letters/failures", name=name))
+    shown = {"failures": failures, "asked": asked, "letters": letters, "indexed": indexed, "rows": ROWS}
     return {"title": f"Dead letters of {name}", "group": name} | shown
 
 
@@ -168,9 +169,9 @@ PAGES: tuple[tuple[str, str, str, Page], ...] = (
     ("/transactions/{transaction}", "transaction.html", "", _transaction),
     ("/messages", "messages.html", "Messages", _messages),
     ("/messages/{message}", "message.html", "", _message),
-    ("/topics", "topics.html", "Topics", _listed("topics")),
+    ("/topics", "topics.html", "Topics", _topics),
     ("/topics/{topic}", "topic.html", "", _topic),
-    ("/groups", "groups.html", "Consumer groups", _listed("groups")),
+    ("/groups", "groups.html", "Consumer groups", _groups),
     ("/groups/{group}", "group.html", "", _group),
     ("/groups/{group}/dead-letters", "dead_letters.html", "", _dead_letters),
     ("/dead-letters", "dead_letter_groups.html", "Dead letters", _dead_letter_groups),

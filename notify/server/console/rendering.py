@@ -60,7 +60,7 @@ _templates.filters |= shown.FILTERS
 _templates.globals |= {"navigation": NAVIGATION, "version": __version__, "changes": CHANGES}
 
 
-def change_url(name: str, **targets: Any) -> str:
+def change_url(name: str, /, **targets: Any) -> str:
     """The address of a write's form, with known fields filled in."""
     given = {k: v for k, v in targets.items() if v is not None}
     return f"/do/{name}" + ("?" + urlencode(given) if given else "")

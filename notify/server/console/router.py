@@ -9,9 +9,16 @@ from starlette.types import ASGIApp
 from notify.errors import NotifyError
 from notify.server.access.guard import Door
 from notify.server.console import forms, signing_in
-from notify.server.console.api import Api
+from notify.server.console.api import Api, path_of
 from notify.server.console.pages import PAGES, Page
 from notify.server.console.rendering import SECURITY, failed, page
+
+HISTORIES = {
+    "/overview/history": "history",
+    "/topics/{topic}/history": "topics/{topic}/history",
+    "/groups/{group}/history": "groups/{group}/history",
+}
+"""The admin route behind the figures of each page's charts."""
 
 
 def router(api: ASGIApp, door: Door) -> APIRouter:
@@ -33,12 +40,18 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
     signing_in.add_routes(routes, door)
     forms.add_routes(routes, api)
 
-    @routes.get("/overview/history", response_model=None)
-    async def history(request: Request) -> Response:
-        try:
-            return JSONResponse(await Api(api, request).get("history"), headers=SECURITY)
-        except NotifyError as error:
-            return JSONResponse({"detail": str(error)}, error.status)
+    def add_history(path: str, of: str) -> None:
+        async def history(request: Request, span: str = "hour") -> Response:
+            try:
+                found = await Api(api, request).get(path_of(of, **request.path_params), span=span)
+            except NotifyError as error:
+                return JSONResponse({"detail": str(error)}, error.status)
+            return JSONResponse(found, headers=SECURITY)
+
+        routes.add_api_route(path, history, methods=["GET"], response_model=None)
+
+    for path, of in HISTORIES.items():
+        add_history(path, of)
 
     @routes.get("/audits/{number}/report", response_model=None)
     async def report(number: int) -> Response:

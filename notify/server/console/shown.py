@@ -111,7 +111,15 @@ def marked(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-STATUS = {200: "done before", 201: "sent", 404: "not there", 409: "refused", 410: "gone", 422: "refused"}
+STATUS = {
+    200: "done before",
+    201: "sent",
+    204: "dropped",
+    404: "not there",
+    409: "refused",
+    410: "gone",
+    422: "refused",
+}
 
 
 def status(number: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from notify.server.console.shown import count, status
+from notify.server.console.shown import count, exactly, status
 
 MOST_ROWS = 200
 
@@ -134,6 +134,38 @@ def _pause(target: str, r: Mapping[str, Any]) -> Told:
     return Told([f"Group {target} receives messages."])
 
 
+def _failure(r: Mapping[str, Any]) -> list[str]:
+    """The failure group that a job is about, where it is about one."""
+    f = r.get("failure")
+    if f is None:
+        return []
+    what = " in ".join(part for part in (f["type"], f["place"]) if part) or f["text"]
+    closed = f["count"] - f["open"]
+    before = f", and {messages(closed)} of it that were sent again or dropped before" if closed else ""
+    when = f"the first died at {exactly(f['first_at'])}, the last at {exactly(f['last_at'])}"
+    return [f"Failure group {f['fingerprint']} ({what}) has {messages(f['open'])} that wait{before}: {when}."]
+
+
+def _silence(target: str, r: Mapping[str, Any]) -> Told:
+    alarm = f"Alarm {r['name']}" + (f" of {r['target']}" if r["target"] else "")
+    if "who" not in r:
+        return Told([f"{alarm} is heard again."])
+    return Told([f"{alarm} is silent until {exactly(r['until'])}. The overview still shows it."])
+
+
+def _drop(target: str, r: Mapping[str, Any]) -> Told:
+    if "ids" in r:
+        made = Told([f"This drops {messages(len(r['ids']))} of the dead letters of {target} for good."])
+        made.rows = Rows(["Message"], [[name] for name in r["ids"][:MOST_ROWS]], max(0, len(r["ids"]) - MOST_ROWS))
+        return made
+    if "at_most" in r:
+        job = f"A job looks at {messages(r['at_most'])} at most, and drops those that match for good."
+        return Told([*_failure(r), job, "Dead letters that were sent again before stay sent."])
+    if "job" in r:
+        return Told([f"Job {r['job']} does it; its page shows how far it is."])
+    return _items(target, r)
+
+
 def _redrive(target: str, r: Mapping[str, Any]) -> Told:
     if "ids" in r:
         effects = f"Effects: {r['effects']}."
@@ -146,7 +178,8 @@ def _redrive(target: str, r: Mapping[str, Any]) -> Told:
     if "at_most" in r:
         effects = f"Effects: {r['effects']}."
         looked_at = messages(r["at_most"])
-        return Told([f"A job looks at {looked_at} at most, and sends those that match to group {target}.", effects])
+        job = f"A job looks at {looked_at} at most, and sends those that match to group {target}."
+        return Told([*_failure(r), job, effects])
     if "job" in r:
         return Told([f"Job {r['job']} does it; its page shows how far it is."])
     return _items(target, r)
@@ -157,7 +190,7 @@ def _items(target: str, r: Mapping[str, Any]) -> Told:
     if not _is_table(r.get("items")):
         return Told()
     numbers = [item.get("status") for item in r["items"]]
-    words = [(None, "to be sent again"), (201, "sent again"), (200, "sent again before")]
+    words = [(None, "to be sent again"), (201, "sent again"), (204, "dropped"), (200, "sent again or dropped before")]
     counts = [(sum(n == number for n in numbers), word) for number, word in words]
     counts.append((len(numbers) - sum(c for c, _ in counts), "refused"))
     sentence = ", ".join(f"{messages(c)} {word}" for c, word in counts if c)
@@ -200,6 +233,9 @@ _KNOWN = {
     "group.resume": _pause,
     "dead-letters.redrive": _redrive,
     "dead-letters.redrive-all": _redrive,
+    "dead-letters.drop": _drop,
+    "alarm.silence": _silence,
+    "alarm.unsilence": _silence,
     "dead-letters.purge": _purge,
     "messages.redeliver": _items,
     "topic.purge": _purge,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,8 @@ from notify.limits import MODES
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One field of a form. `kind`: text, number, choice, check, list (by commas), rates (NAME=RATE a line), json."""
+    """One field of a form. `kind`: text, number, hours (sent as seconds), choice, check, list (by commas), rates
+    (NAME=RATE a line)."""
 
     name: str
     label: str
@@ -37,8 +37,8 @@ class Input:
             if self.kind == "rates":
                 pairs = [line.partition("=") for line in text.splitlines() if line.strip()]
                 return {name.strip(): float(rate) for name, _, rate in pairs}
-            if self.kind == "json":
-                return json.loads(text)
+            if self.kind == "hours":
+                return float(text) * 3600
         except ValueError:
             raise InvalidRequest(f"{self.label}: {text[:60]!r} is not valid. {self.help}") from None
         return text
@@ -62,10 +62,14 @@ class Change:
     """The field under which the inputs are sent; empty: beside the reason."""
     beside: tuple[Input, ...] = ()
     """Inputs that are sent beside the reason whatever `at` says; the form has them last."""
+    shape: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Makes the request's fields from the inputs' values, where these are not the fields themselves."""
 
     def body(self, form: Mapping[str, str]) -> dict[str, Any]:
         """The request's fields. Raises InvalidRequest for an input that is missing or not valid."""
         fields = _values(self.inputs, form)
+        if self.shape is not None:
+            fields = self.shape(fields)
         return dict(self.fixed) | ({self.at: fields} if self.at else fields) | _values(self.beside, form)
 
 
@@ -88,6 +92,7 @@ _DEAD = (
     Input("key", "Key"),
     Input("contains", "Reason contains"),
     Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
+    Input("failure", "Failure group", help="Its fingerprint, as the list of dead letters shows it."),
 )
 _BEFORE = Input("before", "Before", required=True, help="An instant (RFC 3339), or latest for all of them.")
 _SUBSCRIPTION = (
@@ -116,6 +121,37 @@ _EFFECTS = (
     ),
 )  # fmt: skip
 """Inputs of the writes that give a group messages again."""
+
+MOST_CLASSES = 16
+_CLASS_TOPICS = "Names, or patterns with *, separated by commas. Topics that no class names are in normal, or the last."
+
+
+def class_inputs(count: int) -> tuple[Input, ...]:
+    """The inputs of so many priority classes, the highest first, and of the topics' shares."""
+    classes = [
+        (
+            Input(f"class_{n}", f"Class {n}", help="Its name; empty: there is no such class." if n == 1 else ""),
+            Input(f"weight_{n}", f"Weight of class {n}", "number", help="From 1 to 1000." if n == 1 else ""),
+            Input(f"topics_{n}", f"Topics of class {n}", "list", help=_CLASS_TOPICS if n == 1 else ""),
+        )
+        for n in range(1, min(count, MOST_CLASSES) + 1)
+    ]  # fmt: skip
+    shares = Input("shares", "Turns of a topic", "rates", help="TOPIC=TURNS, one a line; a topic has one turn.")
+    return (*(i for group in classes for i in group), shares)
+
+
+def _classes(fields: dict[str, Any]) -> dict[str, Any]:
+    """The classes that a form names, as the admin route takes them. Raises InvalidRequest."""
+    classes = []
+    for n in range(1, MOST_CLASSES + 1):
+        name, weight, topics = (fields.get(f"{part}_{n}") for part in ("class", "weight", "topics"))
+        if not name and (weight or topics):
+            raise InvalidRequest(f"Class {n} has no name. Give it one, or leave its weight and topics empty.")
+        if name:
+            row = {"name": name, "weight": weight, "topics": topics or []}
+            classes.append({field: value for field, value in row.items() if value is not None})
+    return {"classes": classes, "shares": fields["shares"]}
+
 
 CHANGES: dict[str, Change] = {
     "transaction.check": Change("Ask the producers now", "POST", _TX + "/check", back=_TX_PAGE),
@@ -178,11 +214,7 @@ CHANGES: dict[str, Change] = {
     "group.resume": Change("Resume a group", "POST", "groups/{group}/resume", back="/groups/{group}"),
     "priorities.put": Change(
         "Change a group's priorities", "PUT", "groups/{group}/priorities", back="/groups/{group}",
-        inputs=(
-            Input("classes", "Classes", "json", required=True,
-                  help='Such as [{"name": "high", "weight": 6, "topics": ["vip.*"]}, {"name": "low", "weight": 1}].'),
-            Input("shares", "Turns of a topic", "json", help='Such as {"vip.a": 2}.'),
-        ),
+        inputs=class_inputs(3), shape=_classes,
     ),
     "dead-letters.redrive": Change(
         "Send chosen dead letters again", "POST", "groups/{group}/dead-letters/redrive",
@@ -193,10 +225,27 @@ CHANGES: dict[str, Change] = {
         at="wanted", fixed={"all": True}, back="/jobs", beside=_EFFECTS,
         warning="This runs as a job. Dead letters that were sent again already are left out.",
     ),
+    "dead-letters.drop": Change(
+        "Drop dead letters", "POST", "groups/{group}/dead-letters/drop", inputs=_DEAD, at="wanted",
+        back="/groups/{group}/dead-letters",
+        beside=(Input("ids", "Ids", "list", help="Only these; without ids all that match the fields above."),),
+        warning="They cannot be sent again afterwards.",
+    ),
     "dead-letters.purge": Change(
         "Purge dead letters", "POST", "groups/{group}/dead-letters/purge",
         inputs=(_BEFORE,), back="/groups/{group}/dead-letters",
         warning="They cannot be sent again afterwards.",
+    ),
+    "alarm.silence": Change(
+        "Silence an alarm", "POST", "alarms/{name}/silence",
+        inputs=(
+            Input("target", "Of", help="The alarm's target, such as a group; empty where it has none."),
+            Input("seconds", "For how many hours", "hours", required=True, help="From 0.02 to 720."),
+        ),
+        warning="Until then it is posted to no webhook and counted in no metric of this server.",
+    ),
+    "alarm.unsilence": Change(
+        "Let an alarm be heard again", "POST", "alarms/{name}/unsilence", inputs=(Input("target", "Of"),),
     ),
     "job.cancel": Change(
         "Stop a job for good", "POST", "jobs/{job}/cancel", back="/jobs/{job}",

@@ -9,6 +9,7 @@ from notify.clock import Clock
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.pace import Pace
+from notify.server.delivery.recent import Recent
 from notify.server.delivery.schedule import Schedule
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
@@ -31,6 +32,7 @@ class Followers:
         self._metrics = metrics
         self._schedule = schedule
         self._pace = Pace(metrics, clock())
+        self.recent = Recent(clock())
         self._rates: dict[str, TokenBucket] = {}
         self._instances: dict[str, list[Group]] = {}
         """The instances of each broadcasting group."""
@@ -42,7 +44,7 @@ class Followers:
         if group is None:
             base, _, instance = name.partition("@")
             holders = self.holders if instance else None
-            group = Group(name, self._store, self._metrics, self._lease_ids, self._pace, holders)
+            group = Group(name, self._store, self._metrics, self._lease_ids, self._pace, self.recent, holders)
             group.paused = base in self._store.paused()
             group.rate = self._rates.get(base)
             self.by_name[name] = group

@@ -15,6 +15,7 @@ from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.owners import OWNED, Owner, Owners
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.receipts import lease_of
+from notify.server.delivery.recent import Recent
 from notify.server.delivery.retries import Retries
 from notify.server.delivery.settling import Settling
 from notify.server.delivery.turns import Turns
@@ -38,9 +39,10 @@ class Group:
         metrics: Metrics,
         lease_ids: Iterator[int],
         pace: Pace,
+        recent: Recent,
         holders: dict[int, str] | None = None,
     ) -> None:
-        """`lease_ids` gives the id of each new lease; `holders`: see Leases."""
+        """`lease_ids` gives the id of each new lease; `recent`: the server's; `holders`: see Leases."""
         self.name = name
         self._store = store
         self._metrics = metrics
@@ -66,7 +68,7 @@ class Group:
         self._owners = Owners()
         self._retries = Retries()
         self._growth = Growth(store, self.cursors, self.turns)
-        self._settling = Settling(name, store, metrics, self._held, self._owners, self.turns, self._retries)
+        self._settling = Settling(name, store, metrics, self._held, self._owners, self.turns, self._retries, recent)
         self.leases = self._held.by_id
 
     # --- subscriptions ----------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Attempt(NamedTuple):
     due_us: int
     item: int = 0
     """Which item of the request asks for it."""
+    reason: str = ""
 
 
 class Dead(NamedTuple):
@@ -133,7 +134,9 @@ class Plan:
                 self.dead.setdefault(cursor, []).append(Dead(lease, place, reason, number))
             else:
                 due_us = self._now_us + _back_off_us(cursor.subscription, attempts, item.delay)
-                self.again.setdefault(cursor, []).append(Attempt(lease, place, attempts, due_us, number))
+                self.again.setdefault(cursor, []).append(
+                    Attempt(lease, place, attempts, due_us, number, item.reason or "")
+                )
 
     def _renew(self, item: SettleItem, lease: Lease, places: range) -> None:
         """Raises InvalidRequest."""

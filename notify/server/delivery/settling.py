@@ -12,6 +12,7 @@ from notify.server.delivery.instances import Instance
 from notify.server.delivery.leases import Lease, Leases
 from notify.server.delivery.owners import Owners
 from notify.server.delivery.plan import Acked, Attempt, Dead, Plan
+from notify.server.delivery.recent import REASON_CHARACTERS, Failed, Held, Recent
 from notify.server.delivery.retries import Retries
 from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
@@ -36,6 +37,7 @@ class Settling:
         owners: Owners,
         turns: Turns,
         retries: Retries,
+        recent: Recent,
     ) -> None:
         self._group = group
         self._store = store
@@ -44,6 +46,7 @@ class Settling:
         self._owners = owners
         self._turns = turns
         self._retries = retries
+        self._recent = recent
 
     async def settle(
         self, items: list[SettleItem], now_us: int, may: Callable[[str], bool] | None = None
@@ -95,7 +98,10 @@ class Settling:
     def _ack(self, cursor: Cursor, acked: dict[Lease, Acked], now_us: int) -> None:
         offsets = [lease.offsets[place] for lease, of_lease in acked.items() for place in of_lease.places]
         offsets.sort()
-        self._store.settle_soon(self._group, cursor.topic, cursor.queue, to_runs(offsets), SettleKind.ACK)
+        runs = to_runs(offsets)
+        self._store.settle_soon(self._group, cursor.topic, cursor.queue, runs, SettleKind.ACK)
+        held = _held(acked)
+        self._recent.acknowledged((self._group, cursor.topic, cursor.queue, runs, held, now_us))
         for lease, of_lease in acked.items():
             lease.instance.finish(cursor.serves, len(of_lease.places), now_us)
             self._leases.close(lease, of_lease.places)
@@ -114,6 +120,7 @@ class Settling:
         attempts = [(a.lease.offsets[a.place], a.attempts, a.due_us) for a in again]
         self._store.attempted(self._group, cursor.topic, cursor.queue, attempts)
         for a in again:
+            self._fail(a.lease, a.place, a.attempts, a.reason, now_us)
             self._end(a.lease, a.place, now_us, expired)
             cursor.come_back(a.lease.offsets[a.place], a.due_us or now_us)
             if a.due_us:
@@ -143,9 +150,17 @@ class Settling:
             self._store.dead_letter_soon(self._group, letters, now_us)
             self._metrics.dead_lettered += len(letters)
         for d in dead:
+            self._fail(d.lease, d.place, cursor.attempts(d.lease.offsets[d.place]) + 1, d.reason, now_us)
             self._end(d.lease, d.place, now_us, expired)
             cursor.finished((d.lease.offsets[d.place],))
             self._turns.wake(cursor)
+
+    def _fail(self, lease: Lease, place: int, attempt: int, reason: str, now_us: int) -> None:
+        cursor, handed_us = lease.cursor, lease.deadline_us - lease.length_us
+        place_of = (self._group, cursor.topic, cursor.queue, lease.offsets[place])
+        self._recent.failed(
+            Failed(*place_of, attempt, lease.instance.name, handed_us, now_us, reason[:REASON_CHARACTERS])
+        )
 
     def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[tuple[Instance, str]] | None) -> None:
         """One message of a lease is no longer with its instance."""
@@ -194,7 +209,7 @@ class Settling:
                 if attempts >= cursor.subscription.max_attempts:
                     dead.append(Dead(lease, index, f"{attempts} attempts, the last one's lease ran out"))
                 else:
-                    again.append(Attempt(lease, index, attempts, 0))
+                    again.append(Attempt(lease, index, attempts, 0, reason="its lease ran out"))
             self._try_again(cursor, again, now_us, expired)
             self._bury(cursor, dead, now_us, expired)
 
@@ -204,3 +219,15 @@ class Settling:
             self._owners.prolong(lease.cursor.topic, lease.instance.name, now_us + lease.length_us)
         for lease, _, until_us in plan.renewed:
             self._owners.prolong(lease.cursor.topic, lease.instance.name, until_us)
+
+
+def _held(acked: dict[Lease, Acked]) -> list[Held]:
+    """The leases that acknowledged messages were under, by the first and last that their consumer named.
+
+    Offsets of a lease rise, but for retries among them: see `Recent.holders_of`.
+    """
+    held: list[Held] = []
+    for lease, of_lease in acked.items():
+        offsets, places = lease.offsets, of_lease.places
+        held.append((offsets[places[0]], offsets[places[-1]], lease.instance.name, lease.deadline_us - lease.length_us))
+    return held

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from notify.server.jobs.redrive import Redriving, Wanted
+from notify.server.watch.figures import Counted
 from notify.server.watch.group_state import Watched
 
 
@@ -79,6 +80,14 @@ class Letters(Redriving, Protocol):
         """Groups that have dead letters, those with the most first: `group` and `count` of each."""
         ...
 
+    async def failures(self, name: str) -> dict[str, Any]:
+        """The failure groups of a group's letters, and of how many letters they are: `looked_at`, and `of` in all."""
+        ...
+
+    async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
+        """Let go of letters with these ids for good. Raises InvalidRequest where the engine cannot."""
+        ...
+
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
         """The letters of a group that match, from an offset on, and the offset to go on from."""
         ...
@@ -106,6 +115,10 @@ class TopicViews(Protocol):
         """Raises NotFound."""
         ...
 
+    async def newest_at(self, names: Sequence[str]) -> dict[str, str]:
+        """When the newest message of each of these topics was committed (RFC 3339), where that is known."""
+        ...
+
     async def groups_of(self, name: str) -> list[dict[str, Any]]:
         """The groups that subscribe to a topic: `group`, `mode` and `lag` of each. Raises NotFound."""
         ...
@@ -118,3 +131,4 @@ class QueueEngine:
     groups: Groups
     letters: Letters
     topics: TopicViews
+    counted: Counted

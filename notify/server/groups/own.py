@@ -14,6 +14,7 @@ from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import states
 from notify.server.groups import Change, Move, QueueEngine
+from notify.server.groups.own_counts import OwnCounts, oldest_seconds
 from notify.server.groups.own_letters import OwnLetters
 from notify.server.groups.own_topics import OwnTopics
 from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
@@ -23,7 +24,6 @@ from notify.wire import instant
 
 WORST = 10
 """How many groups with the largest lags an overview shows."""
-READ_BYTES = 1 << 20
 MOST_LEASES = 1000
 """The most leases of a group that are shown."""
 
@@ -31,7 +31,7 @@ MOST_LEASES = 1000
 def own_engine(core: Core) -> QueueEngine:
     """The queues of a server itself."""
     letters = OwnLetters(core)
-    return QueueEngine(OwnGroups(core, letters), letters, OwnTopics(core))
+    return QueueEngine(OwnGroups(core, letters), letters, OwnTopics(core), OwnCounts(core))
 
 
 class OwnGroups:
@@ -173,18 +173,6 @@ class OwnGroups:
             return preview
 
         return Change(preview, do)
-
-
-def oldest_seconds(core: Core, group: str, now_us: int) -> float | None:
-    """The age, in seconds, of the oldest message that a group has not settled; None if there is none."""
-    oldest = None
-    for cursor in core.delivery.groups[group].cursors.values():
-        if not cursor.lag():
-            continue
-        first = core.queues.read(cursor.topic, cursor.queue, cursor.progress.floor, 1, READ_BYTES)
-        if first and (oldest is None or first[0].committed_us < oldest):
-            oldest = first[0].committed_us
-    return None if oldest is None else round(max(0, now_us - oldest) / 1e6, 3)
 
 
 def _state(group: Group, dead_letters: int, now_us: int) -> GroupState:

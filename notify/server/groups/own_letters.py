@@ -11,7 +11,8 @@ from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.server.groups import Change, Chosen, purging
 from notify.server.groups.open_letters import OpenLetters
-from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, RedriveSpec, Wanted
+from notify.server.jobs.failures import Failure
+from notify.server.jobs.redrive import AT_ONCE, DROPPED, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, RedriveSpec, Wanted
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
 from notify.wire import instant
@@ -25,7 +26,7 @@ class OwnLetters:
         self.open = OpenLetters(core)
 
     def count(self, group: str) -> int:
-        """How many letters a group has that were not sent again."""
+        """How many letters a group has that nobody has sent again or dropped."""
         return self.open.count(group)
 
     async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
@@ -44,6 +45,25 @@ class OwnLetters:
         chosen, next_offset = await letters.find(wanted, offset, most)
         return {"messages": await _shown(letters, chosen), "next_offset": next_offset}
 
+    async def failures(self, name: str) -> dict[str, Any]:
+        await self.open.look_at(name)
+        failures, looked_at = self.open.failures(name)
+        of = DeadLetters(self._core, name).bounds()[2]
+        rows = [failure_row(failure) for failure in failures.listed()]
+        return {"failures": rows, "others": failures.others, "looked_at": looked_at, "of": of}
+
+    async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
+        letters = DeadLetters(self._core, name)
+        dropped = letters.by_ids(set(names))
+        present = [ids.message_id(m.transaction_id, m.message_no) for m in dropped]
+
+        async def do() -> Any:
+            items = await letters.drop(dropped, why)
+            self.open.closed(name, dropped, items)
+            return {"items": items + not_letters(name, names, present)}
+
+        return Change({"ids": present}, do)
+
     async def redrive(self, name: str, chosen: Chosen) -> Change:
         letters = DeadLetters(self._core, name)
         if chosen.ids is not None:
@@ -54,7 +74,7 @@ class OwnLetters:
 
         async def do() -> Any:
             items = await letters.send_again(sent, replay_effects=chosen.replay_effects, force=chosen.force)
-            self.open.sent(name, sent, items)
+            self.open.closed(name, sent, items)
             return {"items": items + not_letters(name, chosen.ids, names)}
 
         return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
@@ -68,9 +88,13 @@ class OwnLetters:
         if not batch:
             return None
         chosen = [m for m in batch if spec.wanted.matches(m)]
-        items = await letters.send_again(chosen, replay_effects=spec.replay_effects, force=spec.force)
-        self.open.sent(spec.group, chosen, items)
-        return items, batch[-1].offset + 1
+        if spec.drop:
+            items = await letters.drop(chosen, spec.drop)
+        else:
+            items = await letters.send_again(chosen, replay_effects=spec.replay_effects, force=spec.force)
+        self.open.closed(spec.group, chosen, items)
+        # A job is about what waits: letters that were dropped are left out of it, as those that were purged.
+        return [item for item in items if item.get("code") != DROPPED], batch[-1].offset + 1
 
     async def purge(self, name: str, before: str | int) -> Change:
         topic = self._core.queues.topic(dead_letter_topic(name))
@@ -87,7 +111,25 @@ def not_letters(group: str, asked: tuple[str, ...] | None, present: list[str]) -
 
 
 async def _shown(letters: DeadLetters, messages: list[StoredMessage]) -> list[dict[str, Any]]:
+    closed, dropped = await letters.are_closed(messages), await letters.dropped(messages)
     return [
-        json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
-        for m, is_redriven in zip(messages, await letters.are_redriven(messages), strict=True)
+        json_pulled(m)
+        | {"dead_at": instant(m.committed_us), "redriven": is_closed and why is None, "dropped": why is not None}
+        for m, is_closed, why in zip(messages, closed, dropped, strict=True)
     ]
+
+
+def failure_row(failure: Failure) -> dict[str, Any]:
+    """A failure group as the admin routes show it."""
+    return {
+        "fingerprint": failure.kind.fingerprint,
+        "type": failure.kind.type or None,
+        "place": failure.kind.place or None,
+        "text": failure.kind.text,
+        "count": failure.count,
+        "open": failure.count - failure.closed,
+        "first_at": instant(failure.first_us),
+        "last_at": instant(failure.last_us),
+        "topics": failure.topics,
+        "example": {"id": failure.example_id, "reason": failure.example},
+    }

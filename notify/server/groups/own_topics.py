@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import Any
 
 from notify.errors import NotFound
 from notify.server.core.core import Core
 from notify.server.topics import described
 from notify.storage.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from notify.wire import instant
 
 INTERNAL = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
+READ_BYTES = 1 << 20
 MOST_LAGS = 1000
 """Topics whose lag a list shows: it asks for each queue of each group."""
 
@@ -35,6 +38,21 @@ class OwnTopics:
         if topic is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
         return described(self._core.queues, topic)
+
+    async def newest_at(self, names: Sequence[str]) -> dict[str, str]:
+        newest: dict[str, str] = {}
+        for name in names:
+            topic = self._core.queues.topic(name)
+            times = [self._newest_us(name, queue) for queue in range(topic.queues)] if topic is not None else []
+            if any(times):
+                newest[name] = instant(max(times))
+        return newest
+
+    def _newest_us(self, name: str, queue: int) -> int:
+        """When the last message of a queue was committed; 0 where it has none."""
+        start, end = self._core.queues.bounds(name, queue)
+        last = self._core.queues.read(name, queue, end - 1, 1, READ_BYTES) if end > start else []
+        return last[0].committed_us if last else 0
 
     async def groups_of(self, name: str) -> list[dict[str, Any]]:
         await self.one(name)

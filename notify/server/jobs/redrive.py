@@ -16,8 +16,9 @@ from notify.filter import Filter
 from notify.message import DEAD_LETTER_REASON, FIRST_ID, REPLAY
 from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_letter
+from notify.server.jobs.failures import kind_of
 from notify.storage.groups import Subscription
-from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic, retry_topic
+from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage, Transaction
 from notify.storage.topics import Topic
 from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
@@ -30,6 +31,10 @@ SEARCH_SHARE = 0.15
 """All searches together may use so much of the server's time."""
 
 
+DROPPED = "dropped"
+"""The code of a letter that is not sent again because it was dropped."""
+DROPPED_WHY = "notify-dropped"
+"""The header of a note of a dropped letter that says who dropped it, and why."""
 EFFECTS_KEPT = "handlers with an inbox do nothing for messages that took effect before; those without run again"
 EFFECTS_AGAIN = "handlers with an inbox take effect again, also for messages that took effect before"
 
@@ -51,6 +56,8 @@ class Wanted:
     filter: str = ""
     dead_from: str = ""
     dead_to: str = ""
+    failure: str = ""
+    """The fingerprint of a failure group."""
     _filter: Filter | None = dataclasses.field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -74,11 +81,13 @@ class Wanted:
             return False
         if self.dead_to and dead_us >= microseconds(datetime.fromisoformat(self.dead_to)):
             return False
+        reason = (p.headers or {}).get(DEAD_LETTER_REASON, "")
         return (
             self.topic in ("", p.topic)
             and self.tag in ("", p.tag)
             and self.key in ("", p.key)
-            and self.contains in (p.headers or {}).get(DEAD_LETTER_REASON, "")
+            and self.contains in reason
+            and self.failure in ("", kind_of(reason).fingerprint)
             and (self._filter is None or self._filter.fits(p))
         )
 
@@ -94,7 +103,7 @@ class Redriving(Protocol):
         ...
 
     async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
-        """Look at the next few from an offset on, at most `most`, and send those that match.
+        """Look at the next few from an offset on, at most `most`, and send (or drop) those that match.
 
         Gives what became of each, and the offset to go on from; None where none is left. Repeating it sends none twice.
         Raises Unavailable.
@@ -104,13 +113,15 @@ class Redriving(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RedriveSpec:
-    """Which letters of a group a job sends: those of offsets before `until` that match."""
+    """Which letters of a group a job sends, or drops: those of offsets before `until` that match."""
 
     group: str
     wanted: Wanted
     until: int
     replay_effects: bool = False
     force: bool = False
+    drop: str = ""
+    """Who drops them, and why; empty: they are sent."""
 
 
 class DeadLetters:
@@ -156,14 +167,14 @@ class DeadLetters:
         batch, most = self.read(offset, wanted.at_once), len(found) + limit
         for m in batch:
             offset = m.offset + 1
-            if wanted.matches(m) and not (not_redriven and (await self.are_redriven([m]))[0]):
+            if wanted.matches(m) and not (not_redriven and (await self.are_closed([m]))[0]):
                 found.append(m)
                 if len(found) == most:
                     break
         return offset, bool(batch)
 
-    async def are_redriven(self, letters: Sequence[StoredMessage]) -> list[bool]:
-        """Whether each was sent again."""
+    async def are_closed(self, letters: Sequence[StoredMessage]) -> list[bool]:
+        """Whether each was sent again or dropped."""
         states = await self._core.queues.states(await self._ids_again(letters))
         return [state is not None for state in states]
 
@@ -177,7 +188,7 @@ class DeadLetters:
         ]
 
     async def sent_again(self, letter: StoredMessage) -> Transaction | None:
-        """The transaction in which a letter was sent again; None where it was not."""
+        """The transaction in which a letter was sent again or dropped; None where it was neither."""
         (again,) = await self._ids_again([letter])
         return await self._core.queues.transaction(again)
 
@@ -214,10 +225,46 @@ class DeadLetters:
         """
         again = list(zip(letters, await self._ids_again(letters), strict=True))
         items = await send_to_group(self._core, self.group, again, replay_effects=replay_effects, force=force)
+        for (_, new), item in zip(again, items, strict=True):
+            if item["status"] == 200 and self._dropped(new) is not None:
+                item |= {"status": 410, "code": DROPPED, "detail": "it was dropped: it is not sent again"}
         names = [
             {"id": ids.message_id(m.transaction_id, m.message_no), "as": ids.message_id(new, 0)} for m, new in again
         ]
         return [name | item for name, item in zip(names, items, strict=True)]
+
+    async def drop(self, letters: Sequence[StoredMessage], why: str) -> list[dict[str, Any]]:
+        """Let go of letters for good; the result for each, in order: 204, or 200 where it was sent or dropped before.
+
+        The note of it, with `why`, has the id under which the letter would be sent again.
+        """
+        if not letters:
+            return []
+        topic = dropped_topic(self.group)
+        if not self._core.queues.has_topic(topic):
+            self._core.topics.put_soon(Topic(topic))
+        names = [ids.message_id(m.transaction_id, m.message_no) for m in letters]
+        notes = [
+            encode_msgpack(Payload(topic, b"", headers={FIRST_ID: name, DROPPED_WHY: why[:500]})) for name in names
+        ]
+        new = [
+            NewTransaction(again, "", [NewMessage(topic, note)], committed=True)
+            for again, note in zip(await self._ids_again(letters), notes, strict=True)
+        ]
+        results = await self._core.queues.put(new, self._core.clock())
+        statuses = [204 if result.put is Put.STORED else 200 for result in results]
+        return [{"id": name, "status": status} for name, status in zip(names, statuses, strict=True)]
+
+    async def dropped(self, letters: Sequence[StoredMessage]) -> list[str | None]:
+        """Who dropped each letter, and why; None for one that nobody dropped."""
+        return [self._dropped(again) for again in await self._ids_again(letters)]
+
+    def _dropped(self, again: bytes) -> str | None:
+        topic = dropped_topic(self.group)
+        for m in self._core.queues.messages(again):
+            if m.topic == topic and not m.corrupt:
+                return (decode_payload(m.payload).headers or {}).get(DROPPED_WHY, "")
+        return None
 
 
 async def send_to_group(

@@ -71,7 +71,7 @@ class Jobs:
             faults.note("job_not_ended", error, job=number)  # the next start goes on with it
 
     async def _send_all(self, number: int) -> bool:
-        """Send a group's dead letters of [from, until) that match again; False where the job was cancelled.
+        """Send or drop a group's dead letters of [from, until) that match; False where the job was cancelled.
 
         Repeating a batch sends none twice.
         """
@@ -80,9 +80,8 @@ class Jobs:
         spec = job["spec"]
         position, done = job["position"], job["done"]
         wanted = Wanted(**spec["wanted"])  # of an earlier version it may be refused now
-        chosen = RedriveSpec(
-            spec["group"], wanted, spec["until"], spec.get("replay_effects", False), spec.get("force", False)
-        )
+        how = {name: spec[name] for name in ("replay_effects", "force", "drop") if name in spec}
+        chosen = RedriveSpec(spec["group"], wanted, spec["until"], **how)
         while position < spec["until"]:
             if number in self._cancelled:
                 return False

@@ -19,6 +19,7 @@ from notify.server.core.core import Core
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended
 from notify.server.watch.group_state import GroupState, Watched
+from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Complaining
 from notify.wire import encode_json, instant
 
@@ -40,8 +41,8 @@ MEANING = {
     "alarm_no_consumer_seconds: start them, or pause the group.",
     "lag_growing": "A group's lag has risen steadily for alarm_lag_growing_seconds: its consumers are too few or too "
     "slow, or one message holds up an ordered queue.",
-    "dead_letters": "A group has at least alarm_dead_letters dead letters that nobody has sent again. Look at their "
-    "reasons (`notify dead-letter list`), mend the cause, then redrive or purge them.",
+    "dead_letters": "A group has at least alarm_dead_letters dead letters that nobody has sent again or dropped. Look "
+    "at their causes (`notify dead-letter failures`), mend them, then redrive, drop or purge the letters.",
     "consumers": "A consumer has been stuck (its leases run out) or slow (far behind the fastest of its group) for "
     "alarm_consumer_seconds. `notify group show` names it: look at its log and at what its handler waits for.",
     "disk": "The disk of the log is fuller than alarm_disk_share. Once it is full, writes get 507; reading goes on.",
@@ -77,6 +78,10 @@ class Alarm:
     text: str
     since_us: int
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.target
+
     def shown(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -96,14 +101,18 @@ class Alarms:
         core: Core,
         newest_audit: Callable[[], Awaitable[dict[str, Any] | None]],
         watched: Watched,
+        silences: Silences,
         shipping: Shipping | None = None,
     ) -> None:
         """`newest_audit` gives the verdict that was published last."""
+        self._silences = silences
         self._shipping = shipping
         self._core = core
         self._watched = watched
         self._newest_audit = newest_audit
         self.raised: dict[tuple[str, str], Alarm] = {}
+        self._told: set[tuple[str, str]] = set()
+        """Those of them that were logged and posted: all but the silent ones."""
         self._seen_us: dict[str, int] = {}
         self._ailing_us: dict[str, int] = {}
         """Since when a group has a consumer that is stuck or slow."""
@@ -120,8 +129,18 @@ class Alarms:
         await ended(*self._tasks)
 
     def now(self) -> list[dict[str, Any]]:
-        """The raised alarms, the oldest first."""
-        return [alarm.shown() for alarm in sorted(self.raised.values(), key=lambda a: a.since_us)]
+        """The raised alarms, the oldest first; `silence` is null for one that is heard."""
+        now_us = self._core.clock()
+        rows = []
+        for alarm in sorted(self.raised.values(), key=lambda a: a.since_us):
+            held = self._silences.of(alarm.key, now_us)
+            rows.append(alarm.shown() | {"silence": None if held is None else held.shown()})
+        return rows
+
+    def heard(self) -> list[Alarm]:
+        """The raised alarms that nobody has silenced."""
+        now_us = self._core.clock()
+        return [alarm for key, alarm in self.raised.items() if self._silences.of(key, now_us) is None]
 
     async def _run(self) -> None:
         while True:
@@ -139,10 +158,16 @@ class Alarms:
             known = self.raised.get(key)
             alarm = Alarm(*key, text, now_us if known is None else known.since_us)
             self.raised[key] = alarm
-            if known is None:
+            is_silent = self._silences.of(key, now_us) is not None
+            # One whose silence has ended while it is raised is heard then.
+            if not is_silent and key not in self._told:
+                self._told.add(key)
                 self._say("raised", alarm)
         for key in [key for key in self.raised if key not in current]:
-            self._say("cleared", self.raised.pop(key))
+            alarm = self.raised.pop(key)
+            if key in self._told:
+                self._told.discard(key)
+                self._say("cleared", alarm)
 
     async def _current(self, now_us: int) -> list[tuple[str, str, str]]:
         core, settings = self._core, self._core.settings

@@ -115,54 +115,103 @@
   (function again() { setTimeout(async () => { await refresh(); again(); }, every); })();
 })();
 
+// Charts: each section of them asks one address, for an hour or a day, and says its figures in words and as a table, too.
 (function () {
-  const box = document.getElementById("chart");
-  if (!box || !window.uPlot) return;
+  if (!window.uPlot) return;
+  const ROWS = 100;
+  const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4"];
+  const DASHES = [[], [], [6, 4], [2, 3]];
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const lines = [
-    ["halves", "halves", "--line-1", []], ["committed", "committed", "--line-2", []],
-    ["delivered", "delivered", "--line-3", [6, 4]], ["acked", "acknowledged", "--line-4", [2, 3]],
-  ];
-  let plot = null;
   const two = (number) => String(number).padStart(2, "0");
   const clock = (at) => { const d = new Date(at * 1000); return `${two(d.getHours())}:${two(d.getMinutes())}`; };
-  const axis = () => ({ stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } });
-  const options = (width) => ({
-    width, height: 240, cursor: { drag: { x: false, y: false } },
-    scales: { y: { range: (u, low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [
-      Object.assign(axis(), { values: (u, ticks) => ticks.map(clock) }),
-      Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => t.toLocaleString("en")) }),
-    ],
-    series: [{ label: "at", value: "{HH}:{mm}:{ss}" }].concat(lines.map(([, label, stroke, dash]) => (
-      { label: label + "/s", stroke: colour(stroke), width: 2, dash, points: { show: false } }))),
-  });
-  const told = document.getElementById("chart-told");
-  function tell(found) {
-    const since = found.at.length ? `Since ${clock(found.at[0])}` : "No figures yet";
-    const figures = lines.map(([name, label]) => {
-      const values = found[name];
-      const most = values.reduce((a, b) => Math.max(a, b), 0);
-      return `${label} ${(values[values.length - 1] || 0).toLocaleString("en")}/s now, at most ${most.toLocaleString("en")}/s`;
+  const day = (at) => { const d = new Date(at * 1000); return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`; };
+  const moment = (at) => `${day(at)} ${clock(at)}`;
+  const tick = (at) => clock(at) === "00:00" ? day(at).slice(5) : clock(at);
+  const number = (value) => value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 });
+  const zone = (() => {
+    const minutes = -new Date().getTimezoneOffset();
+    return `UTC${minutes < 0 ? "-" : "+"}${two(Math.floor(Math.abs(minutes) / 60))}:${two(Math.abs(minutes) % 60)}`;
+  })();
+
+  function chart(box) {
+    const lines = JSON.parse(box.dataset.lines);
+    const words = document.getElementById(box.getAttribute("aria-describedby"));
+    let plot = null;
+    const axis = () => ({ stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } });
+    const options = () => ({
+      width: box.clientWidth, height: 220, cursor: { drag: { x: false, y: false } },
+      scales: { y: { range: (u, low, high) => [0, Math.max(1, (high || 0) * 1.1)] } },
+      axes: [
+        Object.assign(axis(), { values: (u, ticks) => ticks.map(tick) }),
+        Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => t.toLocaleString("en")) }),
+      ],
+      series: [{ label: "at", value: (u, at) => at === null ? "–" : moment(at) }].concat(lines.map(([, label, unit], n) => (
+        { label: label + unit, stroke: colour(COLOURS[n]), width: 2, dash: DASHES[n], value: (u, v) => number(v) }))),
     });
-    const text = `${since}: ${figures.join("; ")}.`;
-    if (told && told.textContent !== text) told.textContent = text;
-  }
-  async function draw() {
-    try {
-      const answer = await fetch("/overview/history");
-      if (!answer.ok) return;
-      const found = await answer.json();
+    function tell(found) {
+      const figures = lines.map(([name, label, unit]) => {
+        const values = found[name].filter((value) => value !== null);
+        if (!values.length) return `${label}: not known`;
+        const most = values.reduce((a, b) => Math.max(a, b), 0);
+        return `${label} ${number(values[values.length - 1])}${unit} now, at most ${number(most)}${unit}`;
+      });
+      const since = found.at.length ? `Since ${moment(found.at[0])} (times are ${zone})` : "No figures yet";
+      const text = `${since}: ${figures.join("; ")}.`;
+      if (words.textContent !== text) words.textContent = text;
+    }
+    // In a frame of its own, for the plot changes the height of the box: until then the box hides what is too wide.
+    const refit = () => { if (plot && plot.width !== box.clientWidth) plot.setSize({ width: box.clientWidth, height: 220 }); };
+    new ResizeObserver(() => requestAnimationFrame(refit)).observe(box);
+    return { lines, show(found) {
       const data = [found.at].concat(lines.map(([name]) => found[name]));
-      if (!plot) plot = new uPlot(options(box.clientWidth), data, box);
+      if (!plot) plot = new uPlot(options(), data, box);
       else plot.setData(data);
       tell(found);
       box.dataset.points = found.at.length;
-    } catch (error) { /* The server is away: the page says so where it refreshes itself. */ }
+    } };
   }
-  // In a frame of its own, for the plot changes the height of the box: until then the box hides what is too wide.
-  const refit = () => { if (plot && plot.width !== box.clientWidth) plot.setSize({ width: box.clientWidth, height: 240 }); };
-  new ResizeObserver(() => requestAnimationFrame(refit)).observe(box);
-  draw();
-  setInterval(draw, 5000);
+
+  function table(details, lines, found) {
+    const place = details.querySelector("div");
+    if (!details.open || !found) return;
+    const made = document.createElement("table");
+    const row = (kind, cells) => {
+      const tr = document.createElement("tr");
+      cells.forEach((text, n) => {
+        const cell = document.createElement(kind);
+        if (kind === "th") cell.scope = "col";
+        if (n) cell.className = "n";
+        cell.textContent = text;
+        tr.append(cell);
+      });
+      return tr;
+    };
+    made.append(row("th", ["At"].concat(lines.map(([, label, unit]) => label + unit))));
+    for (let n = found.at.length - 1; n >= Math.max(0, found.at.length - ROWS); n--) {
+      made.append(row("td", [moment(found.at[n])].concat(lines.map(([name]) => number(found[name][n])))));
+    }
+    place.replaceChildren(made);
+  }
+
+  for (const section of document.querySelectorAll(".charts")) {
+    const charts = [...section.querySelectorAll(".chart")].map(chart);
+    const lines = charts.flatMap((one) => one.lines);
+    const details = section.querySelector("details");
+    let found = null;
+    async function draw() {
+      const span = section.querySelector("input:checked").value;
+      try {
+        const answer = await fetch(`${section.dataset.source}?span=${span}`);
+        if (!answer.ok) return;
+        found = await answer.json();
+        for (const one of charts) one.show(found);
+        section.dataset.span = span;
+        table(details, lines, found);
+      } catch (error) { /* The server is away: the page says so where it refreshes itself. */ }
+    }
+    section.addEventListener("change", draw);
+    details.addEventListener("toggle", () => table(details, lines, found));
+    draw();
+    setInterval(draw, Number(section.dataset.every) * 1000);
+  }
 })();

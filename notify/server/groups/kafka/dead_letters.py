@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from notify.errors import InvalidRequest, NotFound
 from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_topic
 from notify.kafka.redriven import Spot
+from notify.message import DEAD_LETTER_REASON
 from notify.server.groups import Change, Chosen
 from notify.server.groups.kafka import letters, offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
@@ -21,11 +22,15 @@ from notify.server.groups.kafka.letters import Letter
 from notify.server.groups.kafka.look import Look
 from notify.server.groups.kafka.redriven import Redriven, is_sent
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
-from notify.server.groups.own_letters import not_letters
+from notify.server.groups.own_letters import failure_row, not_letters
+from notify.server.jobs.failures import Failures
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_KEPT, RedriveSpec, Wanted
 from notify.wire import microseconds
 
 LOT_BYTES = 8 << 20
+LOOKED_AT = 500
+"""Letters that a list of failure groups is made of, the oldest first: each has to be read."""
+NO_DROP = "over Kafka chosen letters cannot be dropped: send them again, or purge all up to a point"
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
     "another name, or send the messages again"
@@ -76,6 +81,23 @@ class KafkaLetters:
 
         return await self._thread.call(find)
 
+    async def failures(self, name: str) -> dict[str, Any]:
+        def find() -> dict[str, Any]:
+            failures, sent, looked_at = Failures(), self._redriven.of_group(name), 0
+            for letter in itertools.islice(self._letters(name, 0), LOOKED_AT):
+                payload, looked_at = letter.payload(), looked_at + 1
+                reason = (payload.headers or {}).get(DEAD_LETTER_REASON, "")
+                is_closed = is_sent(letter, sent)
+                failures.note(reason, letter.id, payload.topic, letter.dead_us, is_closed=is_closed, may_grow=True)
+            of = sum(max(0, end - start) for start, end in self._look.now().letters_of(name).values())
+            rows = [failure_row(failure) for failure in failures.listed()]
+            return {"failures": rows, "others": failures.others, "looked_at": looked_at, "of": max(of, looked_at)}
+
+        return await self._thread.call(find)
+
+    async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
+        raise InvalidRequest(NO_DROP)
+
     # --- sending again ----------------------------------------------------------------------------------------
 
     async def redrive(self, name: str, chosen: Chosen) -> Change:
@@ -112,8 +134,8 @@ class KafkaLetters:
         return await self._thread.call(ask)
 
     async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
-        if spec.replay_effects:
-            raise InvalidRequest(NO_REPLAY)
+        if spec.replay_effects or spec.drop:
+            raise InvalidRequest(NO_DROP if spec.drop else NO_REPLAY)
 
         def send() -> tuple[list[dict[str, Any]], int] | None:
             reading = itertools.takewhile(lambda letter: letter.number < spec.until, self._letters(spec.group, offset))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from notify.kafka.cluster import Cluster
 from notify.server.core.refusals import Refusals
 from notify.server.groups import QueueEngine
+from notify.server.groups.kafka.counts import KafkaCounts
 from notify.server.groups.kafka.dead_letters import KafkaLetters
 from notify.server.groups.kafka.groups import KafkaGroups
 from notify.server.groups.kafka.look import Look
@@ -32,6 +33,6 @@ async def kafka_engine(cluster: Cluster, refusals: Refusals) -> AsyncIterator[Qu
             part.close()
 
     try:
-        yield QueueEngine(groups, letters, KafkaTopics(thread, look, noted))
+        yield QueueEngine(groups, letters, KafkaTopics(thread, look, noted), KafkaCounts(look))
     finally:
         await thread.close(let_go)

@@ -1,0 +1,73 @@
+"""Admin routes of alarms: those that are raised, and silencing one for a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from notify.errors import NotFound
+from notify.server.admin.writes import Desk, Who, Write
+from notify.server.watch.alarms import MEANING
+from notify.server.watch.silences import LONGEST_SECONDS, Silence
+from notify.wire import instant
+
+
+class Target(Write):
+    target: str = Field(
+        "", max_length=255, description="as the alarm says it, such as a group; empty where it has none"
+    )
+
+
+class Silenced(Target):
+    seconds: float = Field(ge=60, le=LONGEST_SECONDS, description="how long", examples=[3600])
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `alarms`."""
+
+    @routes.get("/alarms")
+    async def alarms() -> dict[str, Any]:
+        """List the alarms that are raised, the oldest first, and the silences that hold."""
+        held = desk.silences.listed(desk.core.clock())
+        return {"alarms": desk.alarms.now(), "silences": [silence.shown() for silence in held]}
+
+    @routes.post("/alarms/{name}/silence")
+    async def silence(name: str, write: Silenced, who: Who) -> dict[str, Any]:
+        """Silence an alarm of one target at this server for a time, raised or not.
+
+        Meanwhile it is posted to no webhook and counted in no metric; the overview and the list still show it.
+        """
+        _check(name)
+        until_us = desk.core.clock() + round(write.seconds * 1e6)
+        new = Silence(name, write.target, until_us, who, write.reason)
+
+        async def do() -> Any:
+            await desk.silences.put(new, desk.core.clock())
+            return new.shown()
+
+        return await desk.carry_out(write, who, "alarm.silence", _target(name, write.target), do, new.shown())
+
+    @routes.post("/alarms/{name}/unsilence")
+    async def unsilence(name: str, write: Target, who: Who) -> dict[str, Any]:
+        """Let an alarm of one target be heard again before its silence is over."""
+        _check(name)
+        key = (name, write.target)
+        preview = {"name": name, "target": write.target, "until": instant(desk.core.clock())}
+
+        async def do() -> Any:
+            await desk.silences.end(key, desk.core.clock())
+            return preview
+
+        return await desk.carry_out(write, who, "alarm.unsilence", _target(name, write.target), do, preview)
+
+
+def _target(name: str, target: str) -> str:
+    return f"{name} {target}" if target else name
+
+
+def _check(name: str) -> None:
+    """Raises NotFound."""
+    if name not in MEANING:
+        raise NotFound(f"there is no alarm {name[:64]!r}; the alarms are {', '.join(MEANING)}")

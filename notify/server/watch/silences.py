@@ -1,0 +1,112 @@
+"""Silences: alarms that somebody has seen to, to be quiet until a time, over restarts of this server too."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+
+from notify.errors import Conflict, NotFound
+from notify.wire import instant
+
+MOST_SILENCES = 1000
+LONGEST_SECONDS = 30 * 86_400.0
+
+metadata = sa.MetaData()
+
+silence = sa.Table(
+    "silence",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("target", sa.String(255), primary_key=True),
+    sa.Column("until_us", sa.BigInteger, nullable=False),
+    sa.Column("who", sa.String(255), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)
+
+Key = tuple[str, str]
+"""An alarm's name and target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """One alarm that is quiet until `until_us` (microseconds since 1970), by whom, and why."""
+
+    name: str
+    target: str
+    until_us: int
+    who: str
+    reason: str
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "target": self.target,
+            "until": instant(self.until_us),
+            "who": self.who,
+            "reason": self.reason,
+        }
+
+
+class Silences:
+    """The silences of one server: in memory, and in its small database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._held: dict[Key, Silence] = {}
+
+    async def load(self) -> None:
+        """Read those that an earlier process recorded."""
+
+        def read() -> list[Silence]:
+            with self._engine.connect() as connection:
+                return [Silence(**row) for row in connection.execute(sa.select(silence)).mappings()]
+
+        self._held = {(s.name, s.target): s for s in await asyncio.to_thread(read)}
+
+    def of(self, key: Key, now_us: int) -> Silence | None:
+        """The silence of an alarm that holds now."""
+        held = self._held.get(key)
+        return held if held is not None and held.until_us > now_us else None
+
+    def listed(self, now_us: int) -> list[Silence]:
+        """Those that hold now, the first to end first."""
+        return sorted((s for s in self._held.values() if s.until_us > now_us), key=lambda s: s.until_us)
+
+    async def put(self, new: Silence, now_us: int) -> None:
+        """Silence an alarm, or change until when. Raises Conflict where there are too many."""
+        key = (new.name, new.target)
+        over = [other for other, held in self._held.items() if held.until_us <= now_us and other != key]
+        if key not in self._held and len(self._held) - len(over) >= MOST_SILENCES:
+            raise Conflict(f"there are {MOST_SILENCES} silences already: end some that are not needed")
+        row = {"until_us": new.until_us, "who": new.who[:255], "reason": new.reason}
+
+        def write() -> None:
+            with self._engine.begin() as connection:
+                for name, target in (*over, key):
+                    connection.execute(_of(name, target))
+                connection.execute(silence.insert().values(name=new.name, target=new.target, **row))
+
+        await asyncio.to_thread(write)
+        for gone in over:
+            self._held.pop(gone, None)
+        self._held[key] = new
+
+    async def end(self, key: Key, now_us: int) -> None:
+        """Let an alarm be heard again. Raises NotFound where it is not silent."""
+        if self.of(key, now_us) is None:
+            raise NotFound(f"alarm {key[0][:64]!r} of {key[1][:100]!r} is not silenced")
+
+        def write() -> None:
+            with self._engine.begin() as connection:
+                connection.execute(_of(*key))
+
+        await asyncio.to_thread(write)
+        self._held.pop(key, None)
+
+
+def _of(name: str, target: str) -> sa.Delete:
+    return silence.delete().where(silence.c.name == name, silence.c.target == target)

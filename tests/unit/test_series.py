@@ -1,0 +1,108 @@
+"""Figures over time: of each slot the mean or the highest, gaps where nothing is known, and never more memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from notify.errors import NotFound
+from notify.server.watch import figures
+from notify.server.watch.figures import Counts, Figures
+from notify.server.watch.series import SPANS, Field, Series
+
+T0 = 1_800_000_000 // 900 * 900
+FIELDS = (Field("rate"), Field("lag", is_highest=True))
+
+
+def test_a_quarter_of_an_hour_has_the_mean_rate_and_the_highest_lag() -> None:
+    series = Series(FIELDS)
+    for minute in range(15):
+        series.add(T0 + minute * 60, (float(minute), float(minute % 7)))
+    assert series.columns("day") == {"at": [T0], "rate": [7.0], "lag": [6.0]}
+    hour = series.columns("hour")
+    assert hour["at"] == [T0 + minute * 60 for minute in range(15)]
+    assert hour["rate"] == [float(minute) for minute in range(15)] and series.newest("rate") == 14.0
+
+
+def test_a_pause_is_a_gap_and_the_oldest_are_overwritten() -> None:
+    series = Series(FIELDS)
+    series.add(T0, (1.0, 1.0))
+    series.add(T0 + 180, (None, 4.0))
+    assert series.columns("hour") == {
+        "at": [T0, T0 + 60, T0 + 120, T0 + 180],
+        "rate": [1.0, None, None, None],
+        "lag": [1.0, None, None, 4.0],
+    }
+    assert series.newest("rate") is None
+    series.add(T0 + 60 * 60, (3.0, 0.0))
+    hour = series.columns("hour")
+    assert hour["at"][0] == T0 + 180 and len(hour["at"]) == SPANS["hour"].slots - 2
+    series.add(T0 + 10 * 86_400, (2.0, 0.0))
+    assert series.columns("hour")["rate"] == [2.0] and series.columns("day")["rate"] == [2.0]
+
+
+def test_a_clock_that_was_set_back_changes_nothing() -> None:
+    series = Series(FIELDS)
+    series.add(T0 + 600, (1.0, 1.0))
+    before = series.columns("hour")
+    series.add(T0, (9.0, 9.0))
+    assert series.columns("hour") == before
+    assert Series(FIELDS).columns("day") == {"at": [], "rate": [], "lag": []}
+
+
+class Queues:
+    """Topics and groups whose figures the test sets."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, int] = {}
+        self.group_total = 100
+        self.lag = 5
+
+    def topics(self) -> list[str]:
+        return list(self.totals)
+
+    def topic(self, name: str) -> Counts:
+        if name not in self.totals:
+            raise NotFound("there is none")
+        return Counts(self.totals[name], self.lag)
+
+    def groups(self) -> list[str]:
+        return ["g"]
+
+    def group(self, name: str) -> Counts:
+        return Counts(self.group_total, 7, 2.5)
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    now = [T0 * 1_000_000]
+    queues = Queues()
+    kept = Figures(queues, lambda: now[0])
+    queues.totals = {"a": 10, "b": 0}
+    asyncio.run(kept.sample())
+    assert kept.rate("a") is None and kept.topic("a", "hour")["lag"] == [5.0]
+    now[0] += 60_000_000
+    queues.totals = {"a": 130}
+    queues.group_total = 40  # set back
+    asyncio.run(kept.sample())
+    assert kept.rate("a") == 2.0 and kept.rate("b") is None
+    assert kept.group("g", "hour")["settled"] == [None, 0.0]
+    assert kept.group("g", "day")["oldest_seconds"] == [2.5]
+    with pytest.raises(NotFound):
+        kept.topic("b", "hour")
+
+
+def test_a_topic_that_somebody_looks_at_takes_the_place_of_one_that_nobody_looks_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(figures, "MOST_SERIES", 2)
+    queues = Queues()
+    kept = Figures(queues, lambda: T0 * 1_000_000)
+    queues.totals = {"a": 1, "b": 1, "c": 1}
+    asyncio.run(kept.sample())
+    kept.topic("a", "hour")
+    assert kept.topic("c", "hour")["lag"] == [5.0]
+    queues.lag = 9
+    asyncio.run(kept.sample())
+    assert kept.topic("a", "hour")["lag"] == [9.0] == kept.topic("c", "hour")["lag"]
+    assert kept.rate("b") is None
