@@ -219,6 +219,7 @@ def insert(trade: Trade, service: str, table: sa.Table, row: dict[str, Any]) -> 
     engine.dispose()
 
 
+@pytest.mark.long
 def test_nothing_is_read_of_what_is_equal(spark: Any, trade: Trade) -> None:
     """Halves, outcomes and acknowledgements lie in different segments; two producers share each slot."""
     assert len(trade.segments()) > 5

@@ -218,6 +218,7 @@ def purged(made: Made, url: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.long
 def test_purged_rows_are_no_ghosts(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
     url = copied_database(run[1], tmp_path)
     purged(run[0], url)

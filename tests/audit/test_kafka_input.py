@@ -194,6 +194,7 @@ def test_what_retention_deletes_while_it_is_read_is_not_lost(
     assert (result.counts["PENDING"], result.totals["in_queues"]) == (5, 3)
 
 
+@pytest.mark.long
 def test_an_inbox_that_was_wiped_is_missed(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_what_cannot_be_read_says_what_to_do(reading: Any, server: ServerProcess
             source.options(**options).load().count()
 
 
+@pytest.mark.long
 def test_a_stream_of_messages_each_once(reading: Any, server: ServerProcess, tmp_path: Path) -> None:
     topic = make(server.url, "as-a-stream", 2)
     send(server.url, topic, 0, 30)

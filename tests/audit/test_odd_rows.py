@@ -107,6 +107,7 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_table_without_digests_is_told(spark: Any, trade: Trade) -> None:
     trade.execute("shop", "ALTER TABLE half_message DROP COLUMN digest")
     result = audited(spark, trade)

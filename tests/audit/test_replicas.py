@@ -159,6 +159,7 @@ def lacks_what_it_does_not_hear_of(primary: MariaDbServer, copy: MariaDbServer, 
     return 0 < replica.until_us < sold_us
 
 
+@pytest.mark.long
 def test_a_replica_says_how_current_it_is(tmp_path: Path) -> None:
     servers: list[MariaDbServer] = []
     try:

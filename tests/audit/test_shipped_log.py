@@ -191,6 +191,7 @@ def test_what_came_after_the_last_shipped_segment_is_pending(spark: Any, sound: 
     assert result.counts["PENDING"] > 0 and not result.has_findings, result.counts
 
 
+@pytest.mark.long
 def test_messages_of_a_damaged_object_are_pending(spark: Any, sound: Trade, own_store: Path, tmp_path: Path) -> None:
     objects(own_store)[2].write_bytes(b"lost")
     result = audited(spark, sound, f"file://{own_store}", tmp_path / "copies")

@@ -48,6 +48,7 @@ def reasons_of(inputs: Inputs, scratch: Path, from_us: int = 0) -> list[str]:
     return result.reasons
 
 
+@pytest.mark.long
 def test_what_is_in_a_storage_that_was_not_given_is_not_lost(spark: Any, sound: Trade, tmp_path: Path) -> None:
     lost, rolled_back, refused, dropped, last = 7, 9, 11, 13, COUNT - 1  # all of them the bank's
     trade = make_sharded(sound, tmp_path / "trade", {lost, 8, rolled_back, refused, dropped, last})

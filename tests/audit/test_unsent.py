@@ -44,6 +44,7 @@ def changed(shop: Shop, name: str, relayed: int) -> None:
         connection.execute(half_message.update().where(of_name).values(relayed=relayed))
 
 
+@pytest.mark.long
 def test_what_the_relay_has_not_sent_is_not_lost(spark: Any, database_urls: dict[str, str], tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     with contextlib.ExitStack() as stack:

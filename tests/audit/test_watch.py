@@ -360,6 +360,7 @@ def test_alarms_and_findings_that_are_known_are_bounded(tmp_path: Path, monkeypa
         assert [ledger.is_known(f"LOST:{n}") for n in (14, 15, 24)] == [False, True, True]
 
 
+@pytest.mark.long
 def test_lines_go_to_files_of_a_bounded_size_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(monkeypatch)
 

@@ -387,6 +387,7 @@ def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None
         evil.server_close()
 
 
+@pytest.mark.long
 def test_a_setting_changed_here_reaches_three_servers(
     window: Any, database_urls: dict[str, str], tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ def test_messages_come_newest_first_in_pages(scene: Scene, window: Any) -> None:
     assert height < 45, "a row has one line"
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_is_said(server: ServerProcess, scene: Scene, window: Any) -> None:
     """The last test of the module: its server is gone then."""
     w = window(scene.url)

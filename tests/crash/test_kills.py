@@ -49,6 +49,7 @@ def test_power_loss_on_ext4() -> None:
     assert "4 shutdowns" in result
 
 
+@pytest.mark.long
 def test_a_server_whose_fdatasync_fails_stops() -> None:
     """Promise 11 on a real process."""
     result = strace.fail_syncs(1)

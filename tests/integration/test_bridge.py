@@ -221,6 +221,7 @@ def test_two_readers_with_one_server_id(
         eventually(ended, "the other reader to end")
 
 
+@pytest.mark.long
 def test_what_was_purged_stops_it_and_is_backfilled(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:
@@ -375,6 +376,7 @@ def test_a_queue_takes_a_batch_only_at_its_position(server: ServerProcess, uniqu
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_several_sources_in_one_process(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:

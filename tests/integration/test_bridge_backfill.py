@@ -54,6 +54,7 @@ def _waits(server: MariaDbServer) -> bool:
     return any("semi-sync" in str(row).lower() for row in server.execute("SHOW PROCESSLIST"))
 
 
+@pytest.mark.long
 def test_only_what_was_not_moved_is_sent_in_the_order_of_its_times(
     url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

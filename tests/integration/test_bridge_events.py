@@ -98,6 +98,7 @@ def test_rows_rolled_back_to_a_savepoint_are_not_taken(
     assert drain(server.url, unique, unique, 0) == []
 
 
+@pytest.mark.long
 def test_a_large_transaction_that_is_rolled_back_leaves_nothing_at_the_queue(
     url: str, server: ServerProcess, unique: str, session: Session
 ) -> None:
@@ -157,6 +158,7 @@ def test_checksums_may_change_under_a_running_bridge_and_behind_it(
     assert numbers(server, unique, 8) == [0, 1, 4, 5, 8, 9, 12, 13]
 
 
+@pytest.mark.long
 def test_another_history_that_has_passed_the_position_stops_it(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:

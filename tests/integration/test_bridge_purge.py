@@ -61,6 +61,7 @@ def test_a_row_that_is_refused_while_a_purge_runs_stays(
     engine.dispose()
 
 
+@pytest.mark.long
 def test_rows_that_a_bridge_moved_are_purged_and_no_others(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

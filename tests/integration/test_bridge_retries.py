@@ -38,6 +38,7 @@ def states(engine: sa.Engine) -> dict[str, str]:
         return {r.transaction_id: r.state for r in connection.execute(sa.select(notify_refused))}
 
 
+@pytest.mark.long
 def test_retention_leaves_what_is_to_be_tried_again(url: str, server: ServerProcess, unique: str) -> None:
     """The bridge's binlog lies behind it and it is not marked any more: only the list says that it is needed."""
     subscribe(server.url, unique, unique)
@@ -93,6 +94,7 @@ def test_one_whose_rows_are_gone_waits_for_a_person_again(url: str, server: Serv
     engine.dispose()
 
 
+@pytest.mark.long
 def test_more_than_a_request_holds_is_tried_again(url: str, server: ServerProcess, unique: str) -> None:
     """All that was retried went in one batch: its refusal ended the bridge, and each one that was started after it."""
     subscribe(server.url, unique, unique)
@@ -109,6 +111,7 @@ def test_more_than_a_request_holds_is_tried_again(url: str, server: ServerProces
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_bridge_that_may_not_use_the_registry_says_so_and_still_tries_again(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_bridge_publishes_exactly_once_over_restarts(
     assert header(headers, "notify-group") == unique and (header(headers, "notify-id") or "").endswith(".0")
 
 
+@pytest.mark.long
 def test_a_second_bridge_fences_the_first(
     kafka_url: str, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def have_it_tried_again(source: sa.Engine, name: str) -> None:
         assert retry(connection, [name], "its group has a name now") == [name]
 
 
+@pytest.mark.long
 def test_a_backfill_to_kafka_says_what_it_would_send_again(url: str, binlog_url: str, unique: str) -> None:
     """It sent everything of the last hour again, unasked. A position of nothing needs no such question."""
     outbox(binlog_url, unique, range(3))
@@ -109,6 +110,7 @@ def test_a_backfill_to_kafka_says_what_it_would_send_again(url: str, binlog_url:
     assert numbers(url, unique, 5) == [0, 1, 2, 4, 5]
 
 
+@pytest.mark.long
 def test_a_bridge_that_dies_before_it_has_marked_what_it_sent_again_sends_it_once(
     url: str, binlog_url: str, source: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def lag_for_a_server(url: str, group: str) -> int | None:
     return known.lag if known is not None and taken.is_whole(known) else None
 
 
+@pytest.mark.long
 def test_nothing_is_left_where_everything_is_done(kafka: str, unique: str) -> None:
     """The records of transactions themselves count as read: in topics of messages, and of retries."""
     make_topic(kafka, unique)
@@ -361,6 +362,7 @@ def test_headers_of_strangers_do_no_harm(kafka: str, unique: str) -> None:
 # --- where a group begins, and what it takes ------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_group_begins_at_an_offset_or_an_instant(kafka: str, unique: str) -> None:
     make_topic(kafka, unique)
     produce(kafka, unique, [f"old{n}" for n in range(5)], timestamp=1_000_000)
@@ -377,6 +379,7 @@ def test_a_group_begins_at_an_offset_or_an_instant(kafka: str, unique: str) -> N
         assert sorted(seen.texts) == sorted(expected)
 
 
+@pytest.mark.long
 def test_patterns_tags_and_filters(kafka: str, unique: str) -> None:
     make_topic(kafka, f"{unique}.a")
     produce(kafka, f"{unique}.a", ["before"])
@@ -408,6 +411,7 @@ def test_a_topic_that_a_consumer_makes_has_the_partitions_asked_for(kafka: str, 
     assert len(admin_of(kafka).list_topics(timeout=30).topics[unique].partitions) == 3
 
 
+@pytest.mark.long
 def test_a_frozen_owner_is_fenced_and_another_takes_over(kafka: str, unique: str, tmp_path: Path) -> None:
     make_topic(kafka, unique)
     options = {"mode": "failover", "start": "earliest", "instance": "first"}

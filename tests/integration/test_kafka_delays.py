@@ -229,6 +229,7 @@ def waiting_release(url: str) -> None:
         signal.pause()
 
 
+@pytest.mark.long
 def test_slots_that_waited_while_their_releaser_was_frozen_are_read(kafka_node: KafkaNode, unique: str) -> None:
     """They came back paused: the messages in them stood still until another releaser came."""
     admin = Cluster.of(kafka_node.url).admin()
@@ -286,6 +287,7 @@ def test_several_releasers_share_the_slots_while_others_come_and_go(kafka_node: 
     assert first.total.released + second.total.released + third.total.released == 1000
 
 
+@pytest.mark.long
 def test_slots_that_wait_go_to_another_releaser_and_come_back(kafka_node: KafkaNode, unique: str) -> None:
     """A partition that is paused when it leaves a releaser is read again when it comes back."""
     clock, cluster = Clock(), Cluster.of(kafka_node.url)
@@ -456,6 +458,7 @@ class Killed(Exception):
     """Stands for the death of a process."""
 
 
+@pytest.mark.long
 def test_two_that_move_it_at_once_move_each_message_once(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,6 +491,7 @@ def test_two_that_move_it_at_once_move_each_message_once(
     assert sorted(int(r.value()) for r in records) == list(range(20)) and moved[2] == 0
 
 
+@pytest.mark.long
 def test_what_waits_in_the_topic_of_earlier_versions_moves_once(kafka_node: KafkaNode, unique: str) -> None:
     """Also where the process that moves it dies in between."""
     clock, cluster = Clock(), Cluster.of(kafka_node.url)

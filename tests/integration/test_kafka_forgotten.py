@@ -58,6 +58,7 @@ def test_a_group_that_rested_goes_on_where_it_was_noted(
     assert (sorted(seen), again) == (["a", "b"], ["c"])
 
 
+@pytest.mark.long
 def test_without_a_later_note_it_begins_where_it_began(kafka_url: str, unique: str) -> None:
     make_topic(kafka_url, unique)
     produce(kafka_url, unique, ["a"])
@@ -87,6 +88,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_first_record(kafka_url: str
     assert seen == ["c"]
 
 
+@pytest.mark.long
 def test_an_owner_commits_where_nothing_happens(kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Kafka group never has a member, so that Kafka forgot the offset of each quiet partition."""
     make_topic(kafka_url, unique)

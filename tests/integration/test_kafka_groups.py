@@ -232,6 +232,7 @@ def until_waiting(server: ServerProcess, group: Group, count: int) -> None:
     eventually(lambda: counted() == count, f"{count} dead letters to wait")
 
 
+@pytest.mark.long
 def test_all_letters_are_sent_again_as_a_job_and_purged(kafka_url: str, server: ServerProcess) -> None:
     group = Group(kafka_url)
     group.bury(0, 4)
@@ -400,6 +401,7 @@ def test_the_server_takes_no_messages_and_says_why(server: ServerProcess) -> Non
         assert ask(server.url, "GET", page)[0] == 200, page
 
 
+@pytest.mark.long
 def test_a_server_whose_brokers_are_away_says_so(tmp_path: Path) -> None:
     (tmp_path / "notify.toml").write_text("alarm_every_seconds = 1\n")
     flags = ["--kafka", "kafka://127.0.0.1:9", "--config", str(tmp_path / "notify.toml")]

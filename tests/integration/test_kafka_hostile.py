@@ -121,6 +121,7 @@ def test_a_group_does_not_mix_an_owner_and_members(
         assert arrived.wait(PATIENCE_SECONDS)
 
 
+@pytest.mark.long
 def test_a_handler_in_which_something_is_cancelled_has_failed(kafka_url: str, unique: str) -> None:
     """An inner task that somebody cancelled raises CancelledError into the handler: the message is tried again."""
     make_topic(kafka_url, unique)

@@ -62,6 +62,7 @@ def test_a_consumer_reads_it_from_its_first_record(
         eventually(lambda: set(seen[5:]) == set(NEW[:count]), "the new messages")
 
 
+@pytest.mark.long
 def test_a_consumer_that_was_away_reads_it_from_its_first_record(kafka_url: str, unique: str) -> None:
     """Its note of where it was in the former topic counted, as for a group whose offsets Kafka has forgotten."""
     make_topic(kafka_url, unique)

@@ -57,6 +57,7 @@ def make_with(url: str, topic: str, partitions: int, **config: str) -> None:
     made.result(CALL_SECONDS)
 
 
+@pytest.mark.long
 def test_the_first_messages_of_a_new_partition_are_handled(kafka_url: str, unique: str) -> None:
     """A group that began with the latest message skipped those that came before it had the partition."""
     make_topic(kafka_url, unique)
@@ -190,6 +191,7 @@ def test_a_commit_whose_answer_is_late_writes_nothing_twice(
     assert sorted(letter.value() for letter in letters) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.long
 def test_a_commit_that_fails_after_the_group_was_claimed_anew_leaves_the_new_claim(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

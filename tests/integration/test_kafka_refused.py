@@ -55,6 +55,7 @@ def refused(server: ServerProcess, source: str) -> dict[str, Any]:
     return next((row for row in answer["sources"] if row["source"] == source), {}) if status == 200 else {}
 
 
+@pytest.mark.long
 def test_delayed_messages_that_were_refused_are_shown_sent_and_dropped(
     kafka_url: str, server: ServerProcess, unique: str
 ) -> None:

@@ -64,6 +64,7 @@ def _without_tls(kafka: SecuredKafka, **settings: str) -> str:
     return f"kafka://{kafka.brokers}?{query}"
 
 
+@pytest.mark.long
 def test_why_no_broker_answers_is_one_sentence(secured: SecuredKafka) -> None:
     plain, port = secured.cluster.brokers, secured.port
     ca = str(secured.authority.file)
@@ -98,6 +99,7 @@ def test_why_no_broker_answers_is_one_sentence(secured: SecuredKafka) -> None:
     assert hindrance(Cluster.of(secured.url(ADMIN))) is None
 
 
+@pytest.mark.long
 def test_every_part_says_that_the_password_is_wrong(
     secured: SecuredKafka, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +302,7 @@ def test_a_consumer_says_which_right_it_lacks(
         Handled(secured.url(secured.user(needs)), unique, topic).consumer.run(signals=False)
 
 
+@pytest.mark.long
 def test_a_retry_that_may_not_be_written_undoes_nothing_beside_it(secured: SecuredKafka, unique: str) -> None:
     """Its neighbours were handled again at each start, and its attempts began anew: it never became a dead letter."""
     topic, plain = f"orders.{unique}", secured.cluster.url
@@ -354,6 +357,7 @@ def test_a_server_needs_these_rights_and_no_more(
         server.stop()
 
 
+@pytest.mark.long
 def test_an_audit_needs_these_rights_and_no_more(secured: SecuredKafka, unique: str) -> None:
     pytest.importorskip("pyspark")
     from notify.spark.kafka_input import KafkaInput

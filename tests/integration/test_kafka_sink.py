@@ -341,6 +341,7 @@ def test_what_kafka_never_takes_is_listed_and_the_relay_goes_on(
         check_poison(url, engine, f"order.{unique}", never)
 
 
+@pytest.mark.long
 def test_what_comes_with_a_record_that_is_refused_is_not_refused(url: str, unique: str) -> None:
     """A broker refuses all that is sent together for the sake of one: its neighbours were refused for good."""
     cluster = Cluster.of(url)

@@ -92,6 +92,7 @@ def test_cancelled_within_a_commit_a_consumer_writes_its_retries_once(
     assert len(committed(kafka_url, retry_topic(unique))) == len(gone) > 0
 
 
+@pytest.mark.long
 def test_a_paused_group_leaves_its_backlog_where_it_is(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

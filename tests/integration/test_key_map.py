@@ -171,6 +171,7 @@ async def the_sdk_tries_again(patient: TransactionClient, url: str, topic: str) 
     return waiting
 
 
+@pytest.mark.long
 def test_keys_move_under_load_and_stay_in_order(
     databases: dict[str, str], server: ServerProcess, unique: str, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_one_that_cannot_start_says_why(launch: Any, tmp_path: Path) -> None:
         ServerProcess(tmp_path / "data", environment={"NOTIFY_CHECK_ATTEMPTS": "no number"}).start()
 
 
+@pytest.mark.long
 def test_a_suite_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> None:
     script = tmp_path / "suite.py"
     script.write_text(

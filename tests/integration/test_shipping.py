@@ -139,6 +139,7 @@ def test_a_url_that_is_no_store_is_refused_at_the_start(url: str, tmp_path: Path
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_a_server_that_was_restored_elsewhere_stops_shipping(server: ServerProcess, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     server.start()
@@ -157,6 +158,7 @@ def test_a_server_that_was_restored_elsewhere_stops_shipping(server: ServerProce
     assert bodies(url, tmp_path) == [b"1"]
 
 
+@pytest.mark.long
 def test_the_process_that_ships_is_started_again(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     server = serving(tmp_path, url, NOTIFY_CRASH_AT="ship.after_manifest:1").start()
@@ -171,6 +173,7 @@ def test_the_process_that_ships_is_started_again(tmp_path: Path) -> None:
         server.stop()
 
 
+@pytest.mark.long
 def test_s3_that_refuses_and_hangs_is_outlived(s3: S3Server, tmp_path: Path) -> None:
     server = serving(tmp_path, s3.url, NOTIFY_ALARM_SHIPPING_SECONDS="1", NOTIFY_ALARM_EVERY_SECONDS="0.2").start()
     try:
@@ -198,6 +201,7 @@ def test_s3_that_refuses_and_hangs_is_outlived(s3: S3Server, tmp_path: Path) -> 
         server.stop()
 
 
+@pytest.mark.long
 def test_a_store_that_cannot_be_written_raises_an_alarm(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     url = f"file://{tmp_path}/file/store"

@@ -232,6 +232,7 @@ def test_this_sdk_gets_on_with_the_first_server(first_version: Path, unique: str
         old.stop()
 
 
+@pytest.mark.long
 def test_going_back_works_or_is_refused_in_one_sentence(first_version: Path, tmp_path: Path) -> None:
     """A server of the first version starts on this version's data directory, or refuses it in one sentence."""
     data = tmp_path / "data"
