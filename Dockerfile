@@ -1,7 +1,7 @@
 # One image for servers, bridge, relay and the command line: `docker compose up` builds it.
 FROM python:3.11-slim
 WORKDIR /app
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY notify notify
 COPY storage storage
 RUN pip install --no-cache-dir -c constraints.txt '.[server,sql,bridge,kafka,postgresql,mysql]' \

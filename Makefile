@@ -3,14 +3,21 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
+RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs: neither Spark nor browsers.
 $(DOCS_STAMP): constraints.txt
 	python3 -m venv .venv-docs
-	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs 'mkdocstrings[python]' Pygments
+	touch $@
+
+# Tools that make and look at distributions.
+$(RELEASE_STAMP): constraints.txt
+	python3 -m venv .venv-release
+	.venv-release/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build pip-audit twine
 	touch $@
 
 $(STAMP): pyproject.toml constraints.txt
@@ -47,6 +54,14 @@ test-long: install check
 docs: $(DOCS_STAMP)
 	.venv-docs/bin/mkdocs build --strict --quiet
 	@echo "see site/index.html"
+
+# What may be published, in dist/, and the reasons why not; it uploads nothing. 30 minutes.
+release: install $(RELEASE_STAMP)
+	$(PY) -m tests.release $(if $(LEAVE_OUT),--leave-out $(LEAVE_OUT),)
+
+# docs/commands.md, from the commands themselves; a test fails where it is out of date.
+reference: install
+	$(PY) -m tests.support.command_page
 
 # Style, types and the direction of imports.
 check: install
@@ -175,5 +190,5 @@ compare: install
 		$(if $(RATE_AT_LEAST),--rate-at-least=$(RATE_AT_LEAST),) $(if $(CPU_AT_MOST),--cpu-at-most=$(CPU_AT_MOST),)
 
 clean:
-	rm -rf .venv .venv-docs .compare build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-docs .venv-release .compare dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	-git worktree prune

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links out of docs/ to what has a page here."""
-    return re.sub(r"\]\(\.\./([^)#]+)\)", lambda m: f"]({_PLACES.get(m[1], '../' + m[1])})", markdown)
+    here = (ROOT / "docs" / page.file.src_uri).parent
+
+    def change(found: re.Match[str]) -> str:
+        place = _PLACES.get(os.path.relpath(here / found[1], ROOT))
+        return found[0] if place is None else f"]({os.path.relpath(ROOT / 'docs' / place, here)}{found[2] or ''})"
+
+    return re.sub(r"\]\((\.\./[^)#]+)(#[^)]*)?\)", change, markdown)
 
 
 def _link(source: str) -> Any:

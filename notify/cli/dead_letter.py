@@ -67,7 +67,7 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_dead(
     group_name: str = typer.Argument(..., metavar="GROUP"),
-    max: int = typer.Option(100, min=1, max=10_000),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
     failure: str = FAILURE,
     wide: bool = WIDE,
     url: str = URL,
@@ -117,7 +117,7 @@ def redrive(
     key: str = KEY,
     contains: str = CONTAINS,
     filter: str = FILTER,
-    max: int = typer.Option(100, min=1, max=4096),
+    max: int = typer.Option(100, min=1, max=4096, help="Send at most so many; --all has no such bound."),
     replay_effects: bool = REPLAY_EFFECTS,
     force: bool = BEFORE_INBOX,
     all: bool = typer.Option(False, "--all", help="All of them, as a job; waits for its end and shows its progress."),

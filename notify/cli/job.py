@@ -31,7 +31,11 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("list")
-def list_jobs(max: int = typer.Option(100, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
+def list_jobs(
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
     """List the newest jobs."""
     columns = fields("id", "what", "target", "state", "done", "failed")
     show_rows(call(url, "GET", "jobs", query=f"?max={max}"), as_json, "jobs", columns)
@@ -41,7 +45,7 @@ def list_jobs(max: int = typer.Option(100, min=1, max=10_000), url: str = URL, a
 def show_job(
     number: int,
     offset: int = typer.Option(0, min=0, help="The number of the first item to show."),
-    max: int = typer.Option(100, min=1, max=10_000),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:

@@ -35,7 +35,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(actions, name="action")
 
     @actions.command("list")
-    def list_actions(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
+    def list_actions(
+        max: int = typer.Option(20, min=1, max=10_000, help="Show at most so many."),
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
         """List the newest writes: who did what, and why."""
         columns = fields("at", "who", "what", "target", "reason")
         show_rows(call(url, "GET", "actions", query=f"?max={max}"), as_json, "actions", columns)

@@ -42,7 +42,7 @@ def list_refused(
     dsn: str = DSN,
     state: str | None = typer.Option(None, help="Only those in this state: WAITING, RETRY (Kafka: SENT) or DROPPED."),
     after: str = typer.Option("", help="Only those with ids above this one."),
-    max: int = typer.Option(100, min=1, max=10_000),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
     wide: bool = WIDE,
     as_json: bool = AS_JSON,
 ) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 
 import typer
 
+from notify import __version__
 from notify import settings as settings_module
+from notify.cli.printed import is_terminal, say
+from notify.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -63,4 +66,32 @@ def register(app: typer.Typer) -> None:
         flags |= {"ship_to": ship_to, "ship_every": ship_every, "ship_rate": ship_rate}
         flags |= {"ship_keep": ship_keep}
         flags |= {"storage": storage, "kafka": kafka, "roles": roles, "registry": registry, "room": room}
-        raise typer.Exit(run(settings_module.load(flags, config)))
+        settings = settings_module.load(flags, config)
+
+        def greet(address: str, topics: int) -> None:
+            say(greeting(settings, address, topics))
+
+        raise typer.Exit(run(settings, greet if is_terminal() else None))
+
+
+def greeting(settings: Settings, address: str, topics: int) -> str:
+    """The lines for a person who starts a server, once it is ready; a service's log has the line `listening`."""
+    from notify.server.configuration import first_token
+
+    directory = Path(settings.data_dir).resolve()
+    token = directory / first_token.FILE
+    if settings.storage:
+        storage = f"transactions in a database, as shard {settings.shard}; a bridge or relay moves the messages"
+    elif settings.kafka:
+        storage = "nothing here: this server shows and steers the groups of Kafka"
+    else:
+        storage = f"the log in {directory}, {topics} topics"
+    access = f"on; {token} has a token that may make others" if token.exists() else "on"
+    if not settings.access:
+        access = "off: every process on this machine may do everything"
+    lines = {"console": f"{address}/", "storage": storage, "access": access}
+    if not settings.storage and not settings.kafka:
+        lines |= {"try it": "notify message send greetings hello", "": "notify topic tail greetings"}
+    lines |= {"stop": "Ctrl-C: what was answered stays"}
+    told = [f"  {name:<9} {text}" for name, text in lines.items()]
+    return "\n".join([f"Notify {__version__} is ready at {address}", *told])

@@ -42,7 +42,11 @@ def set_settings(
 
 
 @group.command()
-def history(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
+def history(
+    max: int = typer.Option(20, min=1, max=10_000, help="Show at most so many."),
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
     """List revisions: what was changed, by whom, when and why."""
     answer = call(url, "GET", "settings", "revisions", query=f"?max={max}")
     show_rows(answer, as_json, "revisions", fields("number", "at", "who", "reason", "values"))

@@ -6,6 +6,7 @@ from operator import itemgetter
 
 import typer
 
+from notify.cli import tail
 from notify.cli.api import (
     AS_JSON,
     BEFORE,
@@ -34,6 +35,7 @@ group = typer.Typer(help="Topics and their queues.", no_args_is_help=True)
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
+    tail.register(group)
     app.add_typer(group, name="topic")
 
 

@@ -40,7 +40,7 @@ def list_transactions(
     state: str | None = typer.Option(None, help="PREPARED or PARKED."),
     producer_group: str | None = typer.Option(None, help="Only transactions of this producer group."),
     older_than: float = typer.Option(0, min=0, help="Only transactions older than so many seconds."),
-    max: int = typer.Option(100, min=1, max=10_000),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
     wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,

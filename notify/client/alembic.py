@@ -1,12 +1,13 @@
 """For Alembic: the same tables as `create_tables`, in a migration of the service's own.
 
-from notify.client.alembic import upgrade, downgrade      # in a revision file, as they are
+    from notify.client.alembic import upgrade, downgrade      # in a revision file, as they are
 
 Once a newer version of Notify asks for it, a new revision calls `upgrade` again: it adds what is missing, and keeps
 every row. Its own `downgrade` does nothing (`pass`): the one above drops the tables.
 
-# env.py, so that autogenerate leaves Notify's tables alone:
-context.configure(..., include_object=include_object)
+So that autogenerate leaves Notify's tables alone, in env.py:
+
+    context.configure(..., include_object=include_object)
 """
 
 from __future__ import annotations

@@ -84,10 +84,18 @@ class AsyncReader:
         """The first retained offset of a queue (`earliest`), or the one after its last message (`latest`)."""
         if where not in ("earliest", "latest"):
             raise InvalidRequest(f"offset {where[:40]!r} is not earliest, latest or a number", "invalid_start")
-        for bounds in _decode_topic(await self._described(topic)).queues:
-            if bounds.queue == queue:
-                return bounds.start if where == "earliest" else bounds.end
-        return 0  # the read says what is wrong with it
+        start, end = (await self.queues(topic)).get(queue, (0, 0))  # the read says what is wrong with the queue
+        return start if where == "earliest" else end
+
+    async def queues(self, topic: str) -> dict[int, tuple[int, int]]:
+        """The queues of a topic by number: the first retained offset, and the one after the last message.
+
+        Raises NotFound for a topic that is none, InvalidRequest for what cannot be its name.
+        """
+        check_name("topic", topic)
+        return {
+            bounds.queue: (bounds.start, bounds.end) for bounds in _decode_topic(await self._described(topic)).queues
+        }
 
     async def _described(self, topic: str) -> bytes:
         """A topic in JSON. A server up to 9c372b4 has it among the admin routes alone. Raises NotFound."""

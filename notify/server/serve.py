@@ -67,9 +67,10 @@ def _certificates(settings: Settings) -> Certificates | None:
     return Certificates(settings)
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, greet: Callable[[str, int], None] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code.
 
+    `greet` is called once the server is ready, with its address and the number of its topics.
     Raises InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
     """
     certificates = _prepared(settings)
@@ -85,6 +86,8 @@ def serve(settings: Settings) -> int:
         _settle_garbage()
         if certificates is not None:
             following.append(asyncio.get_running_loop().create_task(certificates.follow()))
+        if greet is not None:
+            greet(address, len(app.running().core.store.topics()))
 
     def stop_serving() -> None:
         server.should_exit = True

@@ -1,4 +1,7 @@
-"""Every setting, metric, route, finding and command is documented; docs/reference.md has tables made from the code."""
+"""Tables of the documentation that are made from the code; its links, its commands, and the site.
+
+tests/unit/test_documented.py looks for what is documented nowhere.
+"""
 
 from __future__ import annotations
 
@@ -60,26 +63,6 @@ def test_the_reference_is_complete() -> None:
     assert routes_table() in text, f"paste this into {REFERENCE}:\n{routes_table()}"
     assert settings_table() in text, f"paste this into {REFERENCE}:\n{settings_table()}"
     assert metrics_table() in text, f"paste this into {REFERENCE}:\n{metrics_table()}"
-
-
-def audit_flags_table() -> str:
-    """Every flag of `notify audit`, with the commands that have it with this meaning, and the default."""
-    commands.registered()
-    group: Any = typer.main.get_command(cli.app)
-    flags: dict[tuple[str, str], dict[str, str]] = {}
-    for name in ("run", "watch", "explain"):
-        for flag in group.commands["audit"].commands[name].params:
-            if flag.opts[0].startswith("--") and flag.name != "help":
-                default = "" if flag.default in (None, []) or flag.default is False else str(flag.default)
-                flags.setdefault((flag.opts[0], flag.help), {})[name] = default.removesuffix(".0")
-    rows = ["| flag of `notify audit` | command | default | |", "|---|---|---|---|"]
-    for (flag, text), defaults in flags.items():
-        rows.append(f"| `{flag}` | {', '.join(defaults)} | {', '.join(dict.fromkeys(defaults.values()))} | {text} |")
-    return "\n".join(rows)
-
-
-def test_the_flags_of_the_audit_are_documented() -> None:
-    assert audit_flags_table() in REFERENCE.read_text(), f"paste this into {REFERENCE}:\n{audit_flags_table()}"
 
 
 def findings_table() -> str:

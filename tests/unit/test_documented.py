@@ -1,0 +1,120 @@
+"""Nothing that users meet is undocumented: error codes, metrics, routes, commands, flags, variables, public names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from notify.server.app import App
+from notify.server.data.routes import DataRoutes
+from notify.settings import Settings, environment_name
+from notify.storage.memory import MemoryStore
+from tests.support import command_page, error_codes
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+REFERENCE = (DOCS / "reference.md").read_text()
+
+
+def documented_codes() -> dict[str, str]:
+    """The rows of docs/errors.md by their codes."""
+    rows = re.findall(r"^\| `(\w+)` (\|.*\|)$", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    codes = [code for code, _ in rows]
+    assert len(codes) == len(set(codes)), "a code has two rows"
+    return dict(rows)
+
+
+def test_every_error_code_is_documented_once() -> None:
+    made, unknown = error_codes.codes()
+    documented = documented_codes().keys()
+    assert unknown == set(), "say in tests/support/error_codes.py what these expressions may be"
+    assert made - documented == set(), "add rows to docs/errors.md: why it arises, what to do"
+    assert documented - made == set(), "docs/errors.md has codes that nothing raises"
+
+
+def test_a_code_says_its_status_why_and_what_to_do() -> None:
+    rows = {code: [cell.strip() for cell in row.strip("|").split("|")] for code, row in documented_codes().items()}
+    assert [code for code, cells in rows.items() if len(cells) != 3 or not all(cells)] == []
+    wrong = {code: status for code, status in error_codes.classes().items() if str(status) not in rows[code][0]}
+    assert wrong == {}
+
+
+def test_codes_are_found_wherever_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "made.py").write_text(
+        'HERE = "by_name"\nclass Own(Conflict):\n    code = "by_class"\n'
+        'Own("x", "by_own"); NotFound("x", HERE); Item(1, code="by_keyword"); Gone("x", "other")\n'
+        'Conflict("x", "left" if x else "right"); error_of(1, f"http_{x}"); {"code": "by_dict"}\n'
+        'Conflict("x", said())\n'
+    )
+    monkeypatch.setattr(error_codes, "product", lambda: [tmp_path / "made.py"])
+    known, unknown = error_codes.codes()
+    assert known == {"by_class", "by_own", "by_name", "by_keyword", "left", "right", "http_NNN", "by_dict"}
+    assert unknown == {"said()"}
+
+
+def metrics() -> set[str]:
+    """The names of the metrics, as their modules write them."""
+    names = set()
+    for folder in ("notify", "spark"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            if "prometheus_client" in text or "Exposition" in text:
+                names |= set(re.findall(r'"(notify_[a-z_]+)"', text))
+    return names
+
+
+def test_every_metric_is_documented() -> None:
+    names = metrics()
+    assert {"notify_alarms", "notify_bridge_lag_seconds", "notify_audit_windows"} <= names and len(names) > 30
+    pages = REFERENCE + (DOCS / "audit.md").read_text()
+    assert [name for name in sorted(names) if not re.search(rf"`{name}(_total)?[`{{]", pages)] == []
+
+
+def test_every_route_is_documented() -> None:
+    """Data routes and those of FastAPI, the console's pages too. (The admin routes' table is made from the code.)"""
+    app = App(Settings(), MemoryStore)
+    paths = {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES}
+    paths |= {str(getattr(route, "path", "")) for route in app.fastapi.routes} - {""}
+    missing = []
+    for path in sorted(paths):
+        if "/v1/admin/" not in path:
+            pattern = re.sub(r"\\\{\w+\\\}", r"\\{\\w+\\}", re.escape(path))
+            if not re.search(rf"`{pattern}[`?]", REFERENCE):
+                missing.append(path)
+    assert missing == [], "add them to docs/reference.md"
+
+
+def test_every_command_and_flag_is_documented() -> None:
+    assert command_page.PAGE.read_text() == command_page.page(), "run `make reference`"
+
+
+def test_every_flag_says_what_it_is_for() -> None:
+    commands = [(name, p) for name, command in command_page.commands() for p in command.params]
+    assert [(name, p.name) for name, p in commands if p.param_type_name == "option" and not p.help] == []
+
+
+HIDDEN = {"NOTIFY_CRASH_AT", "NOTIFY_KAFKA_LIB"}
+"""Variables of Notify's own tests."""
+
+
+def test_every_environment_variable_is_documented() -> None:
+    names: set[str] = set()
+    for folder in ("notify", "storage", "spark"):
+        for path in (ROOT / folder).rglob("*.py"):
+            names |= set(re.findall(r'"(NOTIFY_[A-Z_]+)"', path.read_text()))
+    settings = {environment_name(name) for name in Settings.__dataclass_fields__}
+    pages = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    assert [name for name in sorted(names - settings - HIDDEN) if f"`{name}`" not in pages] == []
+
+
+PUBLIC = ("notify.client", "notify.check", "notify.testing")
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_in_the_reference_of_the_api(module: str) -> None:
+    pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    shown = set(re.findall(r"^::: notify\.(?:\w+\.)*(\w+)$", pages, re.MULTILINE))
+    assert [name for name in importlib.import_module(module).__all__ if name not in shown] == []

@@ -1,0 +1,176 @@
+"""The manifests for servers on Kubernetes, checked without a cluster.
+
+They fit the schemas of their objects, and the flags, settings, ports, probes and metrics of the code. KEDA's object has
+no schema in a package: its fields are checked here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from notify.cli import main
+from notify.server import health
+from notify.server.data.request import PROBES
+from notify.settings import Settings, environment_name
+from tests.support.commands import registered
+
+FOLDER = Path(__file__).parents[2] / "docs" / "kubernetes"
+VERSION = "1.33"
+OURS = ("log.yaml", "servers.yaml", "relay.yaml", "bridge.yaml", "consumer.yaml")
+SDK = {"NOTIFY_URL", "NOTIFY_TOKEN_FILE", "NOTIFY_CA", "NOTIFY_DSN", "NOTIFY_STORAGE"}
+"""Variables that the SDK and commands read beside a server's settings."""
+
+
+def objects(*files: str) -> list[dict[str, Any]]:
+    return [each for file in files for each in yaml.safe_load_all((FOLDER / file).read_text())]
+
+
+def pods(*files: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The pods' specifications by the names of what makes them."""
+    for each in objects(*files):
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+def containers(*files: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, pod in pods(*files):
+        for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+            yield f"{name}/{container['name']}", container
+
+
+@pytest.mark.parametrize("file", OURS)
+def test_objects_fit_the_schemas(file: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for each in objects(file):
+        if each["apiVersion"] != "keda.sh/v1alpha1":
+            kubernetes_validate.validate(each, VERSION, strict=True)
+
+
+def test_what_is_applied_exists_and_names_one_image() -> None:
+    kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+    assert kustomization["resources"] == ["log.yaml", "servers.yaml", "relay.yaml"]
+    assert [image["name"] for image in kustomization["images"]] == ["notify"]
+    assert {container["image"] for _, container in containers(*OURS[:4])} == {"notify"}
+
+
+def test_commands_take_the_flags_and_variables() -> None:
+    registered()
+    settings = {environment_name(name) for name in Settings.__dataclass_fields__}
+    seen = set()
+    for name, container in containers(*OURS):
+        words = container.get("command", [])
+        if words[:1] == ["notify"]:
+            command: Any = get_command(main.app)
+            for word in words[1:]:
+                command = command.commands[word]
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert {argument.partition("=")[0] for argument in container.get("args", [])} <= known, name
+            seen.add(" ".join(words))
+        own = {entry["name"] for entry in container.get("env", []) if entry["name"].startswith("NOTIFY_")}
+        assert own <= settings | SDK, name
+    assert seen == {"notify serve", "notify storage upgrade", "notify relay", "notify bridge"}
+
+
+def test_probes_ask_what_servers_answer() -> None:
+    probed = 0
+    for name, container in containers(*OURS):
+        if container.get("command") != ["notify", "serve"]:
+            continue
+        (port,) = container["ports"]
+        assert f"--port={port['containerPort']}" in container["args"], name
+        paths = {}
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            get = container[kind]["httpGet"]
+            assert (get["port"], get["scheme"]) == (port["name"], "HTTPS"), name
+            paths[kind] = get["path"]
+        assert paths == {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
+        assert set(paths.values()) <= set(PROBES)
+        probed += 1
+    assert probed == 2
+
+
+def test_services_lead_to_pods_and_ports() -> None:
+    pods_by_label = {
+        tuple(each["spec"]["template"]["metadata"]["labels"].items()): each
+        for each in objects(*OURS)
+        if each["kind"] in ("Deployment", "StatefulSet")
+    }
+    announced = {
+        entry["value"]
+        for _, container in containers(*OURS)
+        for entry in container.get("env", [])
+        if entry["name"] == "NOTIFY_URL"
+    }
+    addresses = set()
+    for service in [each for each in objects(*OURS) if each["kind"] == "Service"]:
+        made = pods_by_label[tuple(service["spec"]["selector"].items())]
+        ports = {port["name"] for c in made["spec"]["template"]["spec"]["containers"] for port in c["ports"]}
+        (port,) = service["spec"]["ports"]
+        assert port["targetPort"] in ports
+        addresses.add(f"https://{service['metadata']['name']}:{port['port']}")
+    assert announced == addresses
+    for _, container in containers(*OURS):
+        for argument in [*container.get("args", []), *container.get("command", [])]:
+            assert set(re.findall(r"https://notify-\w+:\d+", argument)) <= addresses
+
+
+def test_volumes_and_secrets_are_there_and_documented() -> None:
+    page = (FOLDER.parent / "kubernetes.md").read_text()
+    for each in objects(*OURS):
+        if each["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        pod = each["spec"]["template"]["spec"]
+        made = {volume["name"] for volume in pod.get("volumes", ())}
+        made |= {claim["metadata"]["name"] for claim in each["spec"].get("volumeClaimTemplates", ())}
+        mounted = set()
+        for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+            mounted |= {mount["name"] for mount in container.get("volumeMounts", ())}
+            for entry in container.get("env", ()):
+                if "valueFrom" in entry:
+                    reference = entry["valueFrom"]["secretKeyRef"]
+                    row = next(line for line in page.splitlines() if line.startswith(f"| `{reference['name']}`"))
+                    assert f"`{reference['key']}`" in row
+        assert mounted == made, each["metadata"]["name"]
+
+
+def test_pods_are_unprivileged_and_see_no_variables_of_services() -> None:
+    """A Service named `notify` sets NOTIFY_PORT to an address."""
+    for name, pod in pods(*OURS):
+        assert pod["enableServiceLinks"] is False, name
+        if name != "points":
+            assert pod["securityContext"]["runAsNonRoot"] is True, name
+            for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+                assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def test_one_server_in_a_container() -> None:
+    """docker-compose.one.yml: its command, its probe and what its comment says."""
+    text = (FOLDER.parents[1] / "docker-compose.one.yml").read_text()
+    (service,) = yaml.safe_load(text)["services"].values()
+    word, *flags = service["command"]
+    registered()
+    root: Any = get_command(main.app)
+    assert {flag for flag in flags if flag.startswith("--")} <= {o for p in root.commands[word].params for o in p.opts}
+    assert set(service["environment"]) <= {environment_name(name) for name in Settings.__dataclass_fields__} | SDK
+    assert any(path in service["healthcheck"]["test"][-1] for path in PROBES)
+    assert service["ports"] == ["127.0.0.1:7400:7400"], "its tokens come in the clear: this machine only"
+    assert flags[flags.index("--data-dir") + 1] in re.findall(r"cat (\S+)/admin\.token", text)
+
+
+def test_consumers_are_scaled_by_a_metric_that_exists() -> None:
+    (scaled,) = [each for each in objects("consumer.yaml") if each["kind"] == "ScaledObject"]
+    assert scaled["spec"]["scaleTargetRef"]["name"] in dict(pods("consumer.yaml"))
+    assert scaled["spec"]["minReplicaCount"] < scaled["spec"]["maxReplicaCount"]
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["type"] == "prometheus" and set(trigger["metadata"]) == {
+        "serverAddress", "query", "threshold", "activationThreshold",
+    }  # fmt: skip
+    (metric,) = re.findall(r"notify_\w+", trigger["metadata"]["query"])
+    assert f'"{metric}"' in Path(health.__file__).read_text()

@@ -1,0 +1,86 @@
+"""`make release` refuses what is not green, and says why; its own steps are looked at here, without a build."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.release import __main__ as release
+from tests.release import extras, licences
+
+ROOT = Path(__file__).parents[2]
+
+
+def outcome(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *steps: release.Step
+) -> tuple[int, str]:
+    """The exit code and the last line of a release of these steps."""
+    monkeypatch.setattr(release, "STEPS", steps)
+    monkeypatch.setattr(sys, "argv", ["release"])
+    code = release.main()
+    return code, capsys.readouterr().out.strip().splitlines()[-1]
+
+
+def good() -> str:
+    return "well"
+
+
+def bad() -> str:
+    raise release.Refused("it is red")
+
+
+def away() -> str:
+    raise release.LeftOut("no network")
+
+
+def test_what_is_not_green_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    well, red, gone = release.Step("a", good), release.Step("b", bad), release.Step("c", away)
+    assert outcome(monkeypatch, capsys, well)[1].startswith("VERDICT: PASS")
+    assert outcome(monkeypatch, capsys, red, well) == (1, "VERDICT: FAIL b: it is red")
+    assert outcome(monkeypatch, capsys, gone, well) == (2, "VERDICT: INCOMPLETE without c (no network)")
+
+
+def test_a_changed_tree_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "run", lambda words: " M notify/errors.py\n" if "status" in words else "abc")
+    with pytest.raises(release.Refused, match="not clean"):
+        release.tree()
+
+
+def test_nothing_uploads() -> None:
+    """The word stands in what is printed only: no step runs it."""
+    source = (ROOT / "tests" / "release" / "__main__.py").read_text()
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    words = [ast.unparse(call) for call in calls if ast.unparse(call.func) in ("run", "subprocess.run")]
+    assert words and not [word for word in words if "upload" in word]
+
+
+def test_each_extra_is_used() -> None:
+    assert set(extras.USES) == {"", *extras.names(ROOT / "pyproject.toml")}
+    for code in (*extras.USES.values(), extras.SERVES):
+        ast.parse(code)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("Apache-2.0", True),
+        ("MIT License", True),
+        ("BSD-3-Clause AND PSF-2.0", True),
+        ("GPL-3.0-only OR MIT", True),
+        ("GNU Lesser General Public License v3 (LGPLv3)", True),
+        ("GPL-3.0-or-later", False),
+        ("GNU Affero General Public License v3", False),
+        ("GNU General Public License v2 (GPLv2)", False),
+        ("", False),
+    ],
+)
+def test_licences(text: str, allowed: bool) -> None:
+    assert licences.is_allowed(text) is allowed
+
+
+def test_licences_of_what_is_installed_here() -> None:
+    known = licences.of([Path(pytest.__file__).parents[1]])
+    assert len(known) > 50 and not [name for name, text in known.items() if name.startswith("SQLAlchemy ") and not text]
