@@ -106,6 +106,16 @@ def test_what_is_twice_in_a_batch_is_handled_once(shared_engine: sa.Engine, uniq
     assert inbox.run_batch(unique, batch, effects) == 0
 
 
+def test_an_effect_that_stands_under_either_id_stands(shared_engine: sa.Engine, unique: str) -> None:
+    """Also where a row has been purged, or was inserted by a version that knew one id."""
+    inbox, effects = Inbox(shared_engine), Effects(unique)
+    assert inbox.run_batch(unique, [message(3), message(7)], effects) == 2
+    for one in (again(7, of=0), again(8, of=3)):
+        assert not inbox.run(unique, one, lambda m, session: effects([m], session))
+    assert inbox.run_batch(unique, [again(7, of=1), again(9, of=3)], effects) == 0
+    assert effects.committed(shared_engine) == ["0003", "0007"]
+
+
 def test_two_transactions_with_the_same_messages(shared_engine: sa.Engine, unique: str) -> None:
     """The second waits for the first, and handles what that one has not."""
     inbox, effects = Inbox(shared_engine), Effects(unique)

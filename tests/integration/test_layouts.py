@@ -1,4 +1,4 @@
-"""One shop, unchanged, on every layout of the servers, with consumers in `shared` and `ordered` mode."""
+"""One shop, unchanged, on every layout of the servers: consumers in `shared` and `ordered` mode, and of batches."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ ROUNDS = 6
 RETRY_SECONDS = 0.2
 DELAY_SECONDS = 1.0
 FAILURES = 2
+BATCH = 8
 CLOCKS = 2
 """A wait may be that many times shorter by this process's clock: servers follow the clock of their database."""
 
@@ -73,7 +74,11 @@ class Shop:
         self._engine = engine
         self.producer = TransactionProducer(layout.send_url, group=name, engine=engine)
         self.consumer = Consumer(layout.consume_url, group=name, inbox=Inbox(engine), concurrency=4)
-        self.consumer.subscribe(name, mode=mode, start="earliest", retry_min=RETRY_SECONDS)(self._give_points)
+        options: dict[str, Any] = {"mode": mode.partition(" ")[0], "start": "earliest", "retry_min": RETRY_SECONDS}
+        if mode.endswith("in batches"):
+            self.consumer.subscribe(name, batch=BATCH, **options)(self._give_all_points)
+        else:
+            self.consumer.subscribe(name, **options)(self._give_points)
         self.handled: list[Handled] = []
         self.knows_everyone = False
 
@@ -94,9 +99,23 @@ class Shop:
         with pytest.raises(ChangedMind):
             self._place(number, True, **options)
 
+    def _give_all_points(self, messages: list[ReceivedMessage], session: Session) -> None:
+        """A call of several that fails is repeated with its halves: the last calls count."""
+        calls: list[Handled] = []
+        is_last = len(messages) == 1
+        try:
+            for message in messages:
+                self._give(message, session, calls)
+            is_last = True
+        finally:
+            self.handled += calls if is_last else []
+
     def _give_points(self, message: ReceivedMessage, session: Session) -> None:
+        self._give(message, session, self.handled)
+
+    def _give(self, message: ReceivedMessage, session: Session, calls: list[Handled]) -> None:
         number = message.json()["number"]
-        self.handled.append(Handled(number, message.attempt, time.time()))
+        calls.append(Handled(number, message.attempt, time.time()))
         session.add(Points(number=number))
         if "fails" in number and message.attempt <= FAILURES:
             raise RuntimeError("not yet")
@@ -165,7 +184,7 @@ def shop(layout: Layout, engine: sa.Engine, mode: str, unique: str) -> Iterator[
         yield opened
 
 
-@pytest.mark.parametrize("mode", ["shared", "ordered"])
+@pytest.mark.parametrize("mode", ["shared", "ordered", "ordered in batches"])
 def test_a_shop_keeps_its_promises(layout: Layout, shop: Shop, mode: str) -> None:
     fails, stranger = shop.number("ann", 2, "fails"), shop.number("ben", 3, "stranger")
     orders = {customer: [shop.number(customer, turn) for turn in range(ROUNDS)] for customer in CUSTOMERS}
@@ -197,7 +216,7 @@ def test_a_shop_keeps_its_promises(layout: Layout, shop: Shop, mode: str) -> Non
     assert [first.attempt, second.attempt, third.attempt] == [1, 2, 3]
     assert second.at - first.at > RETRY_SECONDS / CLOCKS and third.at - second.at > 2 * RETRY_SECONDS / CLOCKS
     assert [call.at > asked + DELAY_SECONDS / CLOCKS for call in shop.calls_for(late)] == [True]
-    if mode == "ordered":
+    if mode != "shared":
         for customer, numbers in orders.items():
             one_by_one = [number for number in numbers for _ in range(3 if number == fails else 1)]
             redriven = [stranger] if customer == "ben" else []

@@ -125,6 +125,7 @@ def test_a_poison_message_fails_alone(
     assert sorted(items(inbox_engine)) == ["a", "b", "c", "d", "e", "once more"]
     dead = eventually(lambda: len(letters(queue, unique)) == 2 and letters(queue, unique), "both dead letters")
     assert dead == {"fails": ("ValueError: fails", "2"), "never": ("cannot be", "1")}
+    assert max(map(len, calls)) > 1
     again = [call for call in calls if any(attempt > 1 for _, attempt in call)]
     assert sorted(again) == [[("fails", 2)], [("once more", 2)]], "only what failed alone comes again, and alone"
 
@@ -332,6 +333,35 @@ def test_a_message_that_exits_its_consumer_leaves_the_rest_of_its_batch_done(que
     with running(other):
         eventually(lambda: queue.is_settled(unique), "the rest to be handled")
     assert ("exits", 2) in again and sorted(done + [text for text, _ in again]) == ["a", "b", "c", "exits"]
+
+
+def test_an_instance_that_comes_gets_what_waits_for_a_batch_elsewhere(queue: Queue, unique: str) -> None:
+    """Over Kafka partitions go to it, while a batch is under way here: only that one may be handled twice."""
+    queue.make_topic(unique, 2)
+    size, sent = 5, [f"{n:02}" for n in range(40)]
+    send_to_both = [Message(unique, text, key=str(n)) for n, text in enumerate(sent)]
+    seen: Counter[str] = Counter()
+    has_begun, may_end = threading.Event(), threading.Event()
+    first = Consumer(queue.url, group=unique, concurrency=1, lease=1, batch=len(sent))
+    second = Consumer(queue.url, group=unique, lease=1)
+
+    @first.subscribe(unique, start="earliest", batch=size)
+    def handle(messages: list[ReceivedMessage]) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+        seen.update(texts(messages))
+
+    second.subscribe(unique, start="earliest", batch=size)(lambda messages: seen.update(texts(messages)))
+    queue.sender.send(*send_to_both)
+    with running(first):
+        assert has_begun.wait(PATIENCE_SECONDS)
+        with running(second):
+            eventually(lambda: queue.is_consumed(unique, 2), "both instances")
+            if queue.is_kafka:
+                eventually(lambda: second.handled, "a partition to go to the second")
+            may_end.set()
+            eventually(lambda: queue.is_settled(unique), "everything to be settled")
+    assert sorted(seen) == sent and sum(seen.values()) - len(sent) <= size
 
 
 # --- typed --------------------------------------------------------------------------------------------------------
