@@ -1,0 +1,55 @@
+"""The code of the guides passes strict type checkers, as a reader's own code has to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import pages
+
+ROOT = Path(__file__).parents[2]
+TYPED = sorted(page for page in pages.pages() if page.startswith(("guides/", "migrate/")) or page == "errors.md")
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with one module for each page that has Python."""
+    directory = tmp_path_factory.mktemp("pages")
+    for page in TYPED:
+        if code := "\n".join(pages.blocks(page, "python")):
+            (directory / page.replace("/", "_").replace("-", "_").replace(".md", ".py")).write_text(code)
+    assert len(list(directory.glob("*.py"))) >= 10
+    return directory
+
+
+def mypy(directory: Path, *files: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--follow-imports", "silent"]
+    words += ["--cache-dir", str(ROOT / ".mypy_cache" / "pages"), *map(str, files)]
+    return subprocess.run(
+        words, capture_output=True, text=True, cwd=directory, env={"MYPYPATH": str(ROOT)}, check=False
+    )
+
+
+def test_mypy_is_strict_with_them(modules: Path, tmp_path: Path) -> None:
+    done = mypy(modules, *sorted(modules.glob("*.py")))
+    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text((modules / "guides_order.py").read_text() + 'consumer.subscribe("order", mode="orderd")\n')
+    done = mypy(tmp_path, wrong)
+    assert done.returncode == 1 and "\"Literal['orderd']\"" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_pyright_is_strict_with_them(modules: Path) -> None:
+    pytest.importorskip("pyright", reason="pyright is not installed: `make install` has it")
+    settings = {"typeCheckingMode": "strict", "extraPaths": [str(ROOT)], "pythonVersion": "3.11"}
+    (modules / "pyrightconfig.json").write_text(json.dumps(settings))
+    words = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, str(modules)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=modules, check=False)
+    if " errors, " not in done.stdout:
+        pytest.skip(f"pyright's own program cannot be had here: {(done.stdout + done.stderr)[-300:]}")
+    assert done.returncode == 0, done.stdout
