@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from notify.spark.facts import Facts, Hole
 from notify.spark.gathered import Gathered
 from notify.spark.letters import LETTERS
 from notify.spark.life import Groups
-from notify.spark.log_files import LogFiles, SegmentFile
+from notify.spark.log_files import SegmentFile
 from notify.spark.masks import renumbered
 from notify.spark.places import copies_in, files_of
-from notify.spark.segments import Copied, copied, foreign_of, holes_of
+from notify.spark.segments import copied, foreign_of, holes_of, is_as_copied
 from notify.spark.tasks import each
 from notify.spark.times import instant_text
 from notify.storage.log.checkpoint import checkpoint_name
@@ -42,8 +43,11 @@ COPIED_AT_ONCE = 1000
 """So many segments are copied, and their facts noted, before the next."""
 BROADCAST_ACKS = 1_000_000
 """Up to so many acks of messages in other segments are sent to every task (about 100 bytes each)."""
-COMPARED_BYTES = 16
-"""So many bytes are compared with their copy in the time that it takes to copy one."""
+COMPARED_HERE_BYTES = 16 << 30
+"""Segments of up to so many bytes are compared with their copies in this process: to read as many from memory takes as
+long as to start workers."""
+READERS = 4
+"""So many segments are compared at once in this process; reading them holds no lock."""
 
 
 class LogInput:
@@ -97,8 +101,7 @@ class LogInput:
         names = {copy_name(s) for s in known}
         missing = [s for s in self.segments if copy_name(s) not in names]
         compared = [] if self.files.is_immutable else copies.longest_unread(known, reread_bytes)
-        work = sum(s.size for s in missing) + sum(s.size for s in compared) // COMPARED_BYTES
-        made = self._copy(spark if work > COPIED_HERE_BYTES else None, missing, compared)
+        made = self._copy(spark, missing + self._changed(spark, compared))
         if self.problems and (why := self.files.gone()):
             self.problems.append(why)
         copies.keep({copy_name(s) for s in self.segments})
@@ -113,20 +116,34 @@ class LogInput:
         self.holes = list(holes_of(self.facts))
         self._look()
 
-    def _copy(
-        self, spark: SparkSession | None, missing: Sequence[SegmentFile], compared: Sequence[SegmentFile]
-    ) -> set[str]:
-        """Copy segments, and compare others with their copies, each in a task of Spark, if given. Returns the names of
-        the copies that were made."""
-        items: list[tuple[SegmentFile, int | None]] = [(s, None) for s in missing]
-        items += [(s, self.copies.facts_of(s).crc) for s in compared]
-        do = partial(_copied, self.files, self.copies)
+    def _changed(self, spark: SparkSession | None, compared: Sequence[SegmentFile]) -> list[SegmentFile]:
+        """Compare segments with their copies. Returns those that differ, whose copies are gone."""
+        items = [(s, self.copies.facts_of(s).crc) for s in compared]
+        compare = partial(is_as_copied, self.files)
+        if spark is None or sum(s.size for s in compared) <= COMPARED_HERE_BYTES:
+            with ThreadPoolExecutor(READERS) as pool:
+                same = list(pool.map(compare, items))
+        else:
+            same = each(spark, items, compare)
+        changed = []
+        for segment, is_same in zip(compared, same, strict=True):
+            if is_same:
+                self.copies.compared(segment)
+            else:
+                self.copies.forget(segment)
+                changed.append(segment)
+        return changed
+
+    def _copy(self, spark: SparkSession | None, missing: Sequence[SegmentFile]) -> set[str]:
+        """Copy segments, in tasks of Spark if these are large. Returns the names of the copies that were made."""
+        do = partial(copied, self.files, self.copies)
+        is_large = sum(s.size for s in missing) > COPIED_HERE_BYTES
         made: set[str] = set()
-        for first in range(0, len(items), COPIED_AT_ONCE):
-            some = items[first : first + COPIED_AT_ONCE]
-            results = [do(item) for item in some] if spark is None else each(spark, some, do)
+        for first in range(0, len(missing), COPIED_AT_ONCE):
+            some = missing[first : first + COPIED_AT_ONCE]
+            results = each(spark, some, do) if spark is not None and is_large else [do(s) for s in some]
             self.problems += [problem for problem, _ in results if problem]
-            new = {copy_name(s): facts for (s, _), (_, facts) in zip(some, results, strict=True) if facts is not None}
+            new = {copy_name(s): facts for s, (_, facts) in zip(some, results, strict=True) if facts is not None}
             self.copies.note(new)
             made |= new.keys()
         return made
@@ -370,10 +387,6 @@ def _since(facts: Facts, from_us: int) -> int:
     whole_us = facts.last_us - facts.first_us
     since_us = min(whole_us, max(facts.last_us, facts.made_us) - from_us)
     return facts.messages if since_us >= whole_us else -(-facts.messages * since_us // whole_us)
-
-
-def _copied(files: LogFiles, copies: Copies, item: tuple[SegmentFile, int | None]) -> Copied:
-    return copied(files, copies, *item)
 
 
 def _only(*names: str) -> pa.Schema:

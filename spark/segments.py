@@ -18,16 +18,8 @@ Copied = tuple[str, Scanned | None]
 """The problem that kept a segment from being copied, or ""; and the facts of a copy that was made."""
 
 
-def copied(files: LogFiles, copies: Copies, segment: SegmentFile, crc: int | None) -> Copied:
-    """Make a segment's copy, in a task; or compare the segment with it, and make it again if it differs.
-
-    `crc`: of the bytes that the copy was made of; None: there is no copy.
-    """
-    if crc is not None:
-        if not _has_rotted(files, segment, crc):
-            copies.compared(segment)
-            return "", None
-        copies.forget(segment)
+def copied(files: LogFiles, copies: Copies, segment: SegmentFile) -> Copied:
+    """Make a segment's copy, in a task."""
     try:
         disk = files.disk(segment)
         scan = SegmentScan(disk, segment.name, segment.sealed_end)
@@ -39,15 +31,16 @@ def copied(files: LogFiles, copies: Copies, segment: SegmentFile, crc: int | Non
     return "", scan.facts
 
 
-def _has_rotted(files: LogFiles, segment: SegmentFile, crc: int) -> bool:
-    """Whether a segment's bytes are others than those that were copied, though its size and time are not.
+def is_as_copied(files: LogFiles, copied: tuple[SegmentFile, int]) -> bool:
+    """Whether a segment still has the bytes of its copy, which may rot without a change of the file's size or time.
 
-    Also true for a file that cannot be read any more.
+    `copied`: the segment, and the CRC32C of the bytes that were copied. False for a file that cannot be read any more.
     """
+    segment, crc = copied
     try:
-        return files.crc_of(files.disk(segment), segment) != crc
+        return files.crc_of(files.disk(segment), segment) == crc
     except (OSError, NotifyError):
-        return True
+        return False
 
 
 # --- what is not there --------------------------------------------------------------------------------------------

@@ -177,20 +177,41 @@ def test_segments_are_copied_by_tasks_of_spark(
     assert by_tasks.entries_of(log[1]["plain"]) == read.entries_of(log[1]["plain"])
 
 
+@pytest.mark.long
+def test_segments_are_compared_by_tasks_of_spark(
+    spark: Any, log: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "log"
+    shutil.copytree(log[0], directory)
+    first = LogInput(directory)
+    first.prepare(None, tmp_path)
+    turn_last_byte(directory, first)
+    monkeypatch.setattr(log_input, "COMPARED_HERE_BYTES", 0)
+    rotted = LogInput(directory)
+    rotted.prepare(spark, tmp_path)
+    assert rotted.facts[-1] != first.facts[-1] and rotted.facts[:-1] == first.facts[:-1]
+
+
+def turn_last_byte(directory: Path, read: LogInput) -> None:
+    """Let a byte of the last frame rot, which changes neither the file's size nor its time."""
+    segment = sorted(directory.glob("*.log"))[-1]
+    state = segment.stat()
+    data = bytearray(segment.read_bytes())
+    data[read.facts[-1].end - read.facts[-1].base - 1] ^= 1
+    segment.write_bytes(data)
+    os.utime(segment, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
 def test_the_last_segment_is_copied_once_if_nobody_writes_to_it(log: Any, tmp_path: Path) -> None:
     directory = tmp_path / "log"
     shutil.copytree(log[0], directory)
-    first, last = LogInput(directory), sorted(directory.glob("*.log"))[-1]
+    first = LogInput(directory)
     first.prepare(None, tmp_path)
     copies = list(tmp_path.glob("*/*/messages.parquet"))
     written = {place: place.stat().st_mtime_ns for place in copies}
     LogInput(directory).prepare(None, tmp_path)
     assert {place: place.stat().st_mtime_ns for place in copies} == written
-    state = last.stat()
-    data = bytearray(last.read_bytes())
-    data[first.facts[-1].end - first.facts[-1].base - 1] ^= 1  # in the last frame
-    last.write_bytes(data)
-    os.utime(last, ns=(state.st_atime_ns, state.st_mtime_ns))
+    turn_last_byte(directory, first)
     rotted = LogInput(directory)
     rotted.prepare(None, tmp_path)
     assert rotted.facts[-1] != first.facts[-1] and rotted.facts[:-1] == first.facts[:-1]
