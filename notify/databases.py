@@ -119,6 +119,26 @@ def _autocommits(driver: Any) -> bool:
     return bool(said == 1)  # a bool or a number; in sqlite3 -1 means that `isolation_level` decides
 
 
+IN_ERROR = 3
+"""libpq's number for a transaction that an error has aborted."""
+
+
+def is_aborted(connection: Connection) -> bool:
+    """Whether PostgreSQL has aborted the transaction after an error that somebody caught: its COMMIT would be a
+    rollback, and say nothing. Elsewhere the statement alone is undone."""
+    if connection.dialect.name != "postgresql":
+        return False
+    info = getattr(connection.connection.driver_connection, "info", None)
+    status = getattr(info, "transaction_status", None)
+    if status is not None:  # psycopg keeps it with the connection
+        return int(status) == IN_ERROR
+    try:
+        connection.execute(sa.select(1))
+    except sa.exc.DBAPIError:
+        return True
+    return False
+
+
 class database_now(FunctionElement[Any]):
     """The database's clock in UTC at this moment, not at the start of the transaction."""
 

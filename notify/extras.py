@@ -8,6 +8,7 @@ EXTRA_OF = {
     "alembic": "alembic",
     "common_expression_language": "server",
     "confluent_kafka": "kafka",
+    "django": "django",
     "fastapi": "server",
     "google_crc32c": "server",
     "greenlet": "asyncio",

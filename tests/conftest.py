@@ -35,6 +35,7 @@ from tests.support.shop import Base, Order, Shop, make_engine
 
 if TYPE_CHECKING:
     from notify.testing import InMemoryServer
+    from tests.support.django_project.shop import Shop as DjangoShop
 
 # Without bytecode each worker compiles all tests anew, and each of hundreds of processes all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -205,6 +206,32 @@ def emptied_shop(shared_engine: sa.Engine) -> sa.Engine:
 def shop(emptied_shop: sa.Engine, memory: InMemoryServer, unique: str) -> Iterator[Shop]:
     """A producer on an emptied database, and a server in memory."""
     made = Shop(emptied_shop, memory, unique)
+    yield made
+    made.producer.close()
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def django_alias(
+    request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The alias of a database of Django's with the shop's tables; the tests of a module share it."""
+    pytest.importorskip("django", reason="Django is not installed: `make install` has it")
+    from tests.support.django_project import shop as shops
+
+    with empty_database(request.param, database_urls, tmp_path_factory.mktemp("django")) as url:
+        # A lender keeps what it learns of its alias as long as the process lives: no other module has this one.
+        with shops.added(f"shop_{request.param}_{uuid.uuid4().hex[:8]}", shops.database_of(url)) as alias:
+            shops.make_tables(alias)
+            yield alias
+
+
+@pytest.fixture
+def django_shop(django_alias: str, memory: InMemoryServer, unique: str) -> Iterator[DjangoShop]:
+    """A producer on `django_alias`, emptied, and a server in memory."""
+    from tests.support.django_project import shop as shops
+
+    shops.empty(django_alias)
+    made = shops.Shop(django_alias, memory, unique)
     yield made
     made.producer.close()
 

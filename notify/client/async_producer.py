@@ -13,6 +13,7 @@ from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
 from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_transactional
+from notify.client.carrier import Carrier
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.handles import AsyncTransactionHandle, Prepared
 from notify.client.inbox import PURGE_AFTER_SECONDS
@@ -76,7 +77,7 @@ class AsyncTransactionProducer:
         self._binding = (
             None
             if engine is None
-            else Binding(engine.sync_engine, group, mode, self.outgoing, keep_messages=keep_messages)
+            else Binding(engine.sync_engine, Carrier(self.outgoing, group, mode, keep_messages=keep_messages))
         )
         if engine is not None:
             self.outgoing.start_in_a_loop()

@@ -1,25 +1,21 @@
 """Binding messages to database transactions: what is sent in a transaction shares its fate, savepoints included.
 
-The work happens in the engine's `commit` event, the last moment before COMMIT: the flush is over, keys are known,
-and what raises there stops the commit. The half goes to the server, then its rows into the same transaction. A
-state belongs to one root transaction, and the guard proceeds only for that one: a pooled connection outlives it.
+The carrier's work happens in the engine's `commit` event, the last moment before COMMIT: the flush is over, keys are
+known, and what raises there stops the commit. A state belongs to one root transaction, and the guard proceeds only for
+that one: a pooled connection outlives it.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, TwoPhaseTransaction
-from sqlalchemy.exc import OperationalError, ProgrammingError, UnboundExecutionError
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
-from notify import ids, tracing
-from notify.check.question import read_source
 from notify.client.bound import (
     INFO_KEY,
     SEVERAL,
@@ -28,20 +24,11 @@ from notify.client.bound import (
     connections_of_session,
     listen_to_sessions,
 )
-from notify.client.outgoing import CLOSED, Outgoing
-from notify.client.rows import HalfRows, Mode
-from notify.client.transactions import give_key, pack_unkeyed, size_of_message
-from notify.databases import begins_explicitly, commits_by_itself
-from notify.errors import (
-    Backpressure,
-    BindingRefused,
-    Closed,
-    InvalidRequest,
-    NotifyError,
-    TooLarge,
-    TransactionRefused,
-)
-from notify.limits import LIMITS, check_delay
+from notify.client.carrier import Carrier, check_driver
+from notify.client.outgoing import CLOSED
+from notify.client.transactions import pack_unkeyed
+from notify.databases import begins_explicitly
+from notify.errors import BindingRefused, Closed, TransactionRefused
 from notify.message import Message
 from notify.wire import PackedMessage
 
@@ -79,19 +66,13 @@ def existing(binding: Binding | None) -> Binding:
 class Binding:
     """One producer's listeners on its engine, and on sessions that use it."""
 
-    def __init__(
-        self, engine: Engine, group: str, mode: Mode, outgoing: Outgoing, *, keep_messages: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, carrier: Carrier) -> None:
         self._engine = engine
-        self._mode = mode
-        self._outgoing = outgoing
-        self._rows = HalfRows(group, mode, keep_messages=keep_messages)
+        self._carrier = carrier
         self._base: Engine = base_of(engine)
         self._lock = threading.Lock()
         """Between the beginning of a transaction and `detach`, which may run in another thread."""
-        self._closed = False
         self._by_connection: weakref.WeakKeyDictionary[Connection, BoundTransaction] = weakref.WeakKeyDictionary()
-        self._source = ""
         for name, listener in self._listeners():
             event.listen(self._base, name, listener)
         listen_to_sessions()
@@ -106,7 +87,7 @@ class Binding:
     def detach(self) -> None:
         """Take no more messages. The listeners stay where a transaction has some: its commit has to fail."""
         with self._lock:
-            self._closed = True
+            self._carrier.is_closed = True
             if any(bound.root.is_active and not bound.prepared for bound in self._by_connection.values()):
                 return
         for name, listener in self._listeners():
@@ -120,7 +101,7 @@ class Binding:
         Raises BindingRefused for a session that cannot carry it safely, InvalidRequest for what is no message, Closed
         after `detach`.
         """
-        if self._closed:
+        if self._carrier.is_closed:
             raise Closed(CLOSED)
         if not isinstance(session, Session):
             raise BindingRefused(no_session(session))
@@ -175,30 +156,15 @@ class Binding:
         return self._bind(connection, pack_unkeyed(message), message)
 
     def _bind(self, connection: Connection, packed: PackedMessage, message: Message) -> BoundTransaction:
-        if callable(message.key):
-            late: Message | None = message
-        else:
-            late = None
-            give_key(packed, message)
         root = connection.get_transaction()
         bound = self._by_connection.get(connection)
         if bound is None or bound.root is not root:
             self._check_connection(connection)
             bound = BoundTransaction(root)
             with self._lock:
-                if not self._closed:
+                if not self._carrier.is_closed:
                     self._by_connection[connection] = bound
-        if self._closed:
-            raise Closed(CLOSED)
-        if bound.prepared:
-            raise BindingRefused("the transaction is being committed: no more messages can join it")
-        if len(bound.sends) >= LIMITS.messages_per_transaction:
-            raise InvalidRequest(
-                f"a transaction carries at most {LIMITS.messages_per_transaction} messages", "out_of_bounds"
-            )
-        if self._mode == "outbox":
-            _check_outbox(packed, [sent for _, sent, _ in bound.sends])
-        bound.sends.append((_open_savepoints(connection), packed, late))
+        self._carrier.take(bound, _open_savepoints(connection), packed, message)
         return bound
 
     def _check_connection(self, connection: Connection) -> None:
@@ -206,7 +172,7 @@ class Binding:
             raise self._foreign(connection.engine)
         if isinstance(connection.get_transaction(), TwoPhaseTransaction):
             raise BindingRefused("two-phase transactions are not supported: the outcome would not be the vote's")
-        _check_driver(connection)
+        check_driver(connection)
         if connection.dialect.name == "sqlite" and not begins_explicitly(connection):
             raise BindingRefused(
                 "Python's sqlite3 begins transactions late and keeps savepoints past a rollback; call "
@@ -244,54 +210,15 @@ class Binding:
         if bound.prepared or not bound.sends:
             return
         try:
-            if self._closed:
-                raise TransactionRefused(f"nothing is committed: the messages cannot be sent any more. {CLOSED}")
             if len(connections_of_bound(bound)) > 1:
                 raise BindingRefused(SEVERAL)
-            _check_driver(connection)
-            self._prepare(connection, bound)
+            self._carrier.prepare(connection, bound)
         except BaseException as error:
             bound.failed = error
             # SQLAlchemy takes the transaction for ended now and would give the connection back to the pool without
             # a rollback: its next user's COMMIT would commit this one's changes.
             _roll_back(connection)
             raise
-
-    def _prepare(self, connection: Connection, bound: BoundTransaction) -> None:
-        """Half to the server, rows into the transaction. Whatever raises here stops the commit."""
-        for _, packed, late in bound.sends:
-            if late is not None:
-                give_key(packed, late)
-        messages = [packed for _, packed, _ in bound.sends]
-        bound.id = ids.to_text(ids.new_id())
-        if not self._source:
-            self._source = _source_of(connection)
-        if self._mode == "outbox":
-            with tracing.sending(messages):
-                pass  # the row carries the context; a bridge or relay moves it
-        else:
-            try:
-                with tracing.sending(messages):
-                    item = self._outgoing.store_half(bound.id, messages, self._source)
-            except NotifyError as error:
-                detail = f"the half message was not stored, so nothing is committed: {error}"
-                if isinstance(error, Backpressure):
-                    raise Backpressure(detail, error.code, error.retry_after) from error
-                refused = TransactionRefused(detail)
-                refused.code, refused.retryable = error.code, error.retryable
-                raise refused from error
-            bound.shard = item.shard
-        try:
-            self._insert(connection, bound, messages)
-        except BaseException:
-            # COMMIT is never issued after this: the half cannot come true any more.
-            if bound.shard is not None:
-                self._outgoing.outcome_soon(bound.id, bound.shard, "ROLLBACK")
-            raise
-        bound.prepared = True
-
-    def _insert(self, connection: Connection, bound: BoundTransaction, messages: list[PackedMessage]) -> None:
-        self._rows.insert(connection, bound.id, bound.shard, messages)
 
     def bound(self, connection: Connection) -> BoundTransaction | None:
         """The messages of the connection's current transaction."""
@@ -300,36 +227,7 @@ class Binding:
 
     def committed(self, bound: BoundTransaction) -> None:
         """The transaction's COMMIT has returned: tell the server, in the background."""
-        if bound.prepared and self._mode == "half":
-            self._outgoing.outcome_soon(bound.id, bound.shard, "COMMIT")
-
-
-def _check_outbox(packed: PackedMessage, before: Sequence[PackedMessage]) -> None:
-    """The checks that a server makes of a half, for a message whose rows no server sees before the commit.
-
-    `before`: the transaction's other messages. Raises InvalidRequest or TooLarge for what the queue would refuse later,
-    when nobody could be told of it.
-    """
-    if packed.deliver_at is not None:
-        check_delay(None, packed.deliver_at, time.time_ns() // 1000)
-    size = sum(map(size_of_message, (*before, packed)))
-    if size > LIMITS.request_bytes:
-        raise TooLarge(
-            f"the transaction's messages have {size} bytes with this one; at most {LIMITS.request_bytes} are allowed"
-        )
-
-
-def _source_of(connection: Connection) -> str:
-    """The source id of the database. Raises BindingRefused where Notify's tables are missing."""
-    try:
-        return read_source(connection)[0]
-    except (ProgrammingError, OperationalError) as error:
-        if "notify_source" not in str(error.orig):
-            raise
-        raise BindingRefused(
-            "nothing is committed: the database has no table notify_source; call notify.client.create_tables(engine) "
-            "once, or make the tables with the Alembic helper"
-        ) from error
+        self._carrier.committed(bound)
 
 
 def _roll_back(connection: Connection) -> None:
@@ -340,15 +238,6 @@ def _roll_back(connection: Connection) -> None:
         connection.dialect.do_rollback(connection.connection)
     except Exception:
         connection.invalidate()
-
-
-def _check_driver(connection: Connection) -> None:
-    """Raises BindingRefused where there is no transaction, though SQLAlchemy believes in one."""
-    if commits_by_itself(connection):
-        raise BindingRefused(
-            "the connection is in AUTOCOMMIT and commits each statement by itself: there is no transaction that a "
-            "message could join"
-        )
 
 
 def _open_savepoints(connection: Connection) -> tuple[str, ...]:

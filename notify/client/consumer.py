@@ -115,7 +115,7 @@ class _Consumer:
     ) -> Callable[[F], F]:
         """Decorator: run the function (for AsyncConsumer: `async def`) for each message of a topic.
 
-        It is called with the message, and with a session of the inbox's database if the consumer has an inbox. It
+        It is called with the message, and with a session of the inbox's database if the consumer has an `Inbox`. It
         returns: ack. It raises: retry with back-off. It raises DeadLetter: to the dead-letter queue. `start` counts
         for a new subscription: `latest` (default), `earliest`, an offset or an instant. `topic` may be a pattern with
         `*`: topics of such names that are made later are consumed from their first message on.
@@ -141,8 +141,9 @@ class _Consumer:
             raise InvalidRequest(f"topic {topic!r} has a handler already")
 
         def decorate(function: F) -> F:
-            has_inbox = self._inbox is not None
-            read = check_callable(function, is_async=self._is_async, has_inbox=has_inbox, in_batches=batch is not None)
+            has_session = self._inbox is not None and self._inbox.gives_session
+            kind: Any = {"is_async": self._is_async, "has_session": has_session, "in_batches": batch is not None}
+            read = check_callable(function, **kind)
             self._handlers[topic] = Handler(
                 topic, function, mode, tuple(tags), start, max_attempts, filter, retry_min, retry_max, batch, read
             )

@@ -106,7 +106,7 @@ def check_options(
 
 
 def check_callable(
-    function: Callable[..., Any], *, is_async: bool, has_inbox: bool, in_batches: bool = False
+    function: Callable[..., Any], *, is_async: bool, has_session: bool, in_batches: bool = False
 ) -> Read | None:
     """Raises InvalidRequest unless a consumer of this kind can call the function: each message would fail otherwise.
 
@@ -133,14 +133,15 @@ def check_callable(
         )
     first = "messages" if in_batches else "message"
     try:
-        inspect.signature(function).bind(*((first, "session") if has_inbox else (first,)))
+        inspect.signature(function).bind(*((first, "session") if has_session else (first,)))
     except ValueError:
         return None  # some functions written in C do not say what they take
     except TypeError as error:
         reason = (
             f"a consumer with an inbox calls it with ({first}, session)"
-            if has_inbox
-            else f"a consumer without an inbox calls it with ({first}), and a session needs inbox=Inbox(engine)"
+            if has_session
+            else f"a consumer without an inbox, or with Django's, calls it with ({first}), and a session needs "
+            "inbox=Inbox(engine)"
         )
         raise InvalidRequest(f"the handler {name} cannot be called: {error}; {reason}", "invalid_handler") from None
     return reader_of(function, name, in_batches=in_batches)

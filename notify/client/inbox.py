@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -12,8 +12,16 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from notify.client.claims import check_transactions, claim, claim_all
 from notify.client.handlers import call_to_the_end, refuse_unfinished
-from notify.client.table import CLOCK_SKEW, has_replay, instant_before, note_purged, notify_inbox, notify_source
-from notify.databases import in_transaction, in_transaction_async
+from notify.client.table import (
+    CLOCK_SKEW,
+    MAKE_TABLES,
+    has_replay,
+    instant_before,
+    note_purged,
+    notify_inbox,
+    notify_source,
+)
+from notify.databases import in_transaction, in_transaction_async, is_aborted
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
 
@@ -45,6 +53,11 @@ class Inbox:
     Keep rows longer than messages can come again (`purge`), and as long as an audit is to cover.
     """
 
+    gives_session: ClassVar[bool] = True
+    """Whether handlers are called with a session besides the message."""
+    make_tables: ClassVar[str] = MAKE_TABLES
+    """The remedy for a database that lacks Notify's tables, as a part of a sentence."""
+
     def __init__(self, engine: Any, *, purge_after: float | None = PURGE_AFTER_SECONDS) -> None:
         """`purge_after` (seconds, at least a day): consumers delete older rows by themselves; None: nobody does."""
         if purge_after is not None:
@@ -54,11 +67,11 @@ class Inbox:
 
     def check(self) -> None:
         """Raises InvalidRequest where an inbox cannot work in its database: its tables, SQLite's transactions."""
-        self.call(check)
+        self.call(check, self.make_tables)
 
     async def check_async(self) -> None:
         """The same for an AsyncEngine."""
-        await self.call_async(check)
+        await self.call_async(check, self.make_tables)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function of a connection in a transaction of its own, and return its result."""
@@ -80,6 +93,7 @@ class Inbox:
                 return False
             call_to_the_end(handler, message, session)
             _allow_commit(session, transaction)
+            _refuse_aborted(session.connection())
         return True
 
     def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
@@ -93,6 +107,7 @@ class Inbox:
             if fresh:
                 call_to_the_end(handler, fresh, session)
             _allow_commit(session, transaction)
+            _refuse_aborted(session.connection())
         return len(fresh)
 
     def purge(self, older_than: float, *, batch: int = 10_000) -> int:
@@ -126,6 +141,7 @@ class Inbox:
                 return False
             refuse_unfinished(await handler(message, session))
             _allow_commit(session.sync_session, transaction)
+            await connection.run_sync(_refuse_aborted)
         return True
 
     async def run_batch_async(
@@ -141,6 +157,7 @@ class Inbox:
             if fresh:
                 refuse_unfinished(await handler(fresh, session))
             _allow_commit(session.sync_session, transaction)
+            await connection.run_sync(_refuse_aborted)
         return len(fresh)
 
 
@@ -153,6 +170,16 @@ def _allow_commit(session: Session, transaction: SessionTransaction | None) -> N
             "inbox_commit",
         )
     session.info[MAY_COMMIT] = True
+
+
+def _refuse_aborted(connection: sa.Connection) -> None:
+    """Raises InvalidRequest where the commit would be a rollback, without an error."""
+    if is_aborted(connection):
+        raise InvalidRequest(
+            "the transaction was aborted by an error that the handler caught, so its effect cannot be committed with "
+            "the message; raise what should roll it back, and use begin_nested() for a part that may fail alone",
+            "inbox_commit",
+        )
 
 
 def whole_from(connection: sa.Connection) -> datetime:
@@ -198,12 +225,12 @@ def _check_age(name: str, seconds: float) -> None:
         )
 
 
-def check(connection: sa.Connection) -> None:
+def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:
+    """Raises InvalidRequest where an inbox cannot work in this database; `make_tables` says what to do about tables."""
     check_transactions(connection)
     if not sa.inspect(connection).has_table(notify_inbox.name):
         raise InvalidRequest(
-            f"the inbox's database has no table {notify_inbox.name}: call notify.client.create_tables(engine) once, or "
-            "make it with the Alembic helper",
+            f"the inbox's database has no table {notify_inbox.name}: {make_tables}",
             "no_inbox_table",
         )
     if not has_replay(connection):

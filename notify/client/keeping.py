@@ -42,7 +42,7 @@ class Keeping:
         backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
         while not stopping.is_set():
             try:
-                await self._ask(self._inbox, inboxes.check)
+                await self._ask(self._inbox, inboxes.check, self._inbox.make_tables)
                 return
             except sa.exc.OperationalError as error:
                 wait = backoff.next()

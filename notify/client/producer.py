@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from notify import tracing
-from notify.check.listener import CheckMessageListener
 from notify.check.local import is_async
 from notify.client.binding import Binding, existing, unscoped
 from notify.client.callables import check_transactional, refuse_coroutine
+from notify.client.carrier import Carrier
 from notify.client.choosing import Chooser, room_then_load
-from notify.client.handles import SyncPrepared, TransactionHandle
+from notify.client.handles import TransactionHandle
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
 from notify.client.rows import Mode
-from notify.client.running import Plan, check_check_after
-from notify.client.thread_outgoing import ThreadOutgoing
-from notify.client.transactions import HALF_SECONDS, pack
+from notify.client.running import Plan
+from notify.client.thread_producer import ThreadProducer
+from notify.client.transactions import HALF_SECONDS
 from notify.errors import BindingRefused
 from notify.message import Message
 
@@ -31,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class TransactionProducer:
+class TransactionProducer(ThreadProducer):
     """Sends messages with the transactions of a SQLAlchemy engine, from threads.
 
     `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
@@ -68,10 +67,7 @@ class TransactionProducer:
     ) -> None:
         if engine is not None and is_async(engine):
             raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
-        self.url = url
-        self.group = group
-        self.mode = mode
-        self._plan = Plan(
+        plan = Plan(
             url,
             group,
             engine,
@@ -85,27 +81,16 @@ class TransactionProducer:
             tls,
             chooser,
         )
-        self.outgoing = ThreadOutgoing(self._plan)
-        self._binding = (
-            None if engine is None else Binding(engine, group, mode, self.outgoing, keep_messages=keep_messages)
-        )
+        super().__init__(plan)
+        self._carrier = Carrier(self.outgoing, group, mode, keep_messages=keep_messages)
+        self._binding = None if engine is None else Binding(engine, self._carrier)
         if engine is not None:
             self.outgoing.start()
-
-    @property
-    def instance(self) -> str:
-        """The name of this process among the instances of its group."""
-        return self._plan.instance
 
     @property
     def binding(self) -> Binding:
         """The binding of messages to transactions of the engine. Raises BindingRefused where there is no engine."""
         return existing(self._binding)
-
-    def add_check_listener(self, listener: CheckMessageListener) -> None:
-        """Have a listener answer checks for its topics, instead of the local table. Raises InvalidRequest."""
-        self._plan.add_listener(listener)
-        self.outgoing.answer_checks()
 
     def send(self, session: Session | scoped_session[Any], message: Message) -> None:
         """Send a message with the session's transaction: it becomes a message if and only if that commits.
@@ -168,43 +153,6 @@ class TransactionProducer:
 
         return decorate
 
-    def publish(self, message: Message) -> str:
-        """Send a message without a transaction; its id. Durable when it returns.
-
-        Raises InvalidRequest, Unavailable, IdInUse, and Closed after `close`.
-        """
-        self.outgoing.start()
-        packed = pack(message)
-        with tracing.sending([packed]):
-            return self.outgoing.publish(packed)
-
-    def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> SyncPrepared:
-        """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback().
-
-        A listener answers when the server asks what became of it, after `check_after` seconds; None: the producer's.
-        Raises InvalidRequest, TransactionRefused, Unavailable, and Closed after `close`.
-        """
-        if check_after is not None:
-            check_check_after(check_after)
-        packed = [pack(m) for m in messages]
-        with tracing.sending(packed):
-            item = self.outgoing.prepare(packed, check_after)
-        return SyncPrepared(self.outgoing.resolve, item.id, item.shard)
-
-    def close(self) -> None:
-        """Flush outcomes that wait, stop answering checks, let go.
-
-        A transaction that has messages and has not committed yet cannot commit any more: that raises
-        TransactionRefused.
-        """
-        if self.outgoing.is_closed:
-            return
+    def _take_no_more(self) -> None:
         if self._binding is not None:
             self._binding.detach()
-        self.outgoing.close()
-
-    def __enter__(self) -> TransactionProducer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

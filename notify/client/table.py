@@ -17,6 +17,8 @@ from notify.databases import BODY, DROPPED, ID, INSTANT, KEY, NAME, RELAYED, TEX
 from notify.errors import InvalidRequest
 
 metadata = sa.MetaData()
+MAKE_TABLES = "call notify.client.create_tables(engine) once, or make the tables with the Alembic helper"
+"""The remedy for a database that lacks them, as a part of a sentence."""
 
 
 half_message = sa.Table(

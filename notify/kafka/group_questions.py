@@ -25,9 +25,9 @@ def progress_of_all(admin: AdminClient) -> dict[str, dict[Place, Progress]]:
 def progress_of(admin: AdminClient, groups: Iterable[str]) -> dict[str, dict[Place, Progress]]:
     """As progress_of_all, of these groups."""
     asked = {
-        group: admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group)], request_timeout=CALL_SECONDS
-        )[group]
+        group: admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=CALL_SECONDS)[
+            group
+        ]
         for group in groups
     }
     progress = {}

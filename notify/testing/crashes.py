@@ -14,8 +14,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from notify.client.binding import Binding
 from notify.client.bound import BoundTransaction
+from notify.client.carrier import Carrier
 from notify.errors import InvalidRequest
 
 
@@ -38,7 +38,7 @@ def crashing(point: str, die: Callable[[str], object] | None = None) -> Iterator
     if point not in POINTS:
         raise InvalidRequest(f"there is no crash point {point!r}; use one of {', '.join(POINTS)}")
     name = {"after_half": "_insert", "after_local_commit": "committed"}[point]
-    original = getattr(Binding, name)
+    original = getattr(Carrier, name)
 
     def crash(self: Any, *arguments: Any) -> Any:
         for bound in arguments:
@@ -48,8 +48,8 @@ def crashing(point: str, die: Callable[[str], object] | None = None) -> Iterator
                 bound.shard = None  # a dead process sends no rollback
         raise Crashed(point)
 
-    setattr(Binding, name, crash)
+    setattr(Carrier, name, crash)
     try:
         yield
     finally:
-        setattr(Binding, name, original)
+        setattr(Carrier, name, original)

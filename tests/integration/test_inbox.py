@@ -177,6 +177,39 @@ def test_a_handler_that_rolls_back_and_returns_is_refused(shop_engine: sa.Engine
     assert Inbox(shop_engine).run("g", MESSAGE, effect) and len(items(shop_engine)) == 1
 
 
+def test_an_error_that_a_handler_catches_does_not_lose_the_effect(shop_engine: sa.Engine, engine_url: str) -> None:
+    """PostgreSQL aborts the transaction then, and its COMMIT is a rollback without an error: the message counted as
+    handled, and nothing was done."""
+
+    def careless(message: ReceivedMessage, session: Session) -> None:
+        effect(message, session)
+        session.flush()
+        with pytest.raises(sa.exc.DBAPIError):
+            session.execute(sa.text("SELECT nothing FROM nowhere"))
+
+    async def carelessly(message: ReceivedMessage, session: Any) -> None:
+        await session.run_sync(lambda session: careless(message, session))
+
+    async def run_async() -> bool:
+        url = sa.make_url(engine_url)
+        engine = create_async_engine(url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()]))
+        if url.get_backend_name() == "sqlite":
+            use_explicit_begin(engine)
+        try:
+            return await Inbox(engine).run_async("async", MESSAGE, carelessly)
+        finally:
+            await engine.dispose()
+
+    runs = (lambda: Inbox(shop_engine).run("g", MESSAGE, careless), lambda: asyncio.run(run_async()))
+    for number, run in enumerate(runs, 1):
+        if shop_engine.dialect.name == "postgresql":
+            with pytest.raises(InvalidRequest, match="was aborted"):
+                run()
+            assert len(items(shop_engine)) == 0
+        else:
+            assert run() and len(items(shop_engine)) == number
+
+
 def test_a_handler_may_use_savepoints(shop_engine: sa.Engine) -> None:
     def careful(message: ReceivedMessage, session: Session) -> None:
         with session.begin_nested():

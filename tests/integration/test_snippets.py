@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,11 @@ import sqlalchemy as sa
 from notify.client import Consumer, Inbox, create_tables, use_explicit_begin
 from notify.errors import Backpressure
 from notify.message import ReceivedMessage
-from notify.relay.relay import Relay
 from notify.testing import InMemoryServer
-from tests.support.clock import eventually
-from tests.support.groups import publish
+from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import publish, subscribe
 from tests.support.http import admin
-from tests.support.shop import make_engine
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -105,44 +106,91 @@ def test_a_flask_service(notify_server: InMemoryServer, tmp_path: Path) -> None:
         names["db"].engine.dispose()
 
 
-DJANGO_BEFORE = """
-import sys
+DJANGO_PROJECT = {
+    "manage.py": """
+import os, sys
+from django.core.management import execute_from_command_line
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop_project.settings"
+execute_from_command_line(sys.argv)
+""",
+    "shop_project/settings.py": """
+import os
+from pathlib import Path
+NOTIFY_URL = os.environ["NOTIFY_URL"]
+NAME = Path(__file__).parent / "shop.db"
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": NAME, "OPTIONS": {"timeout": 60}}}
+ROOT_URLCONF = "shop_project.urls"
+SECRET_KEY, USE_TZ, DEFAULT_AUTO_FIELD = "of tests", True, "django.db.models.BigAutoField"
+ALLOWED_HOSTS = ["testserver"]
+""",
+    "shop_project/urls.py": """
+from django.urls import path
+from shop.views import place
+urlpatterns = [path("orders", place)]
+""",
+    "shop/models.py": """
+from django.db import models
+class Order(models.Model):
+    item = models.TextField()
+class Points(models.Model):
+    item = models.TextField()
+    amount = models.IntegerField()
+""",
+    "shop/__init__.py": "",
+    "shop_project/__init__.py": "",
+    "order_and_die.py": """
+import os, signal
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop_project.settings"
 import django
-from django.conf import settings
-
-database = {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}
-settings.configure(DATABASES={"default": database}, USE_TZ=True)
 django.setup()
-"""
-DJANGO_AFTER = """
-place("book")
-try:
-    with transaction.atomic():
-        announce("order.placed", {"item": "rolled back"})
-        raise ZeroDivisionError
-except ZeroDivisionError:
-    pass
-try:
-    announce("order.placed", {"item": "outside"})
-except RuntimeError:
-    print("refused")
-"""
+from django.test import Client
+from notify.testing import crashing
+with crashing("after_local_commit", die=lambda _: os.kill(os.getpid(), signal.SIGKILL)):
+    Client().post("/orders", {"item": "book"})
+""",
+}
+"""The files that a Django project has besides the page's code, each block of which says where it belongs."""
 
 
-def test_a_django_service(notify_server: InMemoryServer, tmp_path: Path) -> None:
+def test_a_django_project(server: ServerProcess, tmp_path: Path) -> None:
+    """It is migrated and tested; then a process dies between its commit and the outcome, another one answers the check,
+    and a consumer handles the message."""
     pytest.importorskip("django", reason="Django is not installed: `make install` has it")
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
-    # Django can be set up once in a process: this one is its own.
-    script = tmp_path / "service.py"
-    script.write_text(DJANGO_BEFORE + framework("django") + DJANGO_AFTER)
-    done = subprocess.run([sys.executable, script, tmp_path / "shop.db"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
-    moved = asyncio.run(Relay(engine, notify_server.url).run(once=True))
-    assert (moved.sent, moved.refused) == (1, 0)
-    (message,) = notify_server.wait_for("order.placed", 1)
-    assert message.json() == {"item": "book"}
-    engine.dispose()
+    files = dict(DJANGO_PROJECT)
+    for block in blocks("frameworks.md", "python"):
+        first, _, code = block.partition("\n")
+        if first.startswith("# shop"):
+            files[first[2:]] = files.get(first[2:], "") + code
+    for name, code in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(code)
+    subscribe(server.url, "points", "order.placed")
+    environment = os.environ | {"NOTIFY_URL": server.url, "PYTHONPATH": str(DOCS.parent), "PYTHONUNBUFFERED": "1"}
+    manage = [sys.executable, "manage.py"]
+
+    def done(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    migrated = done(*manage, "migrate", "--run-syncdb")
+    assert migrated.returncode == 0 and "Applying notify.0001_tables... OK" in migrated.stdout, migrated.stderr
+    tested = done(*manage, "test")
+    assert tested.returncode == 0 and "Ran 2 tests" in tested.stderr, tested.stderr
+    killed = done(sys.executable, "order_and_die.py")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    commands = (["notify_check"], ["notify_consume", "shop.handlers.consumer"])
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running = [subprocess.Popen([*manage, *c], cwd=tmp_path, env=environment, **pipes) for c in commands]
+    try:
+        with closing(sqlite3.connect(tmp_path / "shop_project" / "shop.db", timeout=60)) as database:
+            effects = "SELECT item, amount FROM shop_points"
+            assert eventually(lambda: database.execute(effects).fetchall(), "the effect") == [("book", 10)]
+    finally:
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], outputs
+    assert "answers checks of group shop" in outputs[0]
+    assert "consumer of group points" in outputs[1]
 
 
 def test_with_curl_alone(notify_server: InMemoryServer, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer
 from notify.client.thread_outgoing import ThreadOutgoing
+from notify.client.thread_producer import ThreadProducer
 from notify.testing import forked
 from notify.wire import Item, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS
@@ -54,7 +55,7 @@ def _order(url: str, group: str, dsn: str, point: str) -> None:
         producer.send(session, Message(group, point))
 
 
-def lose_outcomes(producer: TransactionProducer) -> None:
+def lose_outcomes(producer: ThreadProducer) -> None:
     """Lose all outcomes of a producer, as if it were killed after each COMMIT."""
     producer.outgoing.outcome_soon = lambda *_: None  # type: ignore[method-assign]
 

@@ -20,7 +20,7 @@ def message(text: str, attempt: int = 1) -> ReceivedMessage:
 
 
 def handler_of(function: Callable[..., Any], batch: int, topic: str = "t") -> Handler:
-    read = check_callable(function, is_async=True, has_inbox=False, in_batches=True)
+    read = check_callable(function, is_async=True, has_session=False, in_batches=True)
     return Handler(topic, function, "shared", (), None, 16, "", 1.0, 300.0, batch, read)
 
 

@@ -96,7 +96,7 @@ def message(body: bytes) -> ReceivedMessage:
 
 
 def read_by(function: Callable[..., Any], *, in_batches: bool = False) -> Callable[[ReceivedMessage], Any] | None:
-    return check_callable(function, is_async=False, has_inbox=False, in_batches=in_batches)
+    return check_callable(function, is_async=False, has_session=False, in_batches=in_batches)
 
 
 GOOD, BAD, BROKEN = b'{"item": "book", "price": 5}', b'{"item": "book", "price": "much"}', b"\xff{"

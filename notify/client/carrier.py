@@ -1,0 +1,166 @@
+"""Carrier: what every binding does alike with the messages of a transaction, whatever made that transaction.
+
+It takes messages, and at the commit stores their half with the server and writes their rows; after the commit it tells
+the outcome. A binding knows the rest, which differs: where the transactions of its connections begin, commit and roll
+back, savepoints included (`binding.py` for SQLAlchemy, `django/listening.py` for Django).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from notify import ids, tracing
+from notify.check.question import read_source
+from notify.client.bound import BoundTransaction
+from notify.client.outgoing import CLOSED, Outgoing
+from notify.client.rows import HalfRows, Mode
+from notify.client.table import MAKE_TABLES
+from notify.client.transactions import give_key, size_of_message
+from notify.databases import commits_by_itself
+from notify.errors import (
+    Backpressure,
+    BindingRefused,
+    Closed,
+    InvalidRequest,
+    NotifyError,
+    TooLarge,
+    TransactionRefused,
+)
+from notify.limits import LIMITS, check_delay
+from notify.message import Message
+from notify.wire import PackedMessage
+
+
+class Carrier:
+    """Carries the messages of one producer with transactions of one database."""
+
+    def __init__(
+        self,
+        outgoing: Outgoing,
+        group: str,
+        mode: Mode,
+        *,
+        keep_messages: bool = False,
+        make_tables: str = MAKE_TABLES,
+    ) -> None:
+        """`make_tables`: what to do where the database lacks Notify's tables, as a part of a sentence."""
+        self._outgoing = outgoing
+        self._mode = mode
+        self._rows = HalfRows(group, mode, keep_messages=keep_messages)
+        self._make_tables = make_tables
+        self._source = ""
+        self.is_closed = False
+        """Whether nothing is taken or committed any more."""
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    def take(self, bound: BoundTransaction, savepoints: tuple[str, ...], packed: PackedMessage, late: Message) -> None:
+        """Add a message to a transaction, within these savepoints: packed, but for its key, and as it was given.
+
+        Raises Closed after the producer's end, BindingRefused if the transaction is being committed, and InvalidRequest
+        for what the server would refuse.
+        """
+        if self.is_closed:
+            raise Closed(CLOSED)
+        if not callable(late.key):
+            give_key(packed, late)
+        if bound.prepared:
+            raise BindingRefused("the transaction is being committed: no more messages can join it")
+        if len(bound.sends) >= LIMITS.messages_per_transaction:
+            raise InvalidRequest(
+                f"a transaction carries at most {LIMITS.messages_per_transaction} messages", "out_of_bounds"
+            )
+        if self._mode == "outbox":
+            _check_outbox(packed, [sent for _, sent, _ in bound.sends])
+        bound.sends.append((savepoints, packed, late if callable(late.key) else None))
+
+    # --- committing -------------------------------------------------------------------------------------------
+
+    def prepare(self, connection: Connection, bound: BoundTransaction) -> None:
+        """Half to the server, rows into the connection's transaction, which is about to commit.
+
+        Whatever raises here has to stop the commit, and the transaction has to be rolled back.
+        """
+        if self.is_closed:
+            raise TransactionRefused(f"nothing is committed: the messages cannot be sent any more. {CLOSED}")
+        check_driver(connection)
+        for _, packed, late in bound.sends:
+            if late is not None:
+                give_key(packed, late)
+        messages = [packed for _, packed, _ in bound.sends]
+        bound.id = ids.to_text(ids.new_id())
+        if not self._source:
+            self._source = self._read_source(connection)
+        if self._mode == "outbox":
+            with tracing.sending(messages):
+                pass  # the row carries the context; a bridge or relay moves it
+        else:
+            self._store_half(bound, messages)
+        try:
+            self._insert(connection, bound, messages)
+        except BaseException:
+            # COMMIT is never issued after this: the half cannot come true any more.
+            if bound.shard is not None:
+                self._outgoing.outcome_soon(bound.id, bound.shard, "ROLLBACK")
+            raise
+        bound.prepared = True
+
+    def _store_half(self, bound: BoundTransaction, messages: list[PackedMessage]) -> None:
+        try:
+            with tracing.sending(messages):
+                item = self._outgoing.store_half(bound.id, messages, self._source)
+        except NotifyError as error:
+            detail = f"the half message was not stored, so nothing is committed: {error}"
+            if isinstance(error, Backpressure):
+                raise Backpressure(detail, error.code, error.retry_after) from error
+            refused = TransactionRefused(detail)
+            refused.code, refused.retryable = error.code, error.retryable
+            raise refused from error
+        bound.shard = item.shard
+
+    def _insert(self, connection: Connection, bound: BoundTransaction, messages: list[PackedMessage]) -> None:
+        self._rows.insert(connection, bound.id, bound.shard, messages)
+
+    def _read_source(self, connection: Connection) -> str:
+        """The source id of the database. Raises BindingRefused where Notify's tables are missing."""
+        try:
+            return read_source(connection)[0]
+        except (ProgrammingError, OperationalError) as error:
+            if "notify_source" not in str(error.orig):
+                raise
+            raise BindingRefused(
+                f"nothing is committed: the database has no table notify_source; {self._make_tables}"
+            ) from error
+
+    def committed(self, bound: BoundTransaction) -> None:
+        """The transaction's COMMIT has returned: tell the server, in the background."""
+        if bound.prepared and self._mode == "half":
+            self._outgoing.outcome_soon(bound.id, bound.shard, "COMMIT")
+
+
+def check_driver(connection: Connection) -> None:
+    """Raises BindingRefused where there is no transaction, though SQLAlchemy believes in one."""
+    if commits_by_itself(connection):
+        raise BindingRefused(
+            "the connection is in AUTOCOMMIT and commits each statement by itself: there is no transaction that a "
+            "message could join"
+        )
+
+
+def _check_outbox(packed: PackedMessage, before: Sequence[PackedMessage]) -> None:
+    """The checks that a server makes of a half, for a message whose rows no server sees before the commit.
+
+    `before`: the transaction's other messages. Raises InvalidRequest or TooLarge for what the queue would refuse later,
+    when nobody could be told of it.
+    """
+    if packed.deliver_at is not None:
+        check_delay(None, packed.deliver_at, time.time_ns() // 1000)
+    size = sum(map(size_of_message, (*before, packed)))
+    if size > LIMITS.request_bytes:
+        raise TooLarge(
+            f"the transaction's messages have {size} bytes with this one; at most {LIMITS.request_bytes} are allowed"
+        )

@@ -1,0 +1,27 @@
+"""Notify for Django: transactions of its ORM carry messages, and handlers of messages work in them.
+
+    INSTALLED_APPS = [..., "notify.client.django"]
+    NOTIFY = {"URL": "http://127.0.0.1:7400", "GROUP": "shop"}
+
+    with transaction.atomic():
+        order = Order.objects.create(item="book")
+        send(Message("order.placed", {"item": "book"}, key=order.id))
+
+`manage.py migrate` makes the tables; docs/frameworks.md has the whole story.
+"""
+
+from notify.client.django.configured import producer, publish, send, start
+from notify.client.django.inbox import DjangoInbox
+from notify.client.django.producer import DjangoProducer
+from notify.client.django.tables import create_tables, drop_tables
+
+__all__ = [
+    "DjangoInbox",
+    "DjangoProducer",
+    "create_tables",
+    "drop_tables",
+    "producer",
+    "publish",
+    "send",
+    "start",
+]

@@ -1,0 +1,42 @@
+"""DjangoCarrier: carries the messages of one producer with transactions of one of Django's databases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notify.check.listener import Outcome
+from notify.client.bound import BoundTransaction
+from notify.client.carrier import Carrier
+from notify.client.django.lender import Lender, django_errors
+from notify.client.rows import Mode
+from notify.client.thread_outgoing import ThreadOutgoing
+from notify.wire import PackedMessage
+
+MAKE_TABLES = "run `manage.py migrate` with notify.client.django in INSTALLED_APPS"
+
+
+class DjangoCarrier(Carrier):
+    """Carries messages with transactions of Django's connections to one database."""
+
+    def __init__(
+        self, outgoing: ThreadOutgoing, group: str, mode: Mode, lender: Lender, *, keep_messages: bool
+    ) -> None:
+        super().__init__(outgoing, group, mode, keep_messages=keep_messages, make_tables=MAKE_TABLES)
+        self._threads = outgoing
+        self._lender = lender
+
+    def prepare_on(self, wrapper: Any, bound: BoundTransaction) -> None:
+        """`prepare` in the transaction of a Django connection; the database's errors are Django's.
+
+        From the first time on this process answers checks: what carries messages will be asked about them. Not before:
+        a test whose transaction never commits starts nothing.
+        """
+        if not self.is_closed:
+            self._threads.start()
+        with django_errors(wrapper):
+            self.prepare(self._lender.borrow(wrapper), bound)
+
+    def deliver(self, messages: list[PackedMessage]) -> None:
+        """Send messages as those of a transaction that has committed; for tests whose own never does."""
+        half = self._threads.prepare(messages, None)
+        self._threads.resolve(half.id, half.shard, Outcome.COMMIT)

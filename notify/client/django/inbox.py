@@ -1,0 +1,108 @@
+"""DjangoInbox: a handler's effect, made with Django's ORM, commits together with the row that says it happened."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
+
+from notify.client.claims import claim, claim_all
+from notify.client.django.carrier import MAKE_TABLES
+from notify.client.django.lender import django_errors, lender_of
+from notify.client.handlers import call_to_the_end
+from notify.client.inbox import PURGE_AFTER_SECONDS, Inbox
+from notify.databases import is_aborted
+from notify.errors import InvalidRequest
+from notify.message import ReceivedMessage
+
+
+class DjangoInbox(Inbox):
+    """Effects exactly once, in one of Django's databases, for Consumer.
+
+    Its handlers are called with the message alone: they work with Django's ORM, within the inbox's transaction, and
+    what they `send` joins it.
+    """
+
+    gives_session = False
+    make_tables = MAKE_TABLES
+
+    def __init__(self, using: str = DEFAULT_DB_ALIAS, *, purge_after: float | None = PURGE_AFTER_SECONDS) -> None:
+        """`using`: the database's alias; `purge_after`: see Inbox. Raises BindingRefused, and InvalidRequest."""
+        self.using = using
+        self._lender = lender_of(using)
+        super().__init__(self._lender.engine, purge_after=purge_after)
+
+    def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
+        """Call `handler(message)` in a transaction and commit its effect; False if that happened before.
+
+        What the handler raises rolls the transaction back and is raised; InvalidRequest where the handler has left the
+        transaction in a state that can only be rolled back, or returns a coroutine instead of doing its work.
+        """
+        with self._transaction() as wrapper:
+            with django_errors(wrapper):
+                is_new = claim(self._lender.borrow(wrapper), group, message)
+            if is_new:
+                call_to_the_end(handler, message)
+                self._refuse_lost(wrapper)
+        return is_new
+
+    def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
+        """Call `handler(messages)` with those that had no effect before, and commit theirs; how many.
+
+        One transaction: what the handler raises rolls back the claims and effects of all, and is raised. The handler
+        is not called where there are none. Raises InvalidRequest as `run` does.
+        """
+        with self._transaction() as wrapper:
+            with django_errors(wrapper):
+                fresh = claim_all(self._lender.borrow(wrapper), group, messages)
+            if fresh:
+                call_to_the_end(handler, fresh)
+                self._refuse_lost(wrapper)
+        return len(fresh)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """A transaction on Django's connection; the connections of this thread are renewed before and after it."""
+        _renew_connections()
+        try:
+            with transaction.atomic(using=self.using, durable=True):
+                yield connections[self.using]
+        finally:
+            _renew_connections()
+
+    def _refuse_lost(self, wrapper: Any) -> None:
+        """Raises InvalidRequest where the commit would silently be a rollback: the message would count as handled."""
+        is_closed = wrapper.closed_in_transaction
+        if is_closed or wrapper.needs_rollback or is_aborted(self._lender.borrow(wrapper)):
+            raise InvalidRequest(
+                "the handler returned from a transaction that can only be rolled back, so its effect cannot be "
+                "committed with the message: raise what should roll it back, put what may fail alone into "
+                "transaction.atomic(), and close no connection",
+                "inbox_commit",
+            )
+
+    async def call_async(self, function: Callable[..., Any], *arguments: Any) -> NoReturn:
+        """Raises InvalidRequest: see `run_async`."""
+        raise InvalidRequest(
+            "Django's transactions do not run in coroutines, so AsyncConsumer cannot have a DjangoInbox: use Consumer, "
+            "whose handlers are plain functions in threads"
+        )
+
+    async def run_async(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> NoReturn:
+        """Raises InvalidRequest."""
+        await self.call_async(handler)
+
+    async def run_batch_async(
+        self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]
+    ) -> NoReturn:
+        """Raises InvalidRequest."""
+        await self.call_async(handler)
+
+
+def _renew_connections() -> None:
+    """Close this thread's that are broken or have reached their CONN_MAX_AGE, as Django does between requests."""
+    for wrapper in connections.all(initialized_only=True):
+        if not wrapper.in_atomic_block:  # a test case's own transaction goes on
+            wrapper.close_if_unusable_or_obsolete()

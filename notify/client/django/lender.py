@@ -1,0 +1,144 @@
+"""Lender: lends a database of Django's to what SQLAlchemy runs, so that the protocol's statements are written once.
+
+`borrow` lends the driver's connection that Django has open: statements run in Django's transaction, which stays
+Django's to end. `engine` opens connections of its own, exactly as Django opens them, for what needs a transaction of
+its own in a thread of its own: answering checks, purging.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from django import db
+from sqlalchemy.pool import NullPool, PoolProxiedConnection
+
+from notify.databases import use_explicit_begin
+from notify.errors import BindingRefused
+
+DIALECTS = {
+    "psycopg": "postgresql+psycopg",
+    "psycopg2": "postgresql+psycopg2",
+    "MySQLdb": "mysql+mysqldb",
+    "pymysql": "mysql+pymysql",
+    "sqlite3": "sqlite",
+}
+"""SQLAlchemy's names of the drivers that Django's backends use; PyMySQL stands in for mysqlclient."""
+
+
+class _Borrowed(PoolProxiedConnection):
+    """A driver's connection that is Django's: SQLAlchemy neither commits nor rolls back nor closes it."""
+
+    def __init__(self, driver: Any) -> None:
+        self.dbapi_connection = self.driver_connection = driver
+        self._is_valid = True
+
+    @property
+    def is_valid(self) -> bool:
+        return self._is_valid
+
+    @property
+    def is_detached(self) -> bool:
+        return False
+
+    @property
+    def record_info(self) -> None:
+        return None
+
+    def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:
+        self._is_valid = False  # Django finds out by itself that its connection is lost
+
+    def commit(self) -> None:
+        return
+
+    def rollback(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dbapi_connection, name)
+
+
+class Lender:
+    """Lends one of Django's databases to SQLAlchemy."""
+
+    def __init__(self, using: str) -> None:
+        """`using`: the alias of the database. Raises BindingRefused for one that Notify does not know."""
+        wrapper = db.connections[using]
+        module = getattr(wrapper, "Database", None)
+        driver = getattr(module, "__name__", "none").partition(".")[0]
+        dialect = DIALECTS.get(driver)
+        if dialect is None:
+            raise BindingRefused(
+                f"the database {using!r} has the engine {wrapper.settings_dict['ENGINE']!r} (driver {driver}), which "
+                "cannot carry messages; use PostgreSQL, MariaDB, MySQL or SQLite with Django's own backends, or "
+                "backends that build on them"
+            )
+        self.using = using
+        # An extension of PostgreSQL's that no statement here needs: looking for it costs a query.
+        options: dict[str, Any] = {"use_native_hstore": False} if dialect.startswith("postgresql") else {}
+        # No pool: Django's settings bound how many connections a process has, and these are needed now and then.
+        creator = functools.partial(_connect, using)
+        self.engine = sa.create_engine(f"{dialect}://", creator=creator, poolclass=NullPool, **options)
+        if dialect == "sqlite":
+            use_explicit_begin(self.engine)
+        # An engine without listeners, for connections in whose transactions nothing may begin or end.
+        self._lending = sa.create_engine(f"{dialect}://", creator=creator, poolclass=NullPool, **options)
+        self._lock = threading.Lock()
+        self._knows_server = False
+
+    def borrow(self, wrapper: Any) -> sa.Connection:
+        """Django's open connection for SQLAlchemy's statements, within Django's transaction.
+
+        It is for this transaction only. Close it or do not: Django's connection stays as it is.
+        """
+        connection = sa.Connection(self._lending, connection=_Borrowed(wrapper.connection))
+        if not self._knows_server:
+            with self._lock:
+                if not self._knows_server:
+                    # SQLAlchemy asks a server what it is on the first connection that it opens; here it opens none.
+                    self._lending.dialect.initialize(connection)
+                    self._knows_server = True
+        return connection
+
+
+@functools.cache
+def lender_of(using: str) -> Lender:
+    """The process's lender of a database. Raises BindingRefused for one that Notify does not know.
+
+    It connects at its first use: by then Django's tests have given the alias the name of their database.
+    """
+    return Lender(using)
+
+
+def _connect(using: str) -> Any:
+    """A new connection of the driver, made as Django makes one: with its options, role, time zone and signals."""
+    wrapper = db.connections[using]
+    settings = {**wrapper.settings_dict, "OPTIONS": {**wrapper.settings_dict["OPTIONS"]}}
+    settings["OPTIONS"].pop("pool", None)  # a connection that is borrowed from Django's pool could not be given back
+    if wrapper.vendor == "sqlite":
+        settings["OPTIONS"]["detect_types"] = 0  # SQLAlchemy converts values by itself
+    fresh = type(wrapper)(settings, using)
+    try:
+        fresh.connect()
+        fresh.set_autocommit(False)
+    except db.Error as error:
+        raise error.__cause__ or error from None  # the driver's error, which SQLAlchemy knows
+    return fresh.connection
+
+
+@contextlib.contextmanager
+def django_errors(wrapper: Any) -> Iterator[None]:
+    """Raise errors of the database as Django raises them, so that whoever handles a deadlock or a lost connection does
+    so here, too."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        with wrapper.wrap_database_errors:
+            raise error.orig or error from error

@@ -1,0 +1,158 @@
+"""Listener: hears how the transactions of one of Django's connections end, savepoints included.
+
+Django has no hook before COMMIT: `transaction.on_commit` runs after it. So the first `send` on a connection puts this
+listener before six methods of that one object, whatever its backend: each calls the listener with the method that was
+there. `_commit` is the last moment before COMMIT, and what raises there stops it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from notify.client.bound import BoundTransaction
+from notify.client.django.carrier import DjangoCarrier
+from notify.client.outgoing import CLOSED
+from notify.client.transactions import pack_unkeyed
+from notify.errors import BindingRefused, Closed
+from notify.message import Message
+from notify.wire import PackedMessage
+
+log = logging.getLogger("notify.client")
+
+ATTRIBUTE = "notify_listener"
+"""Where a Django connection holds its listener."""
+HEARD = ("_commit", "_rollback", "_close", "_savepoint", "_savepoint_rollback", "_savepoint_commit")
+
+
+@dataclass(slots=True)
+class Carried:
+    """The messages of one transaction, and whose they are."""
+
+    carrier: DjangoCarrier
+    bound: BoundTransaction
+    sent_before: dict[str, int] = field(default_factory=dict)
+    """By savepoint, how many messages had been sent when it was made."""
+
+
+class Listener:
+    """Listens to one Django connection, a thread's own. Made by `listener_of`."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+        self._carried: Carried | None = None
+        for name in HEARD:
+            setattr(wrapper, name, functools.partial(getattr(self, name), getattr(wrapper, name)))
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    def send(self, carrier: DjangoCarrier, message: Message) -> None:
+        """Add a message to the connection's transaction, in its current savepoint.
+
+        Raises BindingRefused where there is no transaction, InvalidRequest for what is no message, Closed after the
+        producer's end, and Django's TransactionManagementError in a transaction that can only be rolled back.
+        """
+        if carrier.is_closed:
+            raise Closed(CLOSED)
+        wrapper = self._wrapper
+        wrapper.validate_thread_sharing()
+        if not wrapper.in_atomic_block and wrapper.get_autocommit():
+            raise BindingRefused(
+                f"there is no transaction on the database {wrapper.alias!r} that the message could join, so it would "
+                "be sent whatever becomes of the change: send within transaction.atomic() or with ATOMIC_REQUESTS, or "
+                "use publish() for a message that belongs to no change"
+            )
+        wrapper.validate_no_broken_transaction()
+        packed = pack_unkeyed(message)
+        carried = self._current()
+        if carried is None:
+            carried = self._carried = Carried(carrier, BoundTransaction(wrapper.connection))
+        elif not carried.bound.sends:
+            carried.carrier = carrier
+        elif carried.carrier is not carrier:
+            raise BindingRefused("this transaction already carries messages of another producer")
+        carrier.take(carried.bound, (), packed, message)
+
+    def _current(self) -> Carried | None:
+        """The messages of the current transaction; None where the driver's connection is another one by now."""
+        carried = self._carried
+        return carried if carried is not None and carried.bound.root is self._wrapper.connection else None
+
+    def sends(self) -> tuple[DjangoCarrier | None, list[tuple[PackedMessage, Message | None]]]:
+        """Whose messages the transaction carries now, and each: encoded, and as it was given if its key is late."""
+        carried = self._current()
+        if carried is None:
+            return None, []
+        return carried.carrier, [(packed, late) for _, packed, late in carried.bound.sends]
+
+    # --- what Django does -------------------------------------------------------------------------------------
+
+    def _commit(self, original: Callable[[], object]) -> None:
+        carried = self._current()
+        if carried is None or not carried.bound.sends:
+            self._carried = None
+            original()
+            return
+        try:
+            carried.carrier.prepare_on(self._wrapper, carried.bound)
+        except BaseException:
+            self._undo()
+            raise
+        try:
+            original()
+        finally:
+            self._carried = None  # after an error of COMMIT itself nobody knows the outcome: the check decides
+        carried.carrier.committed(carried.bound)
+
+    def _undo(self) -> None:
+        """End the transaction whose commit was stopped. Django does so only after an error of the database.
+
+        Otherwise the next transaction of this connection would commit its changes, and run its on_commit callbacks.
+        """
+        try:
+            self._wrapper.rollback()
+        except Exception:
+            self._wrapper.close()
+
+    def _rollback(self, original: Callable[[], object]) -> None:
+        self._carried = None
+        original()
+
+    def _close(self, original: Callable[[], object]) -> None:
+        carried, self._carried = self._carried, None
+        if carried is not None and carried.bound.sends:
+            log.warning(
+                "the connection to the database %r was closed within its transaction: its %d messages are dropped, and "
+                "so are its changes",
+                self._wrapper.alias,
+                len(carried.bound.sends),
+            )
+        original()
+
+    def _savepoint(self, original: Callable[[str], object], sid: str) -> None:
+        original(sid)
+        if self._carried is not None:
+            self._carried.sent_before[sid] = len(self._carried.bound.sends)
+
+    def _savepoint_rollback(self, original: Callable[[str], object], sid: str) -> None:
+        original(sid)
+        if self._carried is not None:
+            # A savepoint that is not known was made before the first message, so it comes before them all.
+            del self._carried.bound.sends[self._carried.sent_before.get(sid, 0) :]
+
+    def _savepoint_commit(self, original: Callable[[str], object], sid: str) -> None:
+        original(sid)
+        if self._carried is not None:
+            self._carried.sent_before.pop(sid, None)  # it is gone: a transaction may make any number of them
+
+
+def listener_of(wrapper: Any) -> Listener:
+    """The listener of a Django connection; it begins to listen with the first call."""
+    listener: Listener | None = getattr(wrapper, ATTRIBUTE, None)
+    if listener is None:
+        listener = Listener(wrapper)
+        setattr(wrapper, ATTRIBUTE, listener)
+    return listener

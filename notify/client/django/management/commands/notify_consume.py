@@ -1,0 +1,35 @@
+"""`manage.py notify_consume PATH`: runs a consumer of the project until it is told to stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.utils.module_loading import import_string
+
+from notify.client.consumer import Consumer
+from notify.errors import NotifyError
+
+
+class Command(BaseCommand):
+    help = (
+        "Runs a consumer of this project, which a module holds under a name, such as shop.handlers.consumer. Ends with "
+        "SIGTERM or Ctrl-C, once what is under way is settled."
+    )
+
+    def add_arguments(self, parser: Any) -> None:
+        parser.add_argument("path", help="The consumer, as package.module.name.")
+
+    def handle(self, *args: Any, path: str, **options: Any) -> None:
+        try:
+            consumer = import_string(path)
+        except ImportError as error:
+            raise CommandError(f"there is no consumer {path}: {error}") from error
+        if not isinstance(consumer, Consumer):
+            raise CommandError(
+                f"{path} is a {type(consumer).__name__}: name a notify.client.Consumer, such as shop.handlers.consumer"
+            )
+        try:
+            consumer.run()
+        except NotifyError as error:
+            raise CommandError(str(error)) from error

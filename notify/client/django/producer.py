@@ -1,0 +1,84 @@
+"""DjangoProducer: sends messages with the transactions of Django's ORM."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.utils.asyncio import async_unsafe
+
+from notify.client.choosing import Chooser, room_then_load
+from notify.client.django.carrier import DjangoCarrier
+from notify.client.django.lender import lender_of
+from notify.client.django.listening import listener_of
+from notify.client.inbox import PURGE_AFTER_SECONDS
+from notify.client.login import Shown
+from notify.client.rows import Mode
+from notify.client.running import Plan
+from notify.client.thread_producer import ThreadProducer
+from notify.client.transactions import HALF_SECONDS
+from notify.message import Message
+
+
+class DjangoProducer(ThreadProducer):
+    """Sends messages with the transactions of one of Django's databases, from threads.
+
+    `using`: the database's alias. The other arguments are those of TransactionProducer. Nothing runs before the first
+    transaction with a message commits, or `start`: from then on this process answers checks, too.
+    Raises InvalidRequest, and BindingRefused for a database that cannot carry messages.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        group: str,
+        using: str = DEFAULT_DB_ALIAS,
+        mode: Mode = "half",
+        keep_messages: bool = False,
+        batching: bool = True,
+        answer_checks: bool = True,
+        half_timeout: float = HALF_SECONDS,
+        check_after: float | None = None,
+        purge_after: float | None = PURGE_AFTER_SECONDS,
+        token: Shown = None,
+        tls: ssl.SSLContext | None = None,
+        chooser: Chooser = room_then_load,
+    ) -> None:
+        lender = lender_of(using)
+        plan = Plan(
+            url,
+            group,
+            lender.engine,
+            mode,
+            batching,
+            answer_checks,
+            half_timeout,
+            check_after,
+            purge_after,
+            token,
+            tls,
+            chooser,
+        )
+        super().__init__(plan)
+        self.using = using
+        self._carrier: DjangoCarrier = DjangoCarrier(self.outgoing, group, mode, lender, keep_messages=keep_messages)
+
+    def start(self) -> None:
+        """Answer checks from now on, where that has not begun yet. Raises Closed after `close`."""
+        self.outgoing.start()
+
+    @async_unsafe
+    def send(self, message: Message) -> None:
+        """Send a message with the current transaction: it becomes a message if and only if that commits.
+
+        It belongs to the innermost `atomic` block, or savepoint, that it was sent in. Raises BindingRefused outside a
+        transaction, InvalidRequest for what is no message, Closed after `close`. The message is read here; only a key
+        that is a callable is asked later, at the commit. The end of the outermost `atomic` block raises
+        TransactionRefused if the server did not take the half, and Backpressure if it takes none for now: then nothing
+        is committed, and the transaction may be tried again. In coroutines use `sync_to_async` around the whole
+        transaction, as with all of Django's.
+        """
+        wrapper: Any = connections[self.using]
+        listener_of(wrapper).send(self._carrier, message)

@@ -1,0 +1,82 @@
+"""ThreadProducer: what producers of threads have in common, whatever binds their messages to transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from notify import tracing
+from notify.check.listener import CheckMessageListener
+from notify.client.carrier import Carrier
+from notify.client.handles import SyncPrepared
+from notify.client.running import Plan, check_check_after
+from notify.client.thread_outgoing import ThreadOutgoing
+from notify.client.transactions import pack
+from notify.message import Message
+
+
+class ThreadProducer:
+    """Base of the producers of threads: a thin shell over what runs on an event loop."""
+
+    _carrier: Carrier
+
+    def __init__(self, plan: Plan) -> None:
+        self.url = plan.url
+        self.group = plan.group
+        self.mode = plan.mode
+        self._plan = plan
+        self.outgoing = ThreadOutgoing(plan)
+
+    @property
+    def instance(self) -> str:
+        """The name of this process among the instances of its group."""
+        return self._plan.instance
+
+    def add_check_listener(self, listener: CheckMessageListener) -> None:
+        """Have a listener answer checks for its topics, instead of the local table. Raises InvalidRequest."""
+        self._plan.add_listener(listener)
+        self.outgoing.answer_checks()
+
+    def publish(self, message: Message) -> str:
+        """Send a message without a transaction; its id. Durable when it returns.
+
+        Raises InvalidRequest, Unavailable, IdInUse, and Closed after `close`.
+        """
+        self.outgoing.start()
+        packed = pack(message)
+        with tracing.sending([packed]):
+            return self.outgoing.publish(packed)
+
+    def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> SyncPrepared:
+        """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback().
+
+        A listener answers when the server asks what became of it, after `check_after` seconds; None: the producer's.
+        Raises InvalidRequest, TransactionRefused, Unavailable, and Closed after `close`.
+        """
+        if check_after is not None:
+            check_check_after(check_after)
+        packed = [pack(m) for m in messages]
+        with tracing.sending(packed):
+            item = self.outgoing.prepare(packed, check_after)
+        return SyncPrepared(self.outgoing.resolve, item.id, item.shard)
+
+    def close(self) -> None:
+        """Flush outcomes that wait, stop answering checks, let go.
+
+        A transaction that has messages and has not committed yet cannot commit any more: that raises
+        TransactionRefused.
+        """
+        if self.outgoing.is_closed:
+            return
+        self._take_no_more()
+        self.outgoing.close()
+
+    def _take_no_more(self) -> None:
+        """Refuse what is sent or committed from now on."""
+        self._carrier.is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,70 @@
+"""For tests of Django projects: the messages that the transaction of a TestCase would send.
+
+Django's TestCase wraps each test in a transaction that is rolled back, so that nothing is ever sent:
+
+    with captured_messages() as messages:
+        self.client.post("/orders", {"item": "book"})
+    assert [message.json() for message in messages] == [{"item": "book"}]
+
+In a TransactionTestCase transactions do commit: there `notify.testing.InMemoryServer` has what was sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from notify.client.django.listening import listener_of
+from notify.client.transactions import give_key
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A message that would be sent with the transaction's commit. `delay` and `ttl` in seconds."""
+
+    topic: str
+    body: bytes
+    key: str | None
+    tag: str | None
+    headers: dict[str, str]
+    delay: float | None
+    deliver_at: datetime | None
+    ttl: float | None
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8 text."""
+        return self.body.decode()
+
+    def json(self) -> Any:
+        """The body as a JSON value."""
+        return msgspec.json.decode(self.body)
+
+
+@contextlib.contextmanager
+def captured_messages(using: str = DEFAULT_DB_ALIAS, *, execute: bool = False) -> Iterator[list[Captured]]:
+    """The messages that were sent within the block and not rolled back with a savepoint; filled at its end.
+
+    As `captureOnCommitCallbacks` does for callbacks. With `execute` the server gets them at the end of the block, as if
+    the transaction had committed: consumers receive them, whatever becomes of the test's transaction.
+    """
+    listener = listener_of(connections[using])
+    before = len(listener.sends()[1])
+    captured: list[Captured] = []
+    yield captured
+    carrier, sends = listener.sends()
+    new = sends[before:]
+    for packed, late in new:
+        if late is not None:
+            give_key(packed, late)
+        headers, body = packed.headers or {}, packed.body or b""
+        times = packed.delay, packed.deliver_at, packed.ttl
+        captured.append(Captured(packed.topic, body, packed.key, packed.tag, headers, *times))
+    if execute and new and carrier is not None:
+        carrier.deliver([packed for packed, _ in new])

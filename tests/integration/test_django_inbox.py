@@ -1,0 +1,208 @@
+"""Handlers that work with Django's ORM: their effect and the inbox's row are one transaction, on each database."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, ProgrammingError, connections, transaction
+
+from notify.client import AsyncConsumer, Consumer, Message
+from notify.client.django import DjangoInbox
+from notify.errors import InvalidRequest
+from notify.message import ReceivedMessage
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.django_project.shop import Shop
+from tests.support.groups import subscribe
+from tests.support.transactions import new_id
+
+
+@pytest.fixture
+def shop(django_shop: Shop) -> Shop:
+    return django_shop
+
+
+@pytest.fixture
+def inbox(shop: Shop) -> DjangoInbox:
+    return DjangoInbox(shop.alias)
+
+
+def message(body: str = "a", name: str | None = None) -> ReceivedMessage:
+    return ReceivedMessage(name or f"{new_id()}.0", "t", 0, 0, body.encode(), None, None, {}, 1, "")
+
+
+def inbox_rows(shop: Shop) -> int:
+    with shop.connection.cursor() as cursor:
+        cursor.execute("SELECT COUNT(*) FROM notify_inbox")
+        return int(cursor.fetchone()[0])
+
+
+def test_a_message_takes_effect_once(shop: Shop, inbox: DjangoInbox) -> None:
+    given = message()
+    assert inbox.run("g", given, lambda m: shop.add(m.text))
+    assert not inbox.run("g", given, lambda m: shop.add(m.text))
+    assert inbox.run("another group", given, lambda m: shop.add("b"))
+    assert (shop.items(), inbox_rows(shop)) == (["a", "b"], 2)
+
+
+def test_a_handler_that_fails_leaves_nothing(shop: Shop, inbox: DjangoInbox) -> None:
+    def failing(m: ReceivedMessage) -> None:
+        shop.add(m.text)
+        raise ZeroDivisionError
+
+    given = message()
+    with pytest.raises(ZeroDivisionError):
+        inbox.run("g", given, failing)
+    assert (shop.items(), inbox_rows(shop)) == ([], 0)
+    assert inbox.run("g", given, lambda m: shop.add(m.text))
+
+
+def test_a_batch_is_one_transaction(shop: Shop, inbox: DjangoInbox) -> None:
+    first, second, third = (message(body) for body in "abc")
+    assert inbox.run("g", first, lambda m: shop.add(m.text))
+
+    def handle(messages: list[ReceivedMessage]) -> None:
+        for each in messages:
+            shop.order(each.text)
+        if len(messages) == 3:
+            raise ZeroDivisionError
+
+    assert inbox.run_batch("g", [first, second, second], handle) == 1
+    with pytest.raises(ZeroDivisionError):
+        inbox.run_batch("g", [first, third, message("d"), message("e")], handle)
+    assert inbox.run_batch("g", [third, first], handle) == 1
+    assert inbox.run_batch("g", [third, first], handle) == 0
+    assert (shop.items(), inbox_rows(shop)) == (["a", "b", "c"], 3)
+    assert shop.delivered() == ["b", "c"]
+
+
+def test_a_part_may_fail_alone(shop: Shop, inbox: DjangoInbox) -> None:
+    def careful(m: ReceivedMessage) -> None:
+        shop.add("a")
+        with pytest.raises(IntegrityError), shop.atomic():
+            shop.add("a")
+        shop.add("b")
+
+    assert inbox.run("g", message(), careful)
+    assert (shop.items(), inbox_rows(shop)) == (["a", "b"], 1)
+
+
+def test_a_transaction_that_can_only_be_rolled_back_is_no_effect(shop: Shop, inbox: DjangoInbox) -> None:
+    """Django, or PostgreSQL, would roll it back without a word, and the message would count as handled."""
+
+    def swallowing(m: ReceivedMessage) -> None:
+        shop.add("a")
+        with pytest.raises(IntegrityError):
+            shop.add("a")
+
+    def asking_for_it(m: ReceivedMessage) -> None:
+        shop.add("a")
+        transaction.set_rollback(True, using=shop.alias)
+
+    def closing(m: ReceivedMessage) -> None:
+        shop.add("a")
+        shop.connection.close()
+
+    def aborted(m: ReceivedMessage) -> None:
+        shop.add("a")
+        with pytest.raises(ProgrammingError), shop.connection.cursor() as cursor:
+            cursor.execute("SELECT nothing FROM nowhere")
+
+    handlers = [swallowing, asking_for_it, closing]
+    if shop.connection.vendor == "postgresql":
+        handlers.append(aborted)
+    for handler in handlers:
+        with pytest.raises(InvalidRequest, match="can only be rolled back"):
+            inbox.run("g", message(), handler)
+        assert (shop.items(), inbox_rows(shop)) == ([], 0), handler.__name__
+
+
+def test_a_handler_that_commits_is_refused(shop: Shop, inbox: DjangoInbox) -> None:
+    def committing(m: ReceivedMessage) -> None:
+        shop.add("a")
+        transaction.commit(using=shop.alias)
+
+    with pytest.raises(transaction.TransactionManagementError):
+        inbox.run("g", message(), committing)
+    assert (shop.items(), inbox_rows(shop)) == ([], 0)
+
+
+def test_what_a_handler_sends_shares_its_fate(shop: Shop, inbox: DjangoInbox) -> None:
+    def forwarding(m: ReceivedMessage) -> None:
+        shop.order(m.text)
+        if m.text == "b":
+            raise ZeroDivisionError
+
+    given = message("a")
+    assert inbox.run("g", given, forwarding)
+    assert not inbox.run("g", given, forwarding)
+    with pytest.raises(ZeroDivisionError):
+        inbox.run("g", message("b"), forwarding)
+    assert shop.delivered() == ["a"]
+
+
+def test_a_consumer(shop: Shop, inbox: DjangoInbox) -> None:
+    """Handlers run in threads; their connections are closed after each message, as CONN_MAX_AGE says."""
+    seen: dict[str, Any] = {}
+    consumer = Consumer(shop.server.url, group=shop.topic, inbox=inbox, concurrency=2)
+
+    @consumer.subscribe(shop.topic, retry_min=0.1)
+    def on_placed(received: ReceivedMessage) -> None:
+        assert connections[shop.alias].in_atomic_block
+        shop.add(received.text)
+        seen[received.text] = received.attempt
+        if received.text == "b" and received.attempt == 1:
+            raise ZeroDivisionError
+
+    subscribe(shop.server.url, shop.topic, shop.topic)
+    for body in ("a", "b", "c"):
+        shop.producer.publish(Message(shop.topic, body))
+    thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
+    thread.start()
+
+    def is_done() -> bool:
+        shop.server.advance(1)  # until the next attempt
+        return consumer.handled >= 3
+
+    try:
+        eventually(is_done, "three effects")
+    finally:
+        consumer.stop()
+        thread.join(PATIENCE_SECONDS)
+    assert (shop.items(), inbox_rows(shop), seen) == (["a", "b", "c"], 3, {"a": 1, "b": 2, "c": 1})
+
+
+def test_a_consumer_says_what_is_missing(shop: Shop, inbox: DjangoInbox) -> None:
+    consumer = Consumer(shop.server.url, group=shop.topic, inbox=inbox)
+    with pytest.raises(InvalidRequest, match=r"with Django's, calls it with \(message\)"):
+        consumer.subscribe(shop.topic)(lambda received, session: None)
+    consumer.subscribe(shop.topic)(lambda received: None)
+    with shop.connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE notify_inbox RENAME TO notify_hidden")
+    try:
+        with pytest.raises(InvalidRequest, match=r"no table notify_inbox: run `manage\.py migrate`"):
+            consumer.run(signals=False)
+    finally:
+        with shop.connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE notify_hidden RENAME TO notify_inbox")
+
+
+def test_coroutines_cannot_have_it(shop: Shop, inbox: DjangoInbox) -> None:
+    consumer = AsyncConsumer(shop.server.url, group=shop.topic, inbox=inbox)
+
+    async def on_placed(received: ReceivedMessage) -> None:
+        raise AssertionError
+
+    consumer.subscribe(shop.topic)(on_placed)
+    with pytest.raises(InvalidRequest, match="use Consumer"):
+        asyncio.run(consumer.run())
+
+
+def test_the_inbox_is_purged(shop: Shop, inbox: DjangoInbox) -> None:
+    assert inbox.run("g", message(), lambda m: None)
+    assert inbox.purge(86_400.0) == 0
+    with shop.connection.cursor() as cursor:
+        cursor.execute("UPDATE notify_inbox SET created_at = '2020-01-01 00:00:00'")
+    assert inbox.purge(86_400.0) == 1
