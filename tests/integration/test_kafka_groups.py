@@ -171,7 +171,9 @@ def test_topics_are_shown_with_their_groups(kafka_url: str, server: ServerProces
     listed = admin(server, "GET", f"topics/{group.topic}")
     assert [(q["queue"], q["start"], q["end"]) for q in listed["queues"]] == [(0, 0, 4), (1, 0, 0)]
     assert listed["retention"] == 7 * 86_400
-    assert admin(server, "GET", f"topics?prefix={group.topic}")["topics"] == [listed]
+    assert admin(server, "GET", f"topics?prefix={group.topic}")["topics"] == [
+        listed | {"newest_at": None, "per_second": None}  # which would take requests to the brokers
+    ]
     of_topic = admin(server, "GET", f"topics/{group.topic}/groups")["groups"]
     assert of_topic == [{"group": group.name, "mode": "ordered", "lag": 3}]
     for page in (f"/topics?prefix={group.topic}", f"/topics/{group.topic}"):
@@ -198,6 +200,14 @@ def test_dead_letters_are_listed_and_sent_again_once(kafka_url: str, server: Ser
     assert [m["id"] for m in first["messages"] + rest] == [m["id"] for m in listed]
     assert admin(server, "GET", f"{path}?contains=KeyError")["messages"] == []
     until_waiting(server, group, 5)
+    (failure,) = admin(server, "GET", f"{path}/failures")["failures"]
+    assert (failure["type"], failure["open"], failure["topics"]) == ("ValueError", 5, [group.topic])
+    of_failure = admin(server, "GET", f"{path}?failure={failure['fingerprint']}")["messages"]
+    assert [m["id"] for m in of_failure] == [m["id"] for m in listed]
+    dropped = ask(server.url, "POST", f"/v1/admin/{path}/drop", {"reason": REASON, "wanted": {"key": "x"}})
+    assert dropped[0] == 422 and "cannot be dropped" in dropped[1]["detail"]
+    figures = admin(server, "GET", f"groups/{group.name}/history")
+    assert figures["settled"] == [None] and len(figures["lag"]) == 1
 
     chosen = listed[1]["id"]
     assert admin(server, "POST", f"{path}/redrive", {"ids": [chosen], "dry_run": True})["result"]["ids"] == [chosen]
