@@ -14,7 +14,7 @@ from notify.spark.columns import name_hash
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.records import Record, records_of
-from notify.spark.explain.repairs import Sent, decisions_of, origin_of, repairs_of
+from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, repairs_of
 from notify.spark.ranges import Span
 from notify.spark.replicas import unseen_from
 from notify.spark.result import Inputs
@@ -49,21 +49,20 @@ class Explained:
         return 1 if not self.verdicts or any(v.is_bad and not self._is_repaired(v) for v in self.verdicts) else 0
 
     def _is_repaired(self, verdict: Verdict) -> bool:
-        return any(sent.of == verdict.message_id and sent.at_us and not sent.verdict.is_bad for sent in self.repairs)
+        return any(
+            sent.of == verdict.message_id and sent.what != DROPPED and sent.at_us and not sent.verdict.is_bad
+            for sent in self.repairs
+        )
 
     def _with_repairs(self, verdict: Verdict) -> str:
         again = [sent for sent in self.repairs if sent.of == verdict.message_id]
         if not again:
             return f"{verdict.sentence}."
-        state = "It is repaired" if self._is_repaired(verdict) else "It was sent again"
-        return (
-            f"{verdict.sentence}. {state}: "
-            + "; ".join(
-                f"{sent.what} as {sent.verdict.message_id}" + (f" to group {sent.to}" if sent.to else "")
-                for sent in again
-            )
-            + "."
+        is_sent = any(sent.what != DROPPED for sent in again)
+        state = (
+            "It is repaired" if self._is_repaired(verdict) else "It was sent again" if is_sent else "It was given up"
         )
+        return f"{verdict.sentence}. {state}: " + "; ".join(sent.done for sent in again) + "."
 
     def plain(self, asked: str) -> dict[str, Any]:
         """As in the JSON."""

@@ -13,6 +13,8 @@ from notify.spark.explain.trace import Trace
 from notify.spark.result import Inputs
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic
 
+DROPPED = "dropped"
+"""A dead letter that somebody let go of: under the id of its redrive there is a note of it, and nothing was sent."""
 _DECISIONS = ("transaction.commit", "transaction.rollback", "plan.decide")
 
 
@@ -32,9 +34,22 @@ class Sent:
     @property
     def sentence(self) -> str:
         """In words."""
+        if self.what == DROPPED:
+            return f"{self.done}, {self._by}"
         to = f" to group {self.to}" if self.to else ""
-        who = self.record.by if self.record else "who did it is in no record that was given"
-        return f"{self.what}{to} as {self.verdict.message_id}, {who}; {self.verdict.sentence.partition(': ')[2]}"
+        became = self.verdict.sentence.partition(": ")[2]
+        return f"{self.what}{to} as {self.verdict.message_id}, {self._by}; {became}"
+
+    @property
+    def done(self) -> str:
+        """The action in words, without who did it and what became of it."""
+        if self.what == DROPPED:
+            return f"dropped from the dead letters of group {self.to}"
+        return f"{self.what} as {self.verdict.message_id}" + (f" to group {self.to}" if self.to else "")
+
+    @property
+    def _by(self) -> str:
+        return self.record.by if self.record else "who did it is in no record that was given"
 
 
 def repairs_of(inputs: Inputs, history: History, terms: Terms, records: Sequence[Record]) -> list[Sent]:
@@ -46,7 +61,7 @@ def repairs_of(inputs: Inputs, history: History, terms: Terms, records: Sequence
             repeated = repeat.traces.get(0)
             if repeated is not None and repeated.is_known:
                 if any(stand.topic == dropped_topic(group) for stand in repeated.stands):
-                    what = "dropped"  # the message under this id is the note of it
+                    what = DROPPED
                 verdict = _without_row(judge(repeated, terms))
                 record = _record_of(records, verdict.message_id, what, group, repeated.queued_us)
                 sent.append(Sent(what, trace.message_id, group, verdict, repeated.queued_us, record))
@@ -99,7 +114,7 @@ def _without_row(verdict: Verdict) -> Verdict:
 
 def _record_of(records: Sequence[Record], again: str, what: str, group: str, queued_us: int) -> Record | None:
     naming = [record for record in records if record.names(again) or f'"as": "{again}"' in record.result]
-    by_job = {"redriven": "dead_letter.redrive", "dropped": "dead_letter.drop"}.get(what)
+    by_job = {"redriven": "dead_letter.redrive", DROPPED: "dead_letter.drop"}.get(what)
     if naming or by_job is None:
         return next(iter(naming), None)
     # Where all dead letters that match are meant, the record names the group alone, and was written when the job began.

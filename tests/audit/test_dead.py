@@ -17,20 +17,20 @@ from notify.spark.audit import Audit
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
-from notify.storage.names import dead_letter_topic, redriven_id, retry_topic
+from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage
 from notify.storage.topics import Topic
 from notify.wire import Payload, encode_msgpack
 from tests.audit.audited import PLAN
 from tests.audit.trade import COUNT, TOPICS, WITH_INBOX, WITHOUT_INBOX, Trade, half_of, make_trade, row_of
 
-PURGED, SENT_AGAIN, *KEPT = [COUNT + 2 * n for n in range(5)]
+PURGED, SENT_AGAIN, DROPPED, *KEPT = [COUNT + 2 * n for n in range(6)]
 REASONS = ("no such customer", "no such customer", "the card was refused")
 LETTERS = dead_letter_topic(WITH_INBOX)
 
 
 async def die(trade: Trade) -> None:
-    """Five orders become dead letters of the group: the first is purged, and the second sent again."""
+    """Six orders become dead letters of the group: the first is purged, the second sent again, the third dropped."""
     now_us = trade.at(COUNT)
     store = LogStore(trade.log, clock=lambda: now_us)
     await store.open(now_us)
@@ -38,8 +38,8 @@ async def die(trade: Trade) -> None:
     again = retry_topic(WITH_INBOX, TOPICS["shop"])
     await store.create_topic(Topic(again))
     await store.subscribe(Subscription(WITH_INBOX, again, inbox_from_us=0), [0])
-    numbers = [PURGED, SENT_AGAIN, *KEPT]
-    for n, reason in zip(numbers, ("old", "old", *REASONS), strict=True):
+    numbers = [PURGED, SENT_AGAIN, DROPPED, *KEPT]
+    for n, reason in zip(numbers, ("old", "old", "old", *REASONS), strict=True):
         now_us = trade.at(n)
         half = half_of(trade, n)
         offset = store.bounds(TOPICS["shop"], 0)[1]
@@ -53,6 +53,10 @@ async def die(trade: Trade) -> None:
     new = NewMessage(again, encode_msgpack(Payload(again, b"again")))
     await store.put([NewTransaction(redriven_id(LETTERS, trade.id(SENT_AGAIN), 1), "", [new], committed=True)], now_us)
     await store.settle(WITH_INBOX, again, 0, [(0, 1)], SettleKind.FILTERED, now_us)
+    notes = dropped_topic(WITH_INBOX)
+    await store.create_topic(Topic(notes))
+    note = NewMessage(notes, encode_msgpack(Payload(notes, b"")))
+    await store.put([NewTransaction(redriven_id(LETTERS, trade.id(DROPPED), 2), "", [note], committed=True)], now_us)
     now_us += 60_000_000
     await store.checkpoint()
     await store.close()

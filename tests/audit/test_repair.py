@@ -35,7 +35,7 @@ from tests.audit.repairing import carried_out, in_queue, lost, opened, outbox_ro
 from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
 from tests.support.commands import cli
-from tests.support.groups import lag, running
+from tests.support.groups import Caller, die, lag, running, subscribe
 from tests.support.http import REASON, admin, post
 from tests.support.transactions import new_id
 
@@ -268,6 +268,24 @@ def test_a_redriven_dead_letter_is_told(server: ServerProcess, shop: Shop, tmp_p
     assert (sent.what, sent.to, sent.of) == ("redriven", "mail", f"{transaction}.0")
     assert sent.record is not None and (sent.record.what, sent.record.reason) == ("dead_letter.redrive", REASON)
     assert "settled by mail" in sent.sentence and "It is repaired" in known.sentence and known.exit_code == 0
+
+
+def test_a_dropped_dead_letter_is_told(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    subscribe(server.url, "mail", TOPIC)
+    shop.order()
+    (transaction,) = shop.transactions()
+    eventually(lambda: in_queue(server) == 1, "the message")
+    die(Caller(server.url, "mail", "i"), TOPIC, 1, "no such customer")
+    wanted = {"wanted": {"contains": "customer"}}
+    job = admin(server.url, "POST", "groups/mail/dead-letters/drop", wanted)["result"]["job"]
+    eventually(lambda: admin(server.url, "GET", f"jobs/{job}")["state"] == "done", "the end of the job")
+    with opened(shop, server) as inputs:
+        known = explain(inputs, transaction, tmp_path / "scratch", (1, 1))
+    (dropped,) = known.repairs
+    assert (dropped.what, dropped.to, dropped.of) == ("dropped", "mail", f"{transaction}.0")
+    assert dropped.record is not None and dropped.record.what == "dead_letter.drop"
+    assert dropped.sentence.startswith("dropped from the dead letters of group mail, by ")
+    assert known.sentence.endswith("It was given up: dropped from the dead letters of group mail.")
 
 
 def test_rows_of_an_inbox_that_were_purged_prove_nothing(server: ServerProcess, shop: Shop) -> None:
