@@ -33,7 +33,7 @@ SHARED = {"url": api.URL, "reason": api.REASON, "dry_run": api.DRY_RUN, "as_json
 
 def page() -> str:
     """The text of the page."""
-    groups = _root().commands
+    groups = root().commands
     shared = {p.name: p for _, command in commands() for p in command.params if _is_shared(p)}
     lines = [HEAD, *_flags([shared[name] for name in SHARED]), ""]
     section = ""
@@ -53,10 +53,11 @@ def page() -> str:
 
 def commands() -> list[tuple[str, Any]]:
     """Each command with its whole name, in the order of `--help`."""
-    return list(_commands(_root(), "notify"))
+    return list(_commands(root(), "notify"))
 
 
-def _root() -> Any:
+def root() -> Any:
+    """`notify` itself, with all its commands."""
     registered()
     return typer.main.get_command(main.app)
 

@@ -12,7 +12,7 @@ from notify.server.app import App
 from notify.server.data.routes import DataRoutes
 from notify.settings import Settings, environment_name
 from notify.storage.memory import MemoryStore
-from tests.support import command_page, error_codes
+from tests.support import command_page, error_codes, written_commands
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -94,6 +94,29 @@ def test_every_command_and_flag_is_documented() -> None:
 def test_every_flag_says_what_it_is_for() -> None:
     commands = [(name, p) for name, command in command_page.commands() for p in command.params]
     assert [(name, p.name) for name, p in commands if p.param_type_name == "option" and not p.help] == []
+
+
+def test_commands_in_blocks_are_whole() -> None:
+    """A line that a reader copies runs: no flag that `notify` asks for is left out, none is made up."""
+    lines = set(written_commands.in_blocks())
+    assert len(lines) > 60
+    wrong = {line: f"{page}: {why}" for page, line in sorted(lines) if (why := written_commands.fault(line))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("notify topic create x", "--reason is missing"),
+        ("notify topic create --reason y", "NAME"),
+        ("notify topic create x --reason y --speed 3", "--speed"),
+        ("notify topic make x", "no command make"),
+        ("notify topic list orders", "too much"),
+        ("notify topic create x --reason …", ""),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said(line: str, why: str) -> None:
+    assert why.lower() in written_commands.fault(line).lower() and bool(why) == bool(written_commands.fault(line))
 
 
 HIDDEN = {"NOTIFY_CRASH_AT", "NOTIFY_KAFKA_LIB"}
