@@ -8,10 +8,10 @@ RELEASE_STAMP := .venv-release/.installed
 .PHONY: docs reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
-# No more than the site needs: neither Spark nor browsers.
+# No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
 $(DOCS_STAMP): constraints.txt
 	python3 -m venv .venv-docs
-	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs 'mkdocstrings[python]' Pygments
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs 'mkdocstrings[python]' Pygments ruff
 	touch $@
 
 # Tools that make and look at distributions.

@@ -8,6 +8,7 @@ what came with it are looked at. A step that was left out makes the verdict INCO
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def _environment(extra: str) -> Path:
     """The interpreter of an environment with the wheel and this extra, and nothing else."""
     directory = WORK / (extra or "sdk")
     python = directory / "bin" / "python"
-    stamp = directory / wheel().name
+    stamp = directory / hashlib.sha256(wheel().read_bytes()).hexdigest()
     if not stamp.exists():
         shutil.rmtree(directory, ignore_errors=True)
         run([sys.executable, "-m", "venv", directory])
