@@ -118,9 +118,9 @@ def _environment(extra: str) -> Path:
         run([sys.executable, "-m", "venv", directory])
         wanted = f"{wheel()}[{extra}]" if extra else str(wheel())
         constraints = ROOT / "constraints.txt"
-        pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        pip = ("-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         run([python, *pip, "-c", constraints, wanted], minutes=20)
-        run([python, "-m", "pip", "check"])
+        run([python, "-I", "-m", "pip", "check"])
         stamp.touch()
     return python
 
