@@ -14,6 +14,8 @@ from notify.wire import instant
 
 INTERNAL = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 READ_BYTES = 1 << 20
+MOST_READ = 1000
+"""Queues whose last message is read for a list of topics; those after them have no time."""
 MOST_LAGS = 1000
 """Topics whose lag a list shows: it asks for each queue of each group."""
 
@@ -41,8 +43,12 @@ class OwnTopics:
 
     async def newest_at(self, names: Sequence[str]) -> dict[str, str]:
         newest: dict[str, str] = {}
+        left = MOST_READ
         for name in names:
             topic = self._core.queues.topic(name)
+            left -= 0 if topic is None else topic.queues
+            if left < 0:
+                break
             times = [self._newest_us(name, queue) for queue in range(topic.queues)] if topic is not None else []
             if any(times):
                 newest[name] = instant(max(times))

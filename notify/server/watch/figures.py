@@ -7,6 +7,7 @@ one that has none puts it in the place of the one that nobody has looked at for 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -19,8 +20,8 @@ from notify.server.watch.series import SPANS, Field, Series
 EVERY_SECONDS = 60.0
 MOST_SERIES = 1000
 """Topics, and groups, that have figures: some 3 KiB each."""
-AT_ONCE = 50
-"""Those that are looked at in one go: others have their turn then."""
+SLICE_SECONDS = 0.005
+"""So long figures are counted in one go, and one topic or group more: then others have their turn."""
 
 TOPIC_FIELDS = (Field("sent"), Field("lag", is_highest=True))
 GROUP_FIELDS = (Field("settled"), Field("lag", is_highest=True), Field("oldest_seconds", is_highest=True))
@@ -72,9 +73,11 @@ class _Kept:
             if len(self._series) >= MOST_SERIES:
                 break
             self._series.setdefault(name, Series(self._fields))
-        for number, name in enumerate(list(self._series)):
-            if number % AT_ONCE == AT_ONCE - 1:
-                await asyncio.sleep(0)
+        began = time.perf_counter()
+        for name in list(self._series):
+            if time.perf_counter() - began > SLICE_SECONDS:
+                await asyncio.sleep(0)  # a turn for everybody else
+                began = time.perf_counter()
             if name in self._series:
                 self._add(name, now())
 
