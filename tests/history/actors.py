@@ -227,7 +227,8 @@ def _row(who: str, message: ReceivedMessage) -> EffectRow:
 def _subscription(spec: dict[str, Any]) -> dict[str, Any]:
     tags = [spec["tag"]] if spec["tag"] else []
     return {
-        "mode": spec["mode"], "tags": tags, "filter": spec["filter"], "start": "earliest", "max_attempts": MAX_ATTEMPTS
+        "mode": spec["mode"], "tags": tags, "filter": spec["filter"], "start": "earliest", "max_attempts": MAX_ATTEMPTS,
+        "batch": spec["batch"],
     } | RETRIES  # fmt: skip
 
 
@@ -244,9 +245,13 @@ def consume(spec: dict[str, Any]) -> None:
         time.sleep(misbehaviour.before(message))  # a slow handler
         session.add(_row(spec["who"], message))
 
+    def take_all(messages: list[ReceivedMessage], session: Session) -> None:
+        for message in messages:
+            take(message, session)
+
     while True:
         consumer = Consumer(spec["url"], inbox=Inbox(engine), **options)
-        consumer.subscribe(spec["topic"], **_subscription(spec))(take)
+        consumer.subscribe(spec["topic"], **_subscription(spec))(take if spec["batch"] is None else take_all)
         try:
             consumer.run()
             return

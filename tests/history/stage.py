@@ -16,7 +16,7 @@ from tests.history.processes import Actor, Supervisor
 from tests.history.room import Room
 from tests.history.scene import Scene
 from tests.history.tables import make_tables
-from tests.history.takers import TAKERS, TAKERS_OF_KAFKA, Taker
+from tests.history.takers import BATCH, TAKERS, TAKERS_OF_KAFKA, Taker
 from tests.support.clock import eventually
 from tests.support.groups import is_subscribed
 
@@ -154,6 +154,7 @@ def _spec(taker: Taker, instance: str, dsn: str) -> dict[str, Any]:
         "mode": taker.mode,
         "topic": taker.topic,
         "tag": taker.tag,
+        "batch": BATCH if instance not in taker.instances else taker.batch,
         "filter": taker.filter,
         "instance": instance,
         "dsn": dsn,

@@ -19,6 +19,8 @@ class Taker:
     """Whether another instance joins and leaves again and again."""
     tag: str = ""
     """It has only messages with this tag."""
+    batch: int | None = None
+    """Its handler takes so many messages at a time; that of its guest takes batches in any case."""
     shade: str = ""
     """It has only messages whose header `shade` says so."""
 
@@ -40,11 +42,12 @@ class Taker:
         )
 
 
+BATCH = 8
 TAKERS = (
     Taker("shared", "shared", TOPIC),
     Taker("ordered", "ordered", ORDERED),
     Taker("failover", "failover", FEW, instances=("x", "y")),
-    Taker("exclusive", "exclusive", FEW),
+    Taker("exclusive", "exclusive", FEW, batch=BATCH),
     Taker("broadcast", "broadcast", FEW),
 )
 TAKERS_OF_KAFKA = (
