@@ -79,6 +79,13 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
         raise InvalidRequest(f"{name} is {value}; it must be from {low:g} to {high:g}", "out_of_bounds")
 
 
+def check_whole(name: str, value: int, low: int, high: int) -> None:
+    """Raises InvalidRequest (`out_of_bounds`) unless it is a whole number with low <= value <= high."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} is {value!r}; it must be a whole number from {low} to {high}", "out_of_bounds")
+    check_between(name, value, low, high)
+
+
 def check_headers(headers: Mapping[str, str], limits: Limits = LIMITS) -> None:
     """Raises TooLarge for headers beyond their bounds."""
     if len(headers) > limits.headers:

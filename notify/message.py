@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +19,9 @@ _MESSAGE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9]{1,9}
 CONTENT_TYPE = "content-type"
 FIRST_ID = "notify-first-id"
 """The header with the first id of a message that is sent to a group again under a new id."""
+UNFIT_CHARACTERS = 300
+MOST_UNFIT = 5
+"""How many of the places where a body does not fit are told."""
 REPLAY = "notify-replay"
 """The header with the replay number of a redriven message, if that is not 0."""
 DEAD_LETTER_REASON = "notify-dead-letter-reason"
@@ -186,5 +190,18 @@ class ReceivedMessage:
         try:
             value: T = read(self.body) if read is not None else msgspec.json.decode(self.body, type=kind)
         except (ValueError, msgspec.DecodeError) as error:
-            raise DeadLetter(f"the body does not fit {kind.__name__}: {str(error)[:300]}") from None
+            raise DeadLetter(f"the body does not fit {kind.__name__}: {why_unfit(error)}") from None
         return value
+
+
+def why_unfit(error: Exception) -> str:
+    """A decoder's objection to a body, in one line.
+
+    Pydantic's text quotes the body's values, which do not belong into logs and into the reasons of dead letters.
+    """
+    pydantic = sys.modules.get("pydantic_core")
+    if pydantic is None or not isinstance(error, pydantic.ValidationError):
+        return " ".join(str(error).split())[:UNFIT_CHARACTERS]
+    found = error.errors(include_url=False, include_context=False, include_input=False)[:MOST_UNFIT]
+    told = [": ".join([*(".".join(map(str, one["loc"])) for _ in one["loc"][:1]), one["msg"]]) for one in found]
+    return " ".join("; ".join(told).split())[:UNFIT_CHARACTERS]

@@ -28,7 +28,7 @@ from notify.client.servers import Servers
 from notify.client.session import Session, Work
 from notify.errors import InvalidRequest, NotifyError
 from notify.kafka.records import SCHEME
-from notify.limits import LIMITS, Mode, check_between, check_name
+from notify.limits import LIMITS, Mode, check_between, check_name, check_whole
 from notify.message import ReceivedMessage
 
 log = logging.getLogger("notify.consumer")
@@ -72,11 +72,11 @@ class _Consumer:
         Raises InvalidRequest.
         """
         check_name("group", group)
-        check_between("concurrency", concurrency, 1, MOST_CONCURRENT)
+        check_whole("concurrency", concurrency, 1, MOST_CONCURRENT)
         check_between("lease", lease, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
         check_between("drain", drain, 0, 86_400)
         if batch is not None:
-            check_between("batch", batch, 1, LIMITS.max_messages)
+            check_whole("batch", batch, 1, LIMITS.max_messages)
         if instance is not None and not (0 < len(instance) <= 255 and instance.isprintable()):
             raise InvalidRequest("instance is 1 to 255 printable characters", "out_of_bounds")
         self.url = url

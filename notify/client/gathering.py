@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from notify.client.handlers import Handler, is_cancelled, reason_of
+from notify.client.typed import Read
 from notify.message import ReceivedMessage
 
 log = logging.getLogger("notify.consumer")
@@ -27,13 +28,18 @@ Call = Callable[[Sequence[ReceivedMessage], Callable[..., Any]], Awaitable[None]
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A message that is to be handled. `value`: the handler's argument for it."""
+    """A message that is to be handled. `value`: its decoded body, until a call has had it."""
 
     message: ReceivedMessage
     value: Any
     fate: asyncio.Future[None]
     batch: Batch | None = None
     """The batch that it is handled in, once that has begun."""
+
+    def take_value(self, read: Read) -> Any:
+        """The decoded body, new for each call: the handler may have changed the one that it failed with."""
+        value, self.value = self.value, None
+        return read(self.message) if value is None else value
 
 
 @dataclass(slots=True, eq=False)
@@ -170,10 +176,14 @@ def _function_of(handler: Handler, part: Sequence[Arrival]) -> Callable[..., Any
     """The handler as a function of messages."""
     if handler.read is None:
         return handler.call
-    return functools.partial(_call_with_values, handler.call, {id(a.message): a.value for a in part})
+    return functools.partial(_call_with_values, handler.call, handler.read, {id(a.message): a for a in part})
 
 
 def _call_with_values(
-    call: Callable[..., Any], values: Mapping[int, Any], messages: Sequence[ReceivedMessage], *session: Any
+    call: Callable[..., Any],
+    read: Read,
+    arrivals: Mapping[int, Arrival],
+    messages: Sequence[ReceivedMessage],
+    *session: Any,
 ) -> Any:
-    return call([values[id(message)] for message in messages], *session)
+    return call([arrivals[id(message)].take_value(read) for message in messages], *session)

@@ -16,7 +16,7 @@ from typing import Any
 from notify.client.callables import is_coroutine_function, is_generator_function, name_of
 from notify.client.typed import Read, reader_of
 from notify.errors import InvalidRequest
-from notify.limits import LIMITS, MODES, check_between, check_name
+from notify.limits import LIMITS, MODES, check_between, check_name, check_whole
 from notify.message import ReceivedMessage
 
 REASON_CHARACTERS = 500
@@ -96,7 +96,7 @@ def check_options(
     check_between("retry_min", retry[0], LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
     check_between("retry_max", retry[1], retry[0], LIMITS.retry_max_seconds)
     if batch is not None:
-        check_between("batch", batch, 1, LIMITS.max_messages)
+        check_whole("batch", batch, 1, LIMITS.max_messages)
         if in_hand is not None and batch > in_hand:
             raise InvalidRequest(
                 f"a batch of {batch} messages cannot be had where the consumer holds {in_hand} at most: give the "

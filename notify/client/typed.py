@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -13,13 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from notify.errors import DeadLetter, InvalidRequest
-from notify.message import Message, ReceivedMessage
+from notify.message import Message, ReceivedMessage, why_unfit
 
 Read = Callable[[ReceivedMessage], Any]
 """Gives a message's value. Raises DeadLetter where the body does not fit."""
-REASON_CHARACTERS = 300
+MOST_WRAPPINGS = 100
 _NONE_GIVEN = inspect.Parameter.empty
 _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable)
 _KNOWN: dict[str, Any] = {
@@ -57,30 +59,42 @@ def _first_annotation(function: Callable[..., Any], name: str) -> Any:
     if not parameters or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
         return _NONE_GIVEN
     annotation = parameters[0].annotation
-    return _resolved(annotation, function, name) if isinstance(annotation, str) else annotation
+    return annotation if annotation is _NONE_GIVEN else _resolved(annotation, function, name)
 
 
-def _resolved(text: str, function: Callable[..., Any], name: str) -> Any:
-    """The type that an annotation names, which `from __future__ import annotations` leaves as text."""
-    for said in (text, re.sub(r"\b(?:\w+\.)+", "", text)):  # a module, too, may be imported for a type checker alone
-        holder = type("Holder", (), {"__annotations__": {"first": said}})
-        try:
-            return typing.get_type_hints(holder, _KNOWN | _globals_of(function), {}, include_extras=True)["first"]
-        except Exception as error:
-            failed = error
+def _resolved(annotation: Any, function: Callable[..., Any], name: str) -> Any:
+    """The type that an annotation names, of which quotes or `from __future__ import annotations` leave a text."""
+    try:
+        return _evaluated(annotation, _KNOWN | _globals_of(function))
+    except Exception as error:
+        failed = error
+    if isinstance(annotation, str):
+        # A module, too, may be imported for a type checker alone. Its names may be those of other types here.
+        with contextlib.suppress(Exception):
+            return _evaluated(re.sub(r"\b(?:\w+\.)+", "", annotation), dict(_KNOWN))
     raise _refusal(
         name,
-        f"is annotated with {text!r}, which cannot be found in its module ({failed}): define the type at the module's "
-        "level and import it outside `if TYPE_CHECKING`, or annotate ReceivedMessage",
+        f"is annotated with {annotation!r}, which cannot be found in its module ({failed}): define the type at the "
+        "module's level and import it outside `if TYPE_CHECKING`, or annotate ReceivedMessage",
     )
 
 
+def _evaluated(annotation: Any, known: dict[str, Any]) -> Any:
+    holder = type("Holder", (), {"__annotations__": {"first": annotation}})
+    return typing.get_type_hints(holder, known, {})["first"]  # without the extras of Annotated
+
+
 def _globals_of(function: Any) -> dict[str, Any]:
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    if not hasattr(function, "__globals__"):
-        function = getattr(type(function), "__call__", None)  # noqa: B004
+    """The names that a function's module knows, also behind partials, decorators and the `__call__` of an object."""
+    for _ in range(MOST_WRAPPINGS):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif not hasattr(function, "__globals__"):
+            function = getattr(type(function), "__call__", None)  # noqa: B004
+        else:
+            break
     known: dict[str, Any] = getattr(function, "__globals__", {})
     return known
 
@@ -124,11 +138,17 @@ def _reader(kind: Any, name: str) -> Read:
         from pydantic import TypeAdapter
 
         read = TypeAdapter(kind).validate_json
-    if read is None and all(_is_data(one) for one in _members(kind)):
+    if read is None and kind is not types.NoneType and all(_is_data(one) for one in _members(kind)):
         try:
-            read = msgspec.json.Decoder(kind).decode
+            read, foreign = msgspec.json.Decoder(kind).decode, _foreign(msgspec.inspect.type_info(kind), set())
         except Exception as error:
             raise _refusal(name, f"takes {_said(kind)}, into which no body can be decoded: {error}") from None
+        if foreign is not None:
+            raise _refusal(
+                name,
+                f"takes {_said(kind)}, into which no body can be decoded: no JSON value is a {_said(foreign)}; take "
+                "ReceivedMessage and decode it yourself, or make the type a pydantic model",
+            )
     if read is None:
         raise _refusal(name, f"takes {_said(kind)}: annotate its first parameter with {_TAKEN}")
     return functools.partial(_read, read, _said(kind))
@@ -138,9 +158,28 @@ def _is_data(kind: Any) -> bool:
     kind = typing.get_origin(kind) or kind  # a generic struct
     if not isinstance(kind, type):
         return False
-    return (
-        dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct | types.NoneType) or typing.is_typeddict(kind)
-    )
+    # The TypedDict of typing_extensions is another than Python's, with the same attributes.
+    is_typed_dict = issubclass(kind, dict) and hasattr(kind, "__required_keys__")
+    return dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct | types.NoneType) or is_typed_dict
+
+
+def _foreign(part: Any, seen: set[int]) -> Any:
+    """A type within a type's description that msgspec knows nothing of: its decoder refuses whatever value is there.
+
+    `seen`: the ids of descriptions, which may hold themselves. None where there is no such type.
+    """
+    if isinstance(part, msgspec.inspect.CustomType):
+        return part.cls
+    if id(part) in seen:
+        return None
+    seen.add(id(part))
+    if isinstance(part, tuple):
+        parts: list[Any] = list(part)
+    elif isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field):
+        parts = [getattr(part, name, None) for name in part.__struct_fields__]
+    else:
+        return None
+    return next((found for one in parts if (found := _foreign(one, seen)) is not None), None)
 
 
 def _read(decode: Callable[[bytes], Any], said: str, message: ReceivedMessage) -> Any:
@@ -148,7 +187,7 @@ def _read(decode: Callable[[bytes], Any], said: str, message: ReceivedMessage) -
         return decode(message.body)
     except (ValueError, TypeError, msgspec.DecodeError, RecursionError) as error:
         # Another attempt would find the same bytes.
-        raise DeadLetter(f"the body does not fit {said}: {' '.join(str(error).split())[:REASON_CHARACTERS]}") from None
+        raise DeadLetter(f"the body does not fit {said}: {why_unfit(error)}") from None
 
 
 def _said(kind: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,12 @@ def handler_of(function: Callable[..., Any], batch: int, topic: str = "t") -> Ha
 
 async def call(messages: Sequence[ReceivedMessage], function: Callable[..., Awaitable[None]]) -> None:
     await function(messages)
+
+
+@dataclasses.dataclass
+class Basket:
+    item: str
+    price: int
 
 
 class Handled:
@@ -104,6 +111,31 @@ def test_every_error_is_that_of_the_messages_that_raise_it_alone(error: type[Bas
     """Also one that ends the process, or that looks like the end of the batch's own task."""
     fates = handled(Handled("b", error=error), 4, *map(message, "abcd"))
     assert [text for text, fate in fates.items() if fate] == ["b"]
+
+
+def test_the_halves_get_values_that_no_call_has_changed() -> None:
+    """A handler that sums up, say, and fails on one message, would sum up the others twice."""
+    seen: list[tuple[str, int]] = []
+
+    async def handle(baskets: list[Basket]) -> None:
+        for basket in baskets:
+            basket.price += 1
+            seen.append((basket.item, basket.price))
+            if basket.item == "d":
+                raise ValueError("no d")
+
+    def basket(text: str) -> ReceivedMessage:
+        return ReceivedMessage(text, "t", 0, 0, b'{"item": "%s", "price": 5}' % text.encode(), None, None, {}, 1, "")
+
+    async def run() -> None:
+        gathering = Gathering(call, 1)
+        handler = handler_of(handle, 4)
+        waits = [fate_of(gathering, handler, basket(text)) for text in "abcd"]
+        assert await asyncio.gather(*waits) == ["", "", "", "no d"]
+
+    asyncio.run(run())
+    assert [item for item, _ in seen] == [*"abcd", *"ab", *"cd", "c", "d"]
+    assert {price for _, price in seen} == {6}
 
 
 def test_a_message_that_comes_again_is_alone() -> None:

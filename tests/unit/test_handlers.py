@@ -98,6 +98,8 @@ def test_a_handler_that_can_be_called_is_taken(kind: str, function: Callable[...
         {"mode": "orderd"},
         {"batch": 0},
         {"batch": 10_001},
+        {"batch": 2.5},
+        {"batch": True},
     ],
 )
 def test_a_subscription_beyond_a_bound_is_refused(options: dict[str, Any]) -> None:
@@ -127,7 +129,8 @@ def test_a_handler_of_batches_of_the_wrong_kind_is_refused(kind: str, function: 
 @pytest.mark.parametrize(
     "options",
     [
-        {"batch": 0}, {"batch": 10_001}, {"drain": -1}, {"lease": 0.5}, {"concurrency": 0}, {"instance": ""},
+        {"batch": 0}, {"batch": 10_001}, {"batch": 2.5}, {"concurrency": 2.5}, {"concurrency": True},
+        {"drain": -1}, {"lease": 0.5}, {"concurrency": 0}, {"instance": ""},
         {"instance": "x" * 256}, {"instance": "a\nb"}, {"instance": "\udcff"},
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic
 import pytest
+import typing_extensions
 
 from notify.client import Message, ReceivedMessage
 from notify.client.handlers import check_callable
@@ -38,6 +39,11 @@ class PlacedDict(typing.TypedDict):
     price: int
 
 
+class ExtendedDict(typing_extensions.TypedDict):
+    item: str
+    price: int
+
+
 class PlacedModel(pydantic.BaseModel):
     item: str
     price: int
@@ -55,6 +61,19 @@ class Bought(msgspec.Struct, tag="bought"):
 
 class Sold(msgspec.Struct, tag="sold"):
     item: str
+
+
+class Money:
+    """A type that no JSON value is."""
+
+
+@dataclasses.dataclass
+class Priced:
+    prices: dict[str, list[Money | None]]
+
+
+class PricedStruct(msgspec.Struct):
+    placed: PlacedModel
 
 
 class Named(typing.Protocol):
@@ -83,6 +102,11 @@ def of_any_list(messages: list) -> None: ...  # type: ignore[type-arg]
 def of_senders(message: Message) -> None: ...
 def of_the_unknown(message: Unknown) -> None: ...
 def of_both(placed: Placed | PlacedStruct) -> None: ...
+def of_money(priced: Priced) -> None: ...
+def of_a_model_within(priced: PricedStruct) -> None: ...
+def of_nothing(nothing: None) -> None: ...
+def of_another_placed(placed: sdk.Placed) -> None: ...  # type: ignore[name-defined]
+def of_an_extended_dict(placed: ExtendedDict) -> None: ...
 
 
 class Shop:
@@ -158,9 +182,63 @@ def test_lists_of_values(function: Callable[..., Any], kind: type) -> None:
         (of_senders, False, "annotate ReceivedMessage"),
         (of_the_unknown, False, "define the type at the module's level"),
         (of_both, False, "no body can be decoded"),
+        (of_money, False, "no JSON value is a Money"),
+        (of_a_model_within, False, "no JSON value is a PlacedModel"),
+        (of_nothing, False, "annotate its first parameter with ReceivedMessage, a dataclass"),
+        (of_another_placed, False, "define the type at the module's level"),
     ],
 )
 def test_an_annotation_that_cannot_be_is_refused(function: Callable[..., Any], in_batches: bool, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said) as refused:
         read_by(function, in_batches=in_batches)
     assert refused.value.code == "invalid_handler" and function.__name__ in str(refused.value)
+
+
+def annotated(annotation: object) -> Callable[..., Any]:
+    """A function of a module without `from __future__ import annotations`."""
+
+    def handle(first: Any) -> None: ...
+
+    handle.__annotations__ = {"first": annotation}
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("annotation", "in_batches"),
+    [
+        (list["Placed"], True),
+        (Sequence["Placed"], True),
+        (typing.Optional["Placed"], False),
+        (typing.Annotated[Placed, "what was placed"], False),
+        (list[typing.Annotated[Placed, "what was placed"]], True),
+    ],
+)
+def test_a_type_that_is_named_within_an_annotation(annotation: object, in_batches: bool) -> None:
+    read = read_by(annotated(annotation), in_batches=in_batches)
+    assert read is not None and read(message(GOOD)) == Placed("book", 5)
+
+
+def test_a_message_that_is_named_within_an_annotation() -> None:
+    assert read_by(annotated(list["ReceivedMessage"]), in_batches=True) is None
+    assert read_by(annotated(typing.Annotated[ReceivedMessage, "as it is"])) is None
+
+
+def test_a_typed_dict_of_typing_extensions() -> None:
+    read = read_by(of_an_extended_dict)
+    assert read is not None and read(message(GOOD)) == {"item": "book", "price": 5}
+    with pytest.raises(DeadLetter, match="the body does not fit ExtendedDict"):
+        read(message(BAD))
+
+
+@pytest.mark.parametrize("function", [of_a_model, of_a_valid_one, of_a_dataclass, of_a_struct])
+def test_the_reason_says_where_a_body_does_not_fit_and_quotes_none_of_it(function: Callable[..., Any]) -> None:
+    """Reasons go to the server, into its console and into logs."""
+    read = read_by(function)
+    body = b'{"item": "book", "price": "card 4111"}'
+    assert read is not None
+    with pytest.raises(DeadLetter, match="price") as dead:
+        read(message(body))
+    assert "4111" not in str(dead.value) and "http" not in str(dead.value)
+    with pytest.raises(DeadLetter, match="price") as dead:
+        message(body).decode(PlacedModel)
+    assert "4111" not in str(dead.value)
