@@ -30,7 +30,8 @@ USES = {
     "asyncio": "from sqlalchemy.ext.asyncio import create_async_engine\nimport greenlet\n"
     "create_async_engine('sqlite+aiosqlite://')",
     "alembic": "from notify.client.alembic import downgrade, upgrade",
-    "django": "from django.conf import settings\nsettings.configure()\nimport django\ndjango.setup()\nimport notify.client.django",
+    "django": "from django.conf import settings\nsettings.configure()\nimport django\ndjango.setup()\n"
+    "import notify.client.django",
     "cli": "import sys\nfrom notify.cli import main\nsys.argv = ['notify', '--version']\nmain.main()",
     "server": "from notify.testing import InMemoryServer\nwith InMemoryServer() as server:\n    assert server.url",
     "ship": "import fsspec, pyarrow, s3fs, notify.storage.shipped.store, notify.storage.shipped.table",
