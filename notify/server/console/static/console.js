@@ -119,6 +119,7 @@
 (function () {
   if (!window.uPlot) return;
   const ROWS = 100;
+  const SECONDS = { hour: 3600, day: 86400 };
   const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4"];
   const DASHES = [[], [], [6, 4], [2, 3]];
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -137,10 +138,12 @@
     const lines = JSON.parse(box.dataset.lines);
     const words = document.getElementById(box.getAttribute("aria-describedby"));
     let plot = null;
+    let seconds = SECONDS.hour;
+    let end = Date.now() / 1000;
     const axis = () => ({ stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } });
     const options = () => ({
       width: box.clientWidth, height: 220, cursor: { drag: { x: false, y: false } },
-      scales: { y: { range: (u, low, high) => [0, Math.max(1, (high || 0) * 1.1)] } },
+      scales: { x: { range: () => [end - seconds, end] }, y: { range: (u, low, high) => [0, Math.max(1, (high || 0) * 1.1)] } },
       axes: [
         Object.assign(axis(), { values: (u, ticks) => ticks.map(tick) }),
         Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => t.toLocaleString("en")) }),
@@ -162,7 +165,9 @@
     // In a frame of its own, for the plot changes the height of the box: until then the box hides what is too wide.
     const refit = () => { if (plot && plot.width !== box.clientWidth) plot.setSize({ width: box.clientWidth, height: 220 }); };
     new ResizeObserver(() => requestAnimationFrame(refit)).observe(box);
-    return { lines, show(found) {
+    return { lines, show(found, span) {
+      seconds = SECONDS[span];
+      if (found.at.length) end = found.at[found.at.length - 1];
       const data = [found.at].concat(lines.map(([name]) => found[name]));
       if (!plot) plot = new uPlot(options(), data, box);
       else plot.setData(data);
@@ -204,7 +209,7 @@
         const answer = await fetch(`${section.dataset.source}?span=${span}`);
         if (!answer.ok) return;
         found = await answer.json();
-        for (const one of charts) one.show(found);
+        for (const one of charts) one.show(found, span);
         section.dataset.span = span;
         table(details, lines, found);
       } catch (error) { /* The server is away: the page says so where it refreshes itself. */ }
