@@ -124,7 +124,9 @@ def test_a_poison_message_fails_alone(
         eventually(lambda: queue.is_settled(unique), "all to be settled")
     assert sorted(items(inbox_engine)) == ["a", "b", "c", "d", "e", "once more"]
     dead = eventually(lambda: len(letters(queue, unique)) == 2 and letters(queue, unique), "both dead letters")
-    assert dead == {"fails": ("ValueError: fails", "2"), "never": ("cannot be", "1")}
+    assert dead["never"] == ("cannot be", "1")
+    reason, attempts = dead["fails"]
+    assert reason.startswith("ValueError: fails (at ") and "judge" in reason and attempts == "2", reason
     assert max(map(len, calls)) > 1
     again = [call for call in calls if any(attempt > 1 for _, attempt in call)]
     assert sorted(again) == [[("fails", 2)], [("once more", 2)]], "only what failed alone comes again, and alone"
