@@ -19,6 +19,9 @@ MEMORY = "3g"
 PARTITIONS = 16
 """The number of shuffle partitions; one partition of 5 million messages is in memory at a time."""
 
+LISTED_AT_ONCE = 8
+"""In so many tasks Spark looks for the files that it is to read."""
+
 _PLANNING = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": str(PARTITIONS),
@@ -27,6 +30,10 @@ _PLANNING = {
     # Tables of messages must be sorted or hashed, and never broadcast by mistake.
     "spark.sql.autoBroadcastJoinThreshold": str(16 << 20),
     "spark.sql.files.maxPartitionBytes": str(64 << 20),
+    # A shipped log has a small copy for each minute. By default Spark looks for each file in a task of its own, before
+    # every read, and reads at most 16 of them in one task.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(LISTED_AT_ONCE),
+    "spark.sql.files.openCostInBytes": str(1 << 20),
 }
 """Settings that a session may have of its own, also on a server of Spark Connect."""
 

@@ -36,6 +36,8 @@ TOGETHER_US = 50_000
 """The transactions of so many microseconds are stored in one batch."""
 COMMITTED_AFTER_US, EFFECTIVE_AFTER_US = 5_000, 10_000
 KEYS = 1000
+CLOSED_US = 15_000_000
+"""Longer than a transaction and its delivery may take together in a measured audit."""
 AGO_US = 120_000_000
 """How long ago a run ended; longer than the bounds of any plan."""
 
@@ -214,10 +216,24 @@ def made_run(
 
 
 def add_to(made: Made, directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20) -> Made:
-    """Let a run go on for so many transactions; these."""
-    more = replace(made, begin=made.count, count=made.count + transactions)
+    """Let a run go on for so many transactions from now on, until they are CLOSED_US old; these."""
+    begin = made.count
+    first_us = time.time_ns() // 1000 - begin * made.step_us
+    more = replace(made, begin=begin, count=begin + transactions, first_us=first_us)
     _make(more, directory, url, segment_bytes)
+    # A log that nobody writes to is known up to its last frame.
+    time.sleep(max(0.0, (more.at(more.count) + CLOSED_US) / 1e6 - time.time()))
+    asyncio.run(_touch(made.log))
     return more
+
+
+async def _touch(log: Path) -> None:
+    """Write another frame."""
+    store = LogStore(log)
+    now_us = time.time_ns() // 1000
+    await store.open(now_us)
+    await store.subscribe(Subscription(CONSUMERS, topic_of(0), mode="ordered", inbox_from_us=0), None)
+    await store.close()
 
 
 def _make(made: Made, directory: Path, url: str, segment_bytes: int) -> None:
