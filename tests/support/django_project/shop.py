@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -28,7 +29,8 @@ def set_up() -> None:
     """Set Django up, once in a process. Each test adds a database of its own, under an alias of its own."""
     if settings.configured:
         return
-    pymysql.install_as_MySQLdb()
+    if find_spec("MySQLdb") is None:  # mysqlclient is not installed
+        pymysql.install_as_MySQLdb()
     settings.configure(
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
         INSTALLED_APPS=["notify.client.django", "tests.support.django_project"],
@@ -47,7 +49,9 @@ def database_of(url: str, **options: Any) -> dict[str, Any]:
     given = sa.make_url(url)
     engine = f"django.db.backends.{ENGINES[given.get_backend_name()]}"
     if given.get_backend_name() == "sqlite":
-        return {"ENGINE": engine, "NAME": given.database, "OPTIONS": {"timeout": 60}} | options
+        # A deferred transaction that reads first is refused its first write at once while another one writes.
+        waiting = {"timeout": 60, "transaction_mode": "IMMEDIATE"}
+        return {"ENGINE": engine, "NAME": given.database, "OPTIONS": waiting} | options
     return {
         "ENGINE": engine,
         "NAME": given.database,
