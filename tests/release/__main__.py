@@ -138,7 +138,12 @@ def audited() -> str:
         raise LeftOut(f"the service that knows vulnerabilities does not answer: {done.stderr.strip().splitlines()[-1]}")
     if done.returncode:
         raise Refused(said[-3000:])
-    return said.strip().splitlines()[-1]
+    unknown = {line.split()[0] for line in said.splitlines() if "could not be audited" in line}
+    if unknown := unknown - {"notify-tx", "pip", "setuptools"}:
+        raise LeftOut(
+            f"the service that knows vulnerabilities does not know {len(unknown)} packages: {min(unknown)}, …"
+        )
+    return said.strip().splitlines()[0]
 
 
 def licensed() -> str:

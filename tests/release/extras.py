@@ -25,7 +25,7 @@ USES = {
     "sql": "import alembic, notify.storage.sql.schema, notify.storage.sql.tables",
     "bridge": "import notify.binlog_bridge.pump",
     "kafka": "import notify.sinks.kafka, notify.client.kafka.plan",
-    "filters": "from notify.filter import compile_filter\ncompile_filter('tag == \"vip\"')",
+    "filters": "from notify.filter import Filter\nFilter('tag == \"vip\"')",
     "otel": "from notify import tracing\ntracing.export_from_environment()",
     "asyncio": "from sqlalchemy.ext.asyncio import create_async_engine\nimport greenlet\n"
     "create_async_engine('sqlite+aiosqlite://')",

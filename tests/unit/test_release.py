@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def test_a_changed_tree_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "run", lambda words: " M notify/errors.py\n" if "status" in words else "abc")
     with pytest.raises(release.Refused, match="not clean"):
         release.tree()
+
+
+def test_an_audit_that_knows_nothing_is_no_audit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """pip-audit ends with 0 where its service knows none of the packages."""
+    (tmp_path / "sdk" / "lib" / "python3" / "site-packages").mkdir(parents=True)
+    said = "No known vulnerabilities found\nsqlalchemy  Dependency not found and could not be audited: sqlalchemy (2)\n"
+    monkeypatch.setattr(release, "WORK", tmp_path)
+    monkeypatch.setattr(release.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
+    with pytest.raises(release.LeftOut, match="does not know 1 packages: sqlalchemy"):
+        release.audited()
 
 
 def test_nothing_uploads() -> None:
