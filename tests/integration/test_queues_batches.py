@@ -366,6 +366,37 @@ def test_an_instance_that_comes_gets_what_waits_for_a_batch_elsewhere(queue: Que
     assert sorted(seen) == sent and sum(seen.values()) - len(sent) <= size
 
 
+def test_an_instance_that_comes_gets_what_waits_for_single_handling_beside_batches(queue: Queue, unique: str) -> None:
+    """A consumer that has a handler of batches, too, holds more messages than its threads handle."""
+    queue.make_topic(unique, 2)
+    queue.make_topic(f"{unique}-b", 1)
+    sent = [f"{n:02}" for n in range(40)]
+    seen: Counter[str] = Counter()
+    has_begun, may_end = threading.Event(), threading.Event()
+    first = Consumer(queue.url, group=unique, concurrency=1, lease=1, batch=len(sent))
+    second = Consumer(queue.url, group=unique, lease=1)
+
+    @first.subscribe(unique, start="earliest")
+    def handle(message: ReceivedMessage) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+        seen[message.text] += 1
+
+    second.subscribe(unique, start="earliest")(lambda message: seen.update([message.text]))
+    for consumer in (first, second):
+        consumer.subscribe(f"{unique}-b", start="earliest", batch=10)(lambda messages: None)
+    queue.sender.send(*(Message(unique, text, key=str(n)) for n, text in enumerate(sent)))
+    with running(first):
+        assert has_begun.wait(PATIENCE_SECONDS)
+        with running(second):
+            eventually(lambda: queue.is_consumed(unique, 2), "both instances")
+            if queue.is_kafka:
+                eventually(lambda: second.handled, "a partition to go to the second")
+            may_end.set()
+            eventually(lambda: queue.is_settled(unique), "everything to be settled")
+    assert sorted(seen) == sent and sum(seen.values()) - len(sent) <= 1
+
+
 # --- typed --------------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,8 @@ class Handling:
         self._tasks: dict[asyncio.Task[None], tuple[Window, str]] = {}
         self._in_batches: set[asyncio.Task[None]] = set()
         """Those whose messages are, or wait to be, in a batch."""
+        self._singly = asyncio.Semaphore(plan.concurrency)
+        """Handlers of single messages: beside one of batches more messages are with handlers than these may run."""
         self._timer: asyncio.TimerHandle | None = None
         self.moved = asyncio.Event()
         """Set when a handler has returned, and so little is ready that more is to be fetched."""
@@ -133,7 +135,16 @@ class Handling:
         return wanted is None or wanted.is_true_for(_own_headers(record), _key(record), tag, topic)
 
     async def _handle(self, window: Window, item: Item, handler: Handler | None, message: ReceivedMessage) -> None:
-        if self._plan.is_stopped():  # since this task was made
+        if handler is not None and handler.batch is not None:
+            await self._handle_now(window, item, handler, message)
+            return
+        async with self._singly:
+            await self._handle_now(window, item, handler, message)
+
+    async def _handle_now(self, window: Window, item: Item, handler: Handler | None, message: ReceivedMessage) -> None:
+        if window.is_closed:  # its partition is another's since this task was made
+            return
+        if self._plan.is_stopped():
             window.put_back(item)
             return
         try:
