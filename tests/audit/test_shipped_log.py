@@ -184,6 +184,7 @@ def test_planted_faults_are_the_same_from_a_store(
         assert getattr(from_store, name) == getattr(own, name), name
 
 
+@pytest.mark.long
 def test_what_came_after_the_last_shipped_segment_is_pending(spark: Any, sound: Trade, tmp_path: Path) -> None:
     ship_directory(sound.log.parent, f"file://{tmp_path}/store")  # all but the last segment
     by_clock = replace(PLAN, closes_by_clock=True)  # as a watch does: an input that stalls must not hide what is lost

@@ -129,6 +129,7 @@ def test_rows_of_an_xa_transaction_stop_it_and_others_do_not(
     session.run("XA ROLLBACK 'z'")
 
 
+@pytest.mark.long
 def test_checksums_may_change_under_a_running_bridge_and_behind_it(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:

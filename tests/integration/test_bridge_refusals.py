@@ -101,6 +101,7 @@ def test_a_source_that_takes_no_note_holds_its_bridge_up(
     binlog_server.execute(f"DROP USER {user}")
 
 
+@pytest.mark.long
 def test_an_id_that_another_transaction_has_is_noted_too(url: str, server: ServerProcess, unique: str) -> None:
     """The queue learns of it only beside what it has stored, and still stores nothing before it is noted."""
     subscribe(server.url, unique, unique)

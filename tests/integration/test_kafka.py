@@ -184,6 +184,7 @@ def test_handlers_inbox_retries_and_dead_letters(
     assert "never" in (header(listed(dead[0]), "notify-reason") or "")
 
 
+@pytest.mark.long
 def test_delayed_messages_are_held_before_release(
     kafka_url: str, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:

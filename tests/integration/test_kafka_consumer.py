@@ -274,6 +274,7 @@ def test_a_retry_that_waits_survives_rebalances(kafka: str, unique: str) -> None
 # --- order, back-off, dead letters ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_dead_letter_frees_its_key(kafka: str, unique: str) -> None:
     make_topic(kafka, unique)
     produce(kafka, unique, ["x0", "x1", "x2"])
@@ -308,6 +309,7 @@ def test_a_dead_letter_frees_its_key(kafka: str, unique: str) -> None:
     assert why == {"x0": ("2", "RuntimeError: never works"), "x1": ("1", "never")}
 
 
+@pytest.mark.long
 def test_the_wait_is_the_groups_own(kafka: str, unique: str) -> None:
     """Retries wait in the partition of their wait, however long others of the same topic wait."""
     make_topic(kafka, unique)
@@ -462,6 +464,7 @@ def order(url: str, group: str, what: control.Control) -> None:
     produce(url, control.TOPIC, [what.encoded().decode()], key=group.encode())
 
 
+@pytest.mark.long
 def test_pause_resume_and_reset(kafka: str, unique: str) -> None:
     make_topic(kafka, unique, 2)
     produce(kafka, unique, ["a", "b", "c"])

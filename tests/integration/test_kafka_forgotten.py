@@ -72,6 +72,7 @@ def test_without_a_later_note_it_begins_where_it_began(kafka_url: str, unique: s
     assert seen == ["b"]
 
 
+@pytest.mark.long
 def test_a_topic_that_was_made_anew_is_read_from_its_first_record(kafka_url: str, unique: str) -> None:
     make_topic(kafka_url, unique)
     produce(kafka_url, unique, ["a", "b"])

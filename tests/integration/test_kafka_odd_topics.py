@@ -70,6 +70,7 @@ def test_the_first_messages_of_a_new_partition_are_handled(kafka_url: str, uniqu
         eventually(lambda: seen == ["a", "b"], "both messages")
 
 
+@pytest.mark.long
 def test_a_group_beyond_the_end_begins_anew(kafka_url: str, unique: str) -> None:
     """As after an unclean election: the group was where nothing is any more, and passed what came until it was."""
     make_topic(kafka_url, unique)

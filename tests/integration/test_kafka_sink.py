@@ -387,6 +387,7 @@ def test_what_kafka_never_takes_is_listed_and_the_bridge_goes_on(url: str, binlo
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_transaction_larger_than_a_batch_is_published_whole(url: str, binlog_url: str, unique: str) -> None:
     outbox(binlog_url, "none", range(0))
     engine = sa.create_engine(binlog_url)

@@ -49,6 +49,7 @@ def test_no_handler_begins_once_the_consumer_is_told_to_stop(kafka_url: str, uni
     assert progress(kafka_url, unique)[unique, 0].offset == 1, "the others come again"
 
 
+@pytest.mark.long
 def test_cancelled_within_a_commit_a_consumer_writes_its_retries_once(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

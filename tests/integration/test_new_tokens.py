@@ -85,6 +85,7 @@ def status(server: ServerProcess, path: str, token: str) -> int:
 # --- what was made at another server --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_token_works_at_once_at_every_server_of_a_registry(shared: str, tmp_path: Path) -> None:
     """Promise: no server answers a token that an administrator was given with a final 401."""
     with ExitStack() as stack:

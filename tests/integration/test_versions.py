@@ -145,6 +145,7 @@ def test_a_storage_of_the_first_version_is_as_it_was(tmp_path: Path) -> None:
         server.stop()
 
 
+@pytest.mark.long
 def test_a_services_database_of_the_first_version_is_as_it_was(
     engine_url: str, database: str, notify_server: InMemoryServer
 ) -> None:
