@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -58,6 +59,21 @@ def is_gone(error: BaseException | None) -> bool:
         return str(state).startswith(GONE_STATES)
     arguments: tuple[object, ...] = getattr(error, "args", ())
     return bool(arguments) and arguments[0] in GONE_CODES
+
+
+_UNIQUE_STATE = "23505"
+_UNIQUE_CODES = frozenset({1062, 1586})
+_SQLITE_UNIQUE_CODES = frozenset({sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE})
+
+
+def is_doubled(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a row with such a key is there, and not that a row breaks another rule."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) in _SQLITE_UNIQUE_CODES
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    number = getattr(error, "errno", arguments[0] if arguments else None)
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return number in _UNIQUE_CODES or state == _UNIQUE_STATE
 
 
 def drop_lost_sessions(engine: Engine) -> None:

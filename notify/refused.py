@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client.table import notify_refused
-from notify.databases import DROPPED, REFUSED, RELAYED, UNSENT, database_now
+from notify.databases import DROPPED, REFUSED, RELAYED, UNSENT, database_now, is_doubled
 from notify.errors import InvalidRequest
 from notify.outbox import Outbox, present
 from notify.wire import BridgedTransaction, Item, RefusedReport, RefusedTransaction
@@ -105,7 +105,9 @@ def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> Non
         try:
             with connection.begin_nested():
                 connection.execute(notify_refused.insert().values(fixed | values))
-        except sa.exc.IntegrityError:
+        except sa.exc.IntegrityError as error:
+            if not is_doubled(error.orig):
+                raise
             connection.execute(again)  # it is dropped, or another mover has put it there meanwhile
 
 

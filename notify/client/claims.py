@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from notify.client.table import notify_inbox
-from notify.databases import begins_explicitly, commits_by_itself, database_now
+from notify.databases import begins_explicitly, commits_by_itself, database_now, is_doubled
 from notify.errors import InvalidRequest
 from notify.message import REPLAY, ReceivedMessage
 
@@ -100,7 +100,11 @@ def _standing(connection: sa.Connection, group: str, rows: Iterable[Row]) -> set
 
 
 def _insert(connection: sa.Connection, group: str, rows: Sequence[Row]) -> bool:
-    """Insert rows, all or none; False where another transaction has inserted one."""
+    """Insert rows, all or none; False where another transaction has inserted one.
+
+    Raises SQLAlchemy's IntegrityError for a row that breaks another rule, such as that of a column that was added: its
+    message would count as one that took effect.
+    """
     if not rows:
         return True
     given: list[dict[str, Any]] = [
@@ -114,7 +118,9 @@ def _insert(connection: sa.Connection, group: str, rows: Sequence[Row]) -> bool:
     try:
         with connection.begin_nested():
             connection.execute(insert, given if len(given) > 1 else given[0])
-    except sa.exc.IntegrityError:
+    except sa.exc.IntegrityError as error:
+        if not is_doubled(error.orig):
+            raise
         return False
     return True
 

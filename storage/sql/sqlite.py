@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from notify.databases import is_doubled
 from notify.storage.sql.dialect import FIXED_VALUES, QUOTED_COLUMNS, TABLE, Again, Duplicate, Statements
 from notify.storage.sql.engines import detached
 from notify.storage.sql.rows import COLUMNS, Row
@@ -34,7 +35,7 @@ class Sqlite(Statements):
         return super().lock(connection, names)
 
     def error(self, error: Exception) -> Exception:
-        if isinstance(error, sqlite3.IntegrityError):
+        if is_doubled(error):
             return Duplicate()
         if isinstance(error, sqlite3.OperationalError) and ("locked" in str(error) or "busy" in str(error)):
             return Again(str(error))

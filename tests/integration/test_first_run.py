@@ -16,6 +16,7 @@ import pytest
 from notify.cli.serve import greeting
 from notify.settings import Settings
 from notify.testing import InMemoryServer
+from notify.testing.process import launch
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command, cli
 from tests.support.groups import publish
@@ -83,7 +84,14 @@ def test_tail_shows_the_newest_messages_of_all_queues(memory: InMemoryServer, un
 
 def test_tail_follows_a_topic_in_json(memory: InMemoryServer, unique: str) -> None:
     publish(memory.url, unique, ["before"])
-    tail = Command("topic", "tail", unique, "--follow", "--json", "--url", memory.url).start()
+    tail = Command("topic", "tail", unique, "--follow", "--json", "--url", memory.url)
+    tail.launch = launch
+    # Where these tests are a background job, they ignore SIGINT, and so would what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        tail.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         eventually(lambda: len(tail.output) == 1, "the message that was there")
         post(
@@ -95,7 +103,7 @@ def test_tail_follows_a_topic_in_json(memory: InMemoryServer, unique: str) -> No
         assert (second["body_base64"], second["key"], second["tag"], second["offset"]) == ("/w==", "k", "t", 1)
         assert tail.process is not None
         tail.process.send_signal(signal.SIGINT)
-        assert tail.process.wait(PATIENCE_SECONDS) == 0
+        assert tail.process.wait(PATIENCE_SECONDS) == 0, tail.output
     finally:
         tail.close()
 

@@ -251,3 +251,37 @@ def test_an_asynchronous_handler_that_commits_by_itself_is_refused(shop_engine: 
         use_explicit_begin(engine)
     assert asyncio.run(run(engine)) == [True, False]
     assert len(items(shop_engine)) == 1
+
+
+BEFORE_EACH_ROW = {
+    "sqlite": "CREATE TRIGGER careful BEFORE INSERT ON notify_inbox BEGIN SELECT RAISE(ABORT, 'not now'); END",
+    "postgresql": "ALTER TABLE notify_inbox ADD COLUMN tenant INTEGER NOT NULL",
+    "mysql": "ALTER TABLE notify_inbox ADD CONSTRAINT stranger "
+    "FOREIGN KEY (consumer_group) REFERENCES strangers (name)",
+}
+"""By database, a rule of one's own that no row of the inbox keeps, and that raises an IntegrityError."""
+AFTERWARDS = {
+    "sqlite": "DROP TRIGGER careful",
+    "postgresql": "ALTER TABLE notify_inbox DROP COLUMN tenant",
+    "mysql": "ALTER TABLE notify_inbox DROP FOREIGN KEY stranger",
+}
+
+
+def test_a_row_that_breaks_another_rule_is_no_effect(shop_engine: sa.Engine) -> None:
+    """It counted as the row of a message that had taken effect: the message was acknowledged, and nothing was done."""
+    kind = shop_engine.dialect.name
+    with shop_engine.begin() as connection:
+        if kind == "mysql":
+            column = "name VARCHAR(127) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY"
+            connection.exec_driver_sql(f"CREATE TABLE strangers ({column})")
+        connection.exec_driver_sql(BEFORE_EACH_ROW[kind])
+    inbox = Inbox(shop_engine)
+    with pytest.raises(sa.exc.IntegrityError):
+        inbox.run("g", MESSAGE, effect)
+    with pytest.raises(sa.exc.IntegrityError):
+        inbox.run_batch("g", [MESSAGE], lambda messages, session: effect(messages[0], session))
+    assert len(items(shop_engine)) == 0
+    with shop_engine.begin() as connection:
+        connection.exec_driver_sql(AFTERWARDS[kind])
+    assert [inbox.run("g", MESSAGE, effect) for _ in range(2)] == [True, False]
+    assert len(items(shop_engine)) == 1
