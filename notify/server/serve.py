@@ -87,6 +87,8 @@ def serve(settings: Settings, greet: Callable[[str, int], None] | None = None) -
         if certificates is not None:
             following.append(asyncio.get_running_loop().create_task(certificates.follow()))
         if greet is not None:
+            # uvicorn listens after this: whoever reads the greeting may connect at once, and waits until it accepts.
+            listening.listen(config.backlog)
             greet(address, len(app.running().core.store.topics()))
 
     def stop_serving() -> None:
