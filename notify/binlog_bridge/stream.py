@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,8 @@ class BinlogStream:
         socket_path = url.query.get("unix_socket")
         if socket_path:
             settings["unix_socket"] = str(socket_path)
+        self._closing = threading.Lock()
+        """Held while the connection is closed: of two threads that do so at once, pymysql refuses the second."""
         self._frame = _Frame(
             connection_settings=settings,
             server_id=server_id,
@@ -108,7 +111,7 @@ class BinlogStream:
         """From any thread: whoever waits for packets is woken."""
         with contextlib.suppress(OSError, AttributeError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(pymysql.err.Error):  # two threads may close it at the same moment
+        with self._closing, contextlib.suppress(pymysql.err.Error):
             self._frame.close()
 
     def packets(self) -> Iterator[bytes | None]:
