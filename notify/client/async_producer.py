@@ -60,18 +60,18 @@ class AsyncTransactionProducer:
         self.group = group
         self.mode = mode
         self._plan = Plan(
-            url,
-            group,
-            engine,
-            mode,
-            batching,
-            answer_checks,
-            half_timeout,
-            check_after,
-            purge_after,
-            token,
-            tls,
-            chooser,
+            url=url,
+            group=group,
+            engine=engine,
+            mode=mode,
+            batching=batching,
+            answer_checks=answer_checks,
+            half_timeout=half_timeout,
+            check_after=check_after,
+            purge_after=purge_after,
+            token=token,
+            tls=tls,
+            chooser=chooser,
         )
         self.outgoing = LoopOutgoing(self._plan)
         self._binding = (

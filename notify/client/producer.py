@@ -68,18 +68,18 @@ class TransactionProducer(ThreadProducer):
         if engine is not None and is_async(engine):
             raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
         plan = Plan(
-            url,
-            group,
-            engine,
-            mode,
-            batching,
-            answer_checks,
-            half_timeout,
-            check_after,
-            purge_after,
-            token,
-            tls,
-            chooser,
+            url=url,
+            group=group,
+            engine=engine,
+            mode=mode,
+            batching=batching,
+            answer_checks=answer_checks,
+            half_timeout=half_timeout,
+            check_after=check_after,
+            purge_after=purge_after,
+            token=token,
+            tls=tls,
+            chooser=chooser,
         )
         super().__init__(plan)
         self._carrier = Carrier(self.outgoing, group, mode, keep_messages=keep_messages)

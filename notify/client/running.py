@@ -22,7 +22,7 @@ from notify.limits import LIMITS, check_between, check_name
 from notify.message import number_of_seconds
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Plan:
     """The arguments of a producer; see TransactionProducer. Raises InvalidRequest for what cannot be."""
 

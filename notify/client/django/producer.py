@@ -48,18 +48,18 @@ class DjangoProducer(ThreadProducer):
     ) -> None:
         lender = lender_of(using)
         plan = Plan(
-            url,
-            group,
-            lender.engine,
-            mode,
-            batching,
-            answer_checks,
-            half_timeout,
-            check_after,
-            purge_after,
-            token,
-            tls,
-            chooser,
+            url=url,
+            group=group,
+            engine=lender.engine,
+            mode=mode,
+            batching=batching,
+            answer_checks=answer_checks,
+            half_timeout=half_timeout,
+            check_after=check_after,
+            purge_after=purge_after,
+            token=token,
+            tls=tls,
+            chooser=chooser,
         )
         super().__init__(plan)
         self.using = using
