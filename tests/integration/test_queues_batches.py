@@ -355,14 +355,7 @@ def test_an_instance_that_comes_gets_what_waits_for_a_batch_elsewhere(queue: Que
 
     second.subscribe(unique, start="earliest", batch=size)(lambda messages: seen.update(texts(messages)))
     queue.sender.send(*send_to_both)
-    with running(first):
-        assert has_begun.wait(PATIENCE_SECONDS)
-        with running(second):
-            eventually(lambda: queue.is_consumed(unique, 2), "both instances")
-            if queue.is_kafka:
-                eventually(lambda: second.handled, "a partition to go to the second")
-            may_end.set()
-            eventually(lambda: queue.is_settled(unique), "everything to be settled")
+    _run_second_beside(queue, unique, first, second, has_begun, may_end)
     assert sorted(seen) == sent and sum(seen.values()) - len(sent) <= size
 
 
@@ -386,6 +379,14 @@ def test_an_instance_that_comes_gets_what_waits_for_single_handling_beside_batch
     for consumer in (first, second):
         consumer.subscribe(f"{unique}-b", start="earliest", batch=10)(lambda messages: None)
     queue.sender.send(*(Message(unique, text, key=str(n)) for n, text in enumerate(sent)))
+    _run_second_beside(queue, unique, first, second, has_begun, may_end)
+    assert sorted(seen) == sent and sum(seen.values()) - len(sent) <= 1
+
+
+def _run_second_beside(
+    queue: Queue, unique: str, first: Consumer, second: Consumer, has_begun: threading.Event, may_end: threading.Event
+) -> None:
+    """Start `second` while `first` handles, and let `first` go on once both consume; until everything is settled."""
     with running(first):
         assert has_begun.wait(PATIENCE_SECONDS)
         with running(second):
@@ -394,7 +395,6 @@ def test_an_instance_that_comes_gets_what_waits_for_single_handling_beside_batch
                 eventually(lambda: second.handled, "a partition to go to the second")
             may_end.set()
             eventually(lambda: queue.is_settled(unique), "everything to be settled")
-    assert sorted(seen) == sent and sum(seen.values()) - len(sent) <= 1
 
 
 # --- typed --------------------------------------------------------------------------------------------------------
