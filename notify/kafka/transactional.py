@@ -1,4 +1,4 @@
-"""A producer of transactions that two faults of Kafka's client, librdkafka 2.16, cannot harm.
+"""A producer of transactions that three faults of Kafka's client, librdkafka 2.16, cannot harm.
 
 After brokers had died it was seen to wait for minutes, without a bound, in `send_offsets_to_transaction`: calls end in
 time here.
@@ -8,11 +8,15 @@ back while the record waits to be sent again. The client then gives the record's
 that partition. The broker takes that one for a repetition of the first and answers that it is stored, though what it
 has belongs to the transaction that was taken back. So a producer whose records may have been stored without an answer
 begins no other transaction. A new one of the same transactional id has another epoch, in which numbers begin anew.
+
+And it may wait, while it takes a transaction back, for a record that it does not send: it empties its queue once, and a
+record whose connection breaks after that comes into the queue again. Each call empties the queue anew.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,6 +31,10 @@ OnDelivery = Callable[[KafkaError | None, Any], None]
 
 MORE_SECONDS = 10.0
 """A call of the client may end so long after its time, and is waited for."""
+
+
+ABORT_SECONDS = 2.0
+"""A call that takes a transaction back gets so long before it is made again."""
 
 
 class TransactionalProducer:
@@ -77,7 +85,16 @@ class TransactionalProducer:
 
     def abort_transaction(self, seconds: float) -> None:
         """As `init_transactions`."""
-        self._within(seconds, self._producer.abort_transaction)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > ABORT_SECONDS:
+            try:
+                self._within(ABORT_SECONDS, self._producer.abort_transaction)
+            except KafkaException as error:
+                if not error.args[0].retriable():
+                    raise
+            else:
+                return
+        self._within(max(0.0, left), self._producer.abort_transaction)
 
     def _within(self, seconds: float, call: Callable[[float], None]) -> None:
         if self._hangs:

@@ -6,7 +6,9 @@ Kafka's client gives the record's sequence number to the next record; see notify
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,54 +24,86 @@ from confluent_kafka import KafkaError, KafkaException
 
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic
-from notify.kafka.transactional import TransactionalProducer
 from notify.sinks.delays.background import releasing as delays_released
 from tests.support.delayed import send_delayed, texts_of
 from tests.support.kafka_consumers import make_topic, produce, progress
 
-BACKOFF_MILLISECONDS = 2_000
+BACKOFF_MILLISECONDS = 5_000
 """The client waits so long before it sends a record again, so that it waits while its transaction is taken back."""
 
 
-def test_a_record_behind_one_whose_answer_was_lost_is_not_lost(kafka_node: KafkaNode, unique: str) -> None:
-    waiting: list[bool] = []
+class Watched:
+    """A transactional producer of one topic, and what its client reports about itself."""
 
-    def look(statistics: str) -> None:
-        """Note whether a record waits to be sent again."""
-        topics = json.loads(statistics)["topics"].values()
-        partitions = [partition for topic in topics for partition in topic["partitions"].values()]
-        waiting[:] = [part["msgq_cnt"] > 0 and part["msgs_inflight"] == 0 for part in partitions]
-
-    def made() -> TransactionalProducer:
+    def __init__(self, url: str, name: str, *, backoff_milliseconds: int) -> None:
         own = {
-            "transactional.id": unique, "retry.backoff.ms": BACKOFF_MILLISECONDS,
-            "retry.backoff.max.ms": BACKOFF_MILLISECONDS, "statistics.interval.ms": 50, "stats_cb": look,
+            "transactional.id": name, "retry.backoff.ms": backoff_milliseconds,
+            "retry.backoff.max.ms": backoff_milliseconds, "statistics.interval.ms": 50, "stats_cb": self._look,
         }  # fmt: skip
-        producer = Cluster.of(kafka_node.url).transactional_producer(own)
-        producer.init_transactions(PATIENCE_SECONDS)
-        return producer
+        self._reports: list[dict[str, Any]] = []
+        self.producer = Cluster.of(url).transactional_producer(own)
+        self.producer.init_transactions(PATIENCE_SECONDS)
 
-    def waits() -> bool:
-        producer.poll(0.1)
-        return any(waiting)
+    def _look(self, statistics: str) -> None:
+        self._reports.append(json.loads(statistics))
 
+    def wait_for(self, seen: Callable[[str, int, int], bool], waiting_for: str) -> None:
+        """Wait for a report with such a state of the transaction, number of queued records and of those on their way.
+
+        It is the second such report in a row, since the first may be older than this call.
+        """
+
+        def is_seen() -> bool:
+            self.producer.poll(0.1)
+            last = [(report["eos"]["txn_state"], *self._records(report)) for report in self._reports[-2:]]
+            return len(last) == 2 and all(seen(*reported) for reported in last)
+
+        self._reports.clear()
+        eventually(is_seen, waiting_for)
+
+    @staticmethod
+    def _records(report: dict[str, Any]) -> tuple[int, int]:
+        partitions = [part for topic in report["topics"].values() for part in topic["partitions"].values()]
+        return sum(part["msgq_cnt"] for part in partitions), sum(part["msgs_inflight"] for part in partitions)
+
+
+def test_a_record_behind_one_whose_answer_was_lost_is_not_lost(kafka_node: KafkaNode, unique: str) -> None:
     make_topic(kafka_node.url, unique)
-    producer = made()
+    watched = Watched(kafka_node.url, unique, backoff_milliseconds=BACKOFF_MILLISECONDS)
+    producer = watched.producer
     producer.begin_transaction()
     kafka_node.proxy.cut_at(b"the-text", answer=True)
     producer.produce(unique, b"the-text", partition=0)
     eventually(lambda: kafka_node.proxy.has_cut, "the record to be sent")
-    waiting.clear()
-    eventually(waits, "the record to wait, though the broker has stored it")
+    watched.wait_for(lambda _, queued, sent: queued == 1 and not sent, "it to wait, though the broker has stored it")
     producer.abort_transaction(PATIENCE_SECONDS)
     assert len(committed(kafka_node.url, unique, 1, uncommitted=True)) == 1
     with pytest.raises(KafkaException, match="a new one is made"):
         producer.begin_transaction()
-    producer = made()
+    producer = Watched(kafka_node.url, unique, backoff_milliseconds=BACKOFF_MILLISECONDS).producer
     producer.begin_transaction()
     producer.produce(unique, b"the-text", partition=0)
     producer.commit_transaction(PATIENCE_SECONDS)
     assert texts_of(kafka_node.url, unique) == ["the-text"]
+
+
+def test_a_transaction_is_taken_back_though_its_record_came_back(kafka_node: KafkaNode, unique: str) -> None:
+    """Kafka's client empties its queue, and then takes the record into it again, for as long as the call may last."""
+    make_topic(kafka_node.url, unique)
+    watched = Watched(kafka_node.url, unique, backoff_milliseconds=100)
+    producer = watched.producer
+    producer.begin_transaction()
+    may_be_cut = threading.Event()
+    kafka_node.proxy.cut_at(b"the-text", answer=True, once=may_be_cut)
+    producer.produce(unique, b"the-text", partition=0)
+    watched.wait_for(lambda _, queued, sent: sent == 1, "the record to be sent")
+    with ThreadPoolExecutor() as calls:
+        aborted = calls.submit(producer.abort_transaction, PATIENCE_SECONDS)
+        watched.wait_for(lambda state, queued, sent: state == "BeginAbort", "the transaction to be taken back")
+        may_be_cut.set()
+        aborted.result()
+    with pytest.raises(KafkaException, match="a new one is made"):
+        producer.begin_transaction()
 
 
 class Spent(Wrapped):
