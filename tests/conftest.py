@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import uuid
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 # Without bytecode each worker compiles all tests anew, and each of hundreds of processes all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A background job of a shell ignores SIGINT, and so would everything that its tests start and end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Recovery reports every fault that a test plants.
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())

@@ -86,13 +86,8 @@ def test_tail_follows_a_topic_in_json(memory: InMemoryServer, unique: str) -> No
     publish(memory.url, unique, ["before"])
     tail = Command("topic", "tail", unique, "--follow", "--json", "--url", memory.url)
     tail.launch = launch
-    # Where these tests are a background job, they ignore SIGINT, and so would what they start.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         tail.start()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    try:
         eventually(lambda: len(tail.output) == 1, "the message that was there")
         post(
             memory.url, "/v1/messages", {"messages": [{"topic": unique, "body_base64": "/w==", "key": "k", "tag": "t"}]}
