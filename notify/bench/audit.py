@@ -1,8 +1,10 @@
-"""`make bench-audit TRANSACTIONS=…`: an audit of so many transactions, of twice as many, and of a fifth.
+"""`make bench-audit TRANSACTIONS=… RATE=…`: an audit of so many transactions, of twice as many, and of a fifth.
 
 T and E come by JDBC from a real database, H, Q and A from a real log. Each audit is a process of its own, started cold.
-The first audit of a log copies its segments; the others, with a digest first and in full, compare them with the copies.
-Then the run goes on for 1 % more, and an audit goes on where the last one ended (`--continue`).
+The first audit of a log copies its segments. The others compare them with the copies: with a digest first and in full,
+twice by turns. Then the run goes on for 1 % more, and an audit goes on where the last one ended (`--continue`). It reads
+what is up to ten minutes older, since ids hold the times of producers' clocks: so RATE, the transactions of a second,
+says how much of the run that is.
 """
 
 from __future__ import annotations
@@ -18,19 +20,19 @@ from notify.bench.made_run import add_to, made_run
 from notify.bench.measured_audit import measured_audit
 from notify.testing.databases import SERVERS
 
-CONTINUED = "of 1 % more, --continue"
+FIRST, DIGEST, FULL, CONTINUED = "with copies", "digest first", "full", "of 1 % more, --continue"
+AUDITS = ((FIRST, "--full"), (DIGEST, ""), (FULL, "--full"), (DIGEST, ""), (FULL, "--full"), (CONTINUED, "--continue"))
 
 
-def of_size(count: int, database: str, directory: Path) -> list[dict[str, Any]]:
-    """Make a run of `count` transactions in an empty directory, and audit it three times; then a hundredth more."""
+def of_size(count: int, rate: int, database: str, directory: Path) -> list[dict[str, Any]]:
+    """Make a run of `count` transactions, `rate` a second, in an empty directory; audit it, and a hundredth more."""
     with SERVERS[database](durable=False) as url:
-        made = made_run(directory, url, count)
+        made = made_run(directory, url, count, step_us=1_000_000 // rate)
         figures = []
-        audits = [("with copies", ["--full"]), ("digest first", []), ("full", ["--full"]), (CONTINUED, ["--continue"])]
-        for name, flags in audits:
+        for name, flag in AUDITS:
             if name == CONTINUED:
                 add_to(made, directory, url, count // 100)
-            measured = measured_audit({"shop": url}, [made.log], directory / "report", flags)
+            measured = measured_audit({"shop": url}, [made.log], directory / "report", [flag] if flag else [])
             figures.append({"audit": name} | measured)
             print(json.dumps(figures[-1]), flush=True)
         return figures
@@ -48,27 +50,40 @@ def table(figures: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def ratios(figures: list[dict[str, Any]]) -> dict[str, float]:
+    """How the audits of one run compare, by the audits' own seconds; of the same audit the quicker one counts."""
+    seconds: dict[str, float] = {}
+    for row in figures:
+        name = row["audit"]
+        seconds[name] = min(row["audit_seconds"], seconds.get(name, row["audit_seconds"]))
+    return {
+        "digest_to_full": round(seconds[DIGEST] / seconds[FULL], 2),
+        "continued_to_first": round(seconds[CONTINUED] / seconds[FIRST], 2),
+        "full_seconds": seconds[FULL],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transactions", type=int, default=5_000_000)
+    parser.add_argument("--rate", type=int, default=10_000, help="Transactions a second of the run.")
+    parser.add_argument("--one-size", action="store_true", help="No run of a fifth, and none of twice as many.")
     parser.add_argument("--database", choices=("postgresql", "mariadb"), default="postgresql")
     given = parser.parse_args()
+    if not 1 <= given.rate <= 1_000_000:
+        parser.error(f"--rate {given.rate}: it is a number of transactions a second, from 1 to 1,000,000")
+    count = given.transactions
     figures: list[dict[str, Any]] = []
-    for count in (given.transactions // 5, given.transactions, 2 * given.transactions):
+    for size in (count,) if given.one_size else (count // 5, count, 2 * count):
         directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
         directory.chmod(0o755)
         try:
-            figures += of_size(count, given.database, directory)
+            run = of_size(size, given.rate, given.database, directory)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+        figures += run
+        print(json.dumps({"transactions": size, "rate": given.rate} | ratios(run)), flush=True)
     print(table(figures))
-    again = [row["seconds"] for row in figures if row["audit"] == "full"]
-    seconds = {(row["audit"], at // 4): row["seconds"] for at, row in enumerate(figures)}
-    ratios = {
-        "ratio_of_twice_the_work": round(again[2] / again[1], 2),
-        "ratio_of_continued_to_first": round(seconds[CONTINUED, 1] / seconds["with copies", 1], 2),
-    }
-    print(json.dumps(ratios))
 
 
 if __name__ == "__main__":
