@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
+import time
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
@@ -12,12 +14,25 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from notify.cli.printed import Rows, console, is_terminal, say, say_fields, say_json
+from notify.cli.printed import ERRORS_AS_JSON, Rows, console, is_terminal, say, say_fields, say_json
 from notify.client.servers import Servers
 from notify.wire import JSON
 
 URL = typer.Option("http://127.0.0.1:7400", envvar="NOTIFY_URL", help="The server's address. [env: NOTIFY_URL]")
-AS_JSON = typer.Option(False, "--json", envvar="NOTIFY_JSON", help="Print one JSON object on stdout, and nothing else.")
+
+
+def _noted(context: typer.Context, value: bool) -> bool:
+    context.meta[ERRORS_AS_JSON] = value
+    return value
+
+
+AS_JSON = typer.Option(
+    False, "--json", envvar="NOTIFY_JSON", callback=_noted,
+    help="Print one JSON object on stdout, and nothing else; for an error it has the field error.",
+)  # fmt: skip
+WATCH = typer.Option(
+    0.0, "--watch", min=0, max=3600, help="Show it again every so many seconds, until Ctrl-C; 0: once."
+)
 REASON = typer.Option(..., "--reason", envvar="NOTIFY_REASON", help="Why you do this; it is recorded with your name.")
 DRY_RUN = typer.Option(
     False, "--dry-run", envvar="NOTIFY_DRY_RUN", help="Change nothing; only show what would be done."
@@ -69,6 +84,18 @@ def show(result: dict[str, Any], as_json: bool) -> None:
     for name, value in result.items():
         table.add_row(name, value)
     console().print(table)
+
+
+def watched(every: float, look: Callable[[], None]) -> None:
+    """Call `look` once, or every so many seconds until Ctrl-C; a terminal shows the last one alone."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            if every and is_terminal():
+                console().clear()
+            look()
+            if not every:
+                return
+            time.sleep(every)
 
 
 Columns = Mapping[str, Callable[[dict[str, Any]], Any]]

@@ -14,6 +14,7 @@ from notify.cli.api import (
     REASON,
     REPLAY_EFFECTS,
     URL,
+    WATCH,
     WIDE,
     Columns,
     call,
@@ -21,8 +22,10 @@ from notify.cli.api import (
     place,
     show,
     show_rows,
+    watched,
     write,
 )
+from notify.errors import NotFound
 from notify.limits import MODES
 
 COLUMNS: Columns = {
@@ -42,15 +45,15 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("list")
-def list_groups(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
+def list_groups(wide: bool = WIDE, watch: float = WATCH, url: str = URL, as_json: bool = AS_JSON) -> None:
     """List groups with their lag."""
-    show_rows(call(url, "GET", "groups"), as_json, "groups", COLUMNS, wide)
+    watched(watch, lambda: show_rows(call(url, "GET", "groups"), as_json, "groups", COLUMNS, wide))
 
 
 @group.command("show")
-def show_group(name: str, url: str = URL, as_json: bool = AS_JSON) -> None:
+def show_group(name: str, watch: float = WATCH, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Show a group: subscriptions, positions, leases, instances."""
-    show(call(url, "GET", "groups", name), as_json)
+    watched(watch, lambda: show(call(url, "GET", "groups", name), as_json))
 
 
 @group.command()
@@ -118,6 +121,35 @@ def priorities(
         return
     body = write(reason, dry_run, classes=[_class(text) for text in klass], shares=dict(_share(s) for s in share))
     show(call(url, "PUT", "groups", name, "priorities", body=body), as_json)
+
+
+@group.command()
+def push(
+    name: str,
+    webhook: str = typer.Argument("", help="The address that messages are posted to; without it what is set is shown."),
+    batch: int = typer.Option(1, min=1, max=1000, help="Messages of a call, at most."),
+    at_once: int = typer.Option(4, min=1, max=64, help="Calls at once, at most, of each server."),
+    stop: bool = typer.Option(False, "--stop", help="Post no more; the messages wait for consumers."),
+    reason: str = typer.Option("", help="Why you change it; required to set or stop it."),
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Post a group's messages to a webhook, show where they are posted to, or stop that."""
+    if stop and webhook:
+        raise typer.BadParameter("give either an address or --stop")
+    if (stop or webhook) and not reason:
+        raise typer.BadParameter("say why with --reason")
+    if stop:
+        show(call(url, "DELETE", "groups", name, "push", body=write(reason, dry_run)), as_json)
+    elif webhook:
+        body = write(reason, dry_run, url=webhook, batch=batch, at_once=at_once)
+        show(call(url, "PUT", "groups", name, "push", body=body), as_json)
+    else:
+        pushes = call(url, "GET", "pushes")["pushes"]
+        if name not in pushes:
+            raise NotFound(f"the messages of group {name!r} are posted to no webhook")
+        show(pushes[name], as_json)
 
 
 @group.command()

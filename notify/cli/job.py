@@ -13,10 +13,12 @@ from notify.cli.api import (
     DRY_RUN,
     REASON,
     URL,
+    WATCH,
     call,
     fields,
     show,
     show_rows,
+    watched,
     write,
 )
 from notify.cli.printed import console
@@ -33,12 +35,13 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_jobs(
     max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
+    watch: float = WATCH,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """List the newest jobs."""
     columns = fields("id", "what", "target", "state", "done", "failed")
-    show_rows(call(url, "GET", "jobs", query=f"?max={max}"), as_json, "jobs", columns)
+    watched(watch, lambda: show_rows(call(url, "GET", "jobs", query=f"?max={max}"), as_json, "jobs", columns))
 
 
 @group.command("show")
@@ -46,11 +49,13 @@ def show_job(
     number: int,
     offset: int = typer.Option(0, min=0, help="The number of the first item to show."),
     max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
+    watch: float = WATCH,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """Show a job's progress and the results of its items."""
-    show(call(url, "GET", "jobs", str(number), query=f"?offset={offset}&max={max}"), as_json)
+    query = f"?offset={offset}&max={max}"
+    watched(watch, lambda: show(call(url, "GET", "jobs", str(number), query=query), as_json))
 
 
 @group.command("cancel")

@@ -8,15 +8,31 @@ from functools import cache
 from typing import Any, NoReturn
 
 import typer
+import typer.core
 import typer.main
 
 from notify import __version__
-from notify.cli.printed import say
+from notify.cli.printed import ERRORS_AS_JSON, say, say_json
 from notify.errors import NotifyError
 from notify.extras import remedy
 
+
+class Commands(typer.core.TyperGroup):
+    """All commands. One that was asked for JSON has its error printed as JSON, on stdout, too."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NotifyError as error:
+            if not ctx.meta.get(ERRORS_AS_JSON):
+                raise
+            say_json({"error": {"code": error.code, "status": error.status, "detail": str(error)}})
+        ctx.exit(2)
+
+
 app = typer.Typer(
     name="notify",
+    cls=Commands,
     help="Transactional messages: a database change and its message happen together or not at all.",
     no_args_is_help=True,
     add_completion=True,

@@ -9,7 +9,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from notify.cli.api import AS_JSON, URL, WIDE, call, fields, show_rows
+from notify.cli.api import AS_JSON, URL, WATCH, WIDE, call, fields, show_rows, watched
 from notify.cli.printed import Rows, cell, console, say_json
 
 
@@ -26,10 +26,10 @@ def register(app: typer.Typer) -> None:
         show_rows(call(url, "GET", "nodes"), as_json, "members", columns, wide)
 
     @nodes.command("bridges")
-    def list_bridges(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
+    def list_bridges(wide: bool = WIDE, watch: float = WATCH, url: str = URL, as_json: bool = AS_JSON) -> None:
         """List every bridged source: position, lag, and how long its bridge has been silent."""
         columns = fields("source", "lag_seconds", "silent_seconds", "refused", "position")
-        show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide)
+        watched(watch, lambda: show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide))
 
     actions = typer.Typer(help="Who did what, and why.", no_args_is_help=True)
     app.add_typer(actions, name="action")

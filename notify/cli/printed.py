@@ -16,6 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+ERRORS_AS_JSON = "notify.errors_as_json"
+"""The key in a command's context under which `--json` is noted."""
+
 
 def visible(text: str) -> str:
     """The text with invisible characters (control characters, direction marks, surrogates) escaped as `\\x1b`."""

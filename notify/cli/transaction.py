@@ -11,11 +11,13 @@ from notify.cli.api import (
     DRY_RUN,
     REASON,
     URL,
+    WATCH,
     WIDE,
     Columns,
     call,
     show,
     show_rows,
+    watched,
     write,
 )
 
@@ -42,6 +44,7 @@ def list_transactions(
     older_than: float = typer.Option(0, min=0, help="Only transactions older than so many seconds."),
     max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
     wide: bool = WIDE,
+    watch: float = WATCH,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
@@ -49,11 +52,15 @@ def list_transactions(
     query = f"?max={max}&older_than={older_than}"
     query += f"&state={state}" if state else ""
     query += f"&producer_group={producer_group}" if producer_group else ""
-    result = call(url, "GET", "transactions", query=query)
-    if not as_json:
-        for row in result["transactions"]:
-            row["messages"] = ", ".join(m["topic"] for m in row["messages"])
-    show_rows(result, as_json, "transactions", COLUMNS, wide)
+
+    def look() -> None:
+        result = call(url, "GET", "transactions", query=query)
+        if not as_json:
+            for row in result["transactions"]:
+                row["messages"] = ", ".join(m["topic"] for m in row["messages"])
+        show_rows(result, as_json, "transactions", COLUMNS, wide)
+
+    watched(watch, look)
 
 
 @group.command("show")

@@ -12,6 +12,7 @@ from typing import Any
 
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
+from notify.server.core.pushes import Pushes
 from notify.server.data.routes import DataRoutes
 from notify.server.groups import QueueEngine
 from notify.server.jobs.runner import Jobs
@@ -39,5 +40,6 @@ class Running:
     data: DataRoutes
     queues: QueueEngine
     """Groups, dead letters and topics as administrators see them."""
+    pushes: Pushes
     shipping: Shipping | None = None
     """Ships the log to an object store; None where that is not set."""

@@ -23,7 +23,8 @@ from notify.server.configuration.records import Records
 from notify.server.configuration.revisions import Configuration
 from notify.server.core.check_webhooks import CheckWebhooks
 from notify.server.core.core import Core
-from notify.server.data.encode import json_check
+from notify.server.core.pushes import Pushes
+from notify.server.data.encode import json_check, json_deliveries
 from notify.server.data.routes import DataRoutes
 from notify.server.database import open_database
 from notify.server.groups import QueueEngine
@@ -73,10 +74,13 @@ async def started(
         parts.push_async_callback(core.stop)
         webhooks = CheckWebhooks(core, json_check)
         parts.push_async_callback(webhooks.stop)
+        pushes = Pushes(core, json_deliveries)
+        parts.push_async_callback(pushes.stop)
 
         def follow(configuration: Configuration) -> None:
             core.configure(configuration.settings, configuration.limits)
             webhooks.follow(configuration.check_webhooks)
+            pushes.follow(configuration.pushes)
 
         engine = database if membership is None else membership.engine
         last_known = None if membership is None else LastKnown(Path(settings.data_dir))
@@ -85,7 +89,7 @@ async def started(
         await administration.start(settings.data_dir)
 
         queues = await parts.enter_async_context(_queues(settings, core))
-        watching = _watching(core, queues, administration.records, database, shipping)
+        watching = _watching(core, queues, administration.records, database, shipping, pushes)
         watched = await parts.enter_async_context(watching)
         run = asyncio.get_running_loop().create_task(core.run())
         parts.push_async_callback(ended, run)
@@ -98,18 +102,18 @@ async def started(
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
-        yield Running(core, administration, members, *watched, jobs, data, queues, shipping)
+        yield Running(core, administration, members, *watched, jobs, data, queues, pushes, shipping)
 
 
 @contextlib.asynccontextmanager
 async def _watching(
-    core: Core, queues: QueueEngine, records: Records, database: Engine, shipping: Shipping | None
+    core: Core, queues: QueueEngine, records: Records, database: Engine, shipping: Shipping | None, pushes: Pushes
 ) -> AsyncIterator[tuple[History, Figures, Alarms, Silences]]:
     """Have the server watched while the context lasts: its figures, and alarms."""
     silences = Silences(database)
     await silences.load()
     history, figures = History(core, queues.groups.lag), Figures(queues.counted, core.clock)
-    alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping)
+    alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping, pushes)
     async with contextlib.AsyncExitStack() as parts:
         for part in (history, figures, alarms):
             part.start()

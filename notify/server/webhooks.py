@@ -76,16 +76,34 @@ def signature(secret: str, at: int, body: bytes) -> str:
     return f"t={at},v1={proof}"
 
 
-async def post(url: str, body: bytes, settings: Settings) -> bytes:
-    """Send JSON; the answer's body. Raises InvalidRequest for a bad address, Unavailable for anything but a 200."""
+class Unreachable(Unavailable):
+    """There was no connection to the receiver: it has not seen the request."""
+
+
+async def send(url: str, body: bytes, settings: Settings) -> tuple[int, bytes]:
+    """Send JSON; the answer's status and body.
+
+    Raises InvalidRequest for a bad address, Unreachable, and Unavailable where the request may have been seen and no
+    whole answer came.
+    """
     check_address(url, settings)
+    to = _parsed(url)
+    connected = False
     try:
         async with asyncio.timeout(SECONDS):
-            status, found = await _post(_parsed(url), body, settings.webhook_secret)
+            reader, writer = await _connected(to)
+            connected = True
+            return await _asked(to, reader, writer, body, settings.webhook_secret)
     except TimeoutError:
-        raise Unavailable(f"webhook {url}: no answer within {SECONDS:g} s") from None
+        reason = f"no {'answer' if connected else 'connection'} within {SECONDS:g} s"
     except (OSError, httptools.HttpParserError, _NoAnswer) as error:
-        raise Unavailable(f"webhook {url}: {error or type(error).__name__}") from None
+        reason = str(error) or type(error).__name__
+    raise (Unavailable if connected else Unreachable)(f"webhook {url}: {reason}")
+
+
+async def post(url: str, body: bytes, settings: Settings) -> bytes:
+    """Send JSON; the answer's body. Raises InvalidRequest for a bad address, Unavailable for anything but a 200."""
+    status, found = await send(url, body, settings)
     if status != 200:
         raise Unavailable(f"webhook {url} answered {status}; 200 is wanted")
     return found
@@ -118,9 +136,10 @@ class _Answer:
         self.is_complete = True
 
 
-async def _post(to: _Address, body: bytes, secret: str) -> tuple[int, bytes]:
+async def _asked(
+    to: _Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, secret: str
+) -> tuple[int, bytes]:
     """Status and body. No thread waits for the receiver, so that a slow one holds up nobody."""
-    reader, writer = await _connected(to)
     try:
         host = f"[{to.hostname}]" if ":" in to.hostname else to.hostname
         head = (

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-import http.server
 import json
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
@@ -29,49 +23,7 @@ from tests.support.commands import cli
 from tests.support.groups import Caller, publish, subscribe
 from tests.support.http import REASON, admin, ask, call, metric, post, refusal
 from tests.support.transactions import half_request, new_id
-
-SECRET = "a secret of the tests"
-
-
-class Receiver:
-    """Receives webhooks. `answer` makes the body of the answer from that of the request."""
-
-    def __init__(self) -> None:
-        self.received: list[dict[str, Any]] = []
-        self.unsigned = 0
-        self.status = 200
-        self.location = ""
-        self.answer: Any = lambda asked: {}
-        receiver = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                fields = dict(part.split("=") for part in self.headers["notify-signature"].split(","))
-                proof = hmac.new(SECRET.encode(), f"{fields['t']}.".encode() + body, hashlib.sha256).hexdigest()
-                if not hmac.compare_digest(proof, fields["v1"]) or abs(time.time() - int(fields["t"])) > 3600:
-                    receiver.unsigned += 1
-                asked = json.loads(body)
-                receiver.received.append(asked)
-                answer = json.dumps(receiver.answer(asked)).encode()
-                self.send_response(receiver.status)
-                if receiver.location:
-                    self.send_header("location", receiver.location)
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: Any) -> None:
-                """Log nothing."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.place = f"127.0.0.1:{self._server.server_port}"
-        self.url = f"http://{self.place}/notify"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+from tests.support.webhook import SECRET, Receiver
 
 
 @pytest.fixture

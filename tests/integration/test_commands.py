@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from notify.client import AsyncTransactionProducer, Message, TransactionProducer
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.commands import cli
+from tests.support.commands import Command, cli
 from tests.support.groups import drain, subscribe
 from tests.support.http import post
 
@@ -40,6 +41,32 @@ def test_commands(engine: sa.Engine, engine_url: str, server: ServerProcess, uni
     assert cli("topic", "list", "--url", "http://127.0.0.1:9")[0] == 2
     assert cli("nonsense")[0] == 2
     assert cli("serve", "--host", "0.0.0.0")[0] == 2
+
+
+def test_an_error_in_json(server: ServerProcess, unique: str) -> None:
+    """Without --json it is a line on stderr, which other programs had to read by its words."""
+    code, answer = cli("group", "show", unique, "--url", server.url, "--json")
+    assert code == 2 and answer["error"]["code"] == "not_found" and answer["error"]["status"] == 404
+    done = subprocess.run(
+        [sys.executable, "-m", "notify", "topic", "list", "--url", "http://127.0.0.1:9", "--json"],
+        capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr == ""
+    assert json.loads(done.stdout)["error"]["code"] == "unavailable"
+
+
+def test_a_list_is_shown_again_while_somebody_waits(server: ServerProcess, unique: str) -> None:
+    watching = Command("group", "list", "--watch", "0.1", "--json", "--url", server.url)
+    watching.start()
+    try:
+        eventually(lambda: any('"groups"' in line for line in watching.output), "the first list")
+        subscribe(server.url, unique, unique)
+        eventually(lambda: any(unique in line for line in watching.output), "a list with the new group")
+        assert watching.process is not None
+        watching.process.send_signal(signal.SIGINT)
+        assert watching.process.wait(PATIENCE_SECONDS) == 0, watching.output
+    finally:
+        watching.close()
 
 
 def test_admin_resolves_a_stuck_transaction(server: ServerProcess, unique: str) -> None:

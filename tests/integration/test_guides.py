@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import uvicorn
 
 from notify.client import Consumer
 from notify.testing import InMemoryServer, ServerProcess
@@ -105,6 +106,37 @@ def test_retries(server: InMemoryServer) -> None:
 
 def leased(url: str) -> int:
     return sum(int(group["leased"]) for group in admin(url, "GET", "groups")["groups"])
+
+
+def test_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBHOOK_SECRET", "a secret of the tests")
+    (code,) = pages.blocks("guides/webhook.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(code, "webhook.md", "exec", dont_inherit=True), names)
+    begin, watch = map(pages.lines, pages.blocks("guides/webhook.md", "bash"))
+    receiver = uvicorn.Server(uvicorn.Config(names["app"], port=free_port(), log_level="warning"))
+    thread = threading.Thread(target=receiver.run, daemon=True)
+    thread.start()
+    place = f"127.0.0.1:{receiver.config.port}"
+
+    def run(commands: list[list[str]]) -> None:
+        for words in commands:
+            words = [word.replace("https://shop.example", f"http://{place}") for word in words]
+            status, answer = cli(*words[1:])
+            assert status == 0, (words, answer)
+
+    with InMemoryServer(webhook_hosts=place, webhook_secret="a secret of the tests") as server:
+        monkeypatch.setenv("NOTIFY_URL", server.url)
+        run(begin)
+        publish(server.url, "order.placed", ["a", "b"])
+        eventually(lambda: lag(server.url, "points") == 0, "the messages to be posted")
+        forged = {"notify-signature": "t=1,v1=00"}
+        assert ask(f"http://{place}", "POST", "/notify", {"messages": []}, headers=forged)[0] == 403
+        run(watch)
+        assert admin(server.url, "GET", "pushes")["pushes"] == {}
+    assert sorted(names["points"].values()) == ["a", "b"]
+    receiver.should_exit = True
+    thread.join(PATIENCE_SECONDS)
 
 
 def test_order(server: InMemoryServer) -> None:

@@ -305,8 +305,8 @@ def administration(room: Room) -> list[Case]:
         table.append(Case(f"{method} /v1/admin{template}", takes, ask, is_of_things=is_of_things, **options))
 
     for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "nodes", "settings",
-                 "settings/revisions", "backups", "check-webhooks", "credentials", "actions", "audits", "overview",
-                 "history", "dead-letters", "alarms"):  # fmt: skip
+                 "settings/revisions", "backups", "check-webhooks", "credentials", "pushes", "actions", "audits",
+                 "overview", "history", "dead-letters", "alarms"):  # fmt: skip
         add(f"GET /{path}", VIEW)
     add("POST /alarms/{name}/silence", ADMIN, "/alarms/disk/silence", {"seconds": 60})
     add("POST /alarms/{name}/unsilence", ADMIN, "/alarms/parked/unsilence", {}, status=404)  # it is not silent
@@ -336,6 +336,8 @@ def administration(room: Room) -> list[Case]:
         {"whole_from": "2020-01-01T00:00:00Z"})  # fmt: skip
     add("POST /groups/{name}/reset", ADMIN_GROUP, group + "/reset", {"topic": "{topic}", "to": "latest"}, spoils=True)
     add("PUT /groups/{name}/priorities", ADMIN_GROUP, group + "/priorities", {"classes": [{"name": "one"}]})
+    add("PUT /groups/{name}/push", ADMIN_GROUP, group + "/push", {"url": "http://192.0.2.1/"}, status=422)
+    add("DELETE /groups/{name}/push", ADMIN_GROUP, group + "/push", {}, status=404)
     for action in ("pause", "resume"):
         add("POST /groups/{name}/{action}", ADMIN_GROUP, f"{group}/{action}", {}, what=action, spoils=True)
     add("POST /groups/{name}/dead-letters/redrive", ADMIN_GROUP, group + "/dead-letters/redrive", {"max": 1})

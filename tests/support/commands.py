@@ -24,14 +24,17 @@ def registered() -> None:
 
 
 def cli(*words: str) -> tuple[int, dict[str, Any]]:
-    """Run a command; return its exit code and its output: the JSON, or `{"text": …}`."""
+    """Run a command; return its exit code and its output: the JSON, or `{"text": …}`, also of an error in JSON."""
     registered()
     result: Result = CliRunner().invoke(main.app, list(words), auto_envvar_prefix="NOTIFY")
     if isinstance(result.exception, NotifyError):
         return 2, {"text": f"notify: {result.exception}"}
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return result.exit_code, json.loads(result.stdout) if result.stdout.startswith("{") else {"text": result.output}
+    shown = json.loads(result.stdout) if result.stdout.startswith("{") else {"text": result.output}
+    if list(shown) == ["error"]:
+        shown["text"] = f"notify: {shown['error']['detail']}"
+    return result.exit_code, shown
 
 
 class Command:

@@ -70,7 +70,7 @@ def admin(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
     return call(url, method, f"/v1/admin/{path}", body if body is None else {"reason": REASON, **body})
 
 
-def refusal(url: str, method: str, path: str, **body: Any) -> tuple[int, str]:
+def refusal(url: str, method: str, path: str, /, **body: Any) -> tuple[int, str]:
     """Status and code of an admin request that must be refused."""
     sent = None if method == "GET" else {"reason": REASON, **body}
     status, problem = ask(url, method, f"/v1/admin/{path}", sent)

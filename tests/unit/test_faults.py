@@ -14,6 +14,7 @@ import structlog
 from notify import faults
 from notify.errors import Unavailable
 from notify.server.core.check_webhooks import CheckWebhooks
+from notify.server.core.pushes import Push, Pushes
 from notify.server.core.subscriptions import Subscriptions
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.history import History
@@ -117,16 +118,28 @@ async def _check_webhooks(failing: Failing) -> Callable[[], Awaitable[None]]:
     return webhooks.stop
 
 
+async def _pushes(failing: Failing) -> Callable[[], Awaitable[None]]:
+    def subscriptions() -> list[Any]:
+        failing()
+        return []
+
+    queues = SimpleNamespace(subscriptions=subscriptions, patterns=list)
+    pushes = Pushes(SimpleNamespace(has_queues=True, queues=queues, clock=lambda: 0), list)  # type: ignore[arg-type]
+    pushes.follow({"g": Push("http://127.0.0.1:9", at_once=1)})
+    return pushes.stop
+
+
 COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lettered")
 
 
-@pytest.mark.parametrize("begin", [_alarms, _history, _check_webhooks])
+@pytest.mark.parametrize("begin", [_alarms, _history, _check_webhooks, _pushes])
 def test_a_fault_beside_the_requests_is_tried_again(
     begin: Callable[[Failing], Awaitable[Callable[[], Awaitable[None]]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A background task goes on after a fault. It ended for good, and nothing said so."""
     monkeypatch.setattr("notify.server.watch.history.EVERY_SECONDS", 0.001)
     monkeypatch.setattr("notify.server.core.check_webhooks.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("notify.server.core.pushes.RETRY_SECONDS", 0.001)
 
     async def scenario() -> None:
         before = faults.count()

@@ -91,7 +91,7 @@ def test_the_system_may_take_its_time_to_find_a_name(monkeypatch: pytest.MonkeyP
         settings = Settings(webhook_hosts="slow.example:80", webhook_secret="s")
         calls = [webhooks.post("http://slow.example/", b"{}", settings) for _ in range(50)]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(result) for result in results] == [Unavailable] * 50
+        assert [type(result) for result in results] == [webhooks.Unreachable] * 50
         assert await asyncio.get_running_loop().run_in_executor(None, lambda: "done") == "done"
 
     try:

@@ -15,6 +15,7 @@ from notify.errors import NotFound, NotifyError
 from notify.server.access import EVERYONE, Principal
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
+from notify.server.core.pushes import Pushes
 from notify.server.groups import Groups, Letters, TopicViews
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
@@ -102,6 +103,10 @@ class Desk:
     @property
     def silences(self) -> Silences:
         return self._running().silences
+
+    @property
+    def pushes(self) -> Pushes:
+        return self._running().pushes
 
     @property
     def shipping(self) -> Shipping | None:

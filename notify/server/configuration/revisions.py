@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from notify.server.core.flow import RateLimits
+from notify.server.core.pushes import Push
 from notify.settings import Settings, changed
 
-LIMITS, WEBHOOKS = "limits", "check_webhooks"
-"""Where a revision keeps the rate limits and the producer groups' webhooks, beside the settings."""
-_BESIDE = (LIMITS, WEBHOOKS)
+LIMITS, WEBHOOKS, PUSHES = "limits", "check_webhooks", "pushes"
+"""Where a revision keeps the rate limits, and the webhooks of producer and consumer groups, beside the settings."""
+_BESIDE = (LIMITS, WEBHOOKS, PUSHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Configuration:
         self.limits = RateLimits()
         self.check_webhooks: dict[str, str] = {}
         """Addresses by producer group."""
+        self.pushes: dict[str, Push] = {}
+        """Webhooks by consumer group."""
         self.revision = Revision()
 
     def check(self, document: dict[str, Any]) -> tuple[Settings, RateLimits]:
@@ -44,8 +48,10 @@ class Configuration:
 
     def hold(self, revision: Revision) -> None:
         """From now on this revision holds. Raises InvalidRequest, and changes nothing, where it cannot."""
-        self.settings, self.limits = self.check(revision.settings or {})
-        self.check_webhooks = dict((revision.settings or {}).get(WEBHOOKS, {}))
+        document = revision.settings or {}
+        self.settings, self.limits = self.check(document)
+        self.check_webhooks = dict(document.get(WEBHOOKS, {}))
+        self.pushes = {group: Push(**fields) for group, fields in document.get(PUSHES, {}).items()}
         self.revision = revision
 
     def document(self) -> dict[str, Any]:
@@ -70,3 +76,7 @@ class Configuration:
     def with_limits(self, limits: RateLimits) -> dict[str, Any]:
         """The next document: these rates."""
         return self.document() | {LIMITS: dataclasses.asdict(limits)}
+
+    def with_pushes(self, pushes: Mapping[str, Push]) -> dict[str, Any]:
+        """The next document: these webhooks of consumer groups."""
+        return self.document() | {PUSHES: {group: dataclasses.asdict(push) for group, push in pushes.items()}}

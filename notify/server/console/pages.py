@@ -86,7 +86,8 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     name = request.path_params["group"]
     group = await api.get(path_of("groups/{name}", name=name))
     priorities = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name)))
-    return {"title": f"Group {name}", "g": group, "priorities": priorities}
+    push = (await api.get("pushes"))["pushes"].get(name)
+    return {"title": f"Group {name}", "g": group, "priorities": priorities, "push": push}
 
 
 async def _unless_elsewhere(asked: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:

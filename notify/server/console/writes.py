@@ -212,6 +212,19 @@ CHANGES: dict[str, Change] = {
         warning="Its consumers get no messages until it is resumed; the messages wait.",
     ),
     "group.resume": Change("Resume a group", "POST", "groups/{group}/resume", back="/groups/{group}"),
+    "push.put": Change(
+        "Post a group's messages to a webhook", "PUT", "groups/{group}/push", back="/groups/{group}",
+        inputs=(
+            Input("url", "Address", required=True, help="Its host must be in the setting webhook_hosts."),
+            Input("batch", "Messages of a call, at most", "number", help="From 1 to 1000; default: 1."),
+            Input("at_once", "Calls at once of each server, at most", "number", help="From 1 to 64; default: 4."),
+        ),
+        warning="A status of 2xx acknowledges the messages of a call. Calls are signed.",
+    ),
+    "push.delete": Change(
+        "Post a group's messages no more", "DELETE", "groups/{group}/push", back="/groups/{group}",
+        warning="Its messages wait for consumers.",
+    ),
     "priorities.put": Change(
         "Change a group's priorities", "PUT", "groups/{group}/priorities", back="/groups/{group}",
         inputs=class_inputs(3), shape=_classes,

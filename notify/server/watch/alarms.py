@@ -16,6 +16,7 @@ from notify import faults
 from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server import webhooks
 from notify.server.core.core import Core
+from notify.server.core.pushes import Pushes
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended
 from notify.server.watch.group_state import GroupState, Watched
@@ -39,6 +40,8 @@ MEANING = {
     "then commit, roll back or resume each.",
     "no_consumers": "A group has messages to receive, and none of its consumers has asked for "
     "alarm_no_consumer_seconds: start them, or pause the group.",
+    "push": "Calls of a group's webhook have failed for alarm_no_consumer_seconds, and its messages wait. The alarm "
+    "says why: mend the receiver, or give the group another address (`notify group push`).",
     "lag_growing": "A group's lag has risen steadily for alarm_lag_growing_seconds: its consumers are too few or too "
     "slow, or one message holds up an ordered queue.",
     "dead_letters": "A group has at least alarm_dead_letters dead letters that nobody has sent again or dropped. Look "
@@ -65,7 +68,7 @@ MEANING = {
 """Each alarm's meaning and remedy; docs/operating.md has this table."""
 
 
-CRITICAL = frozenset({"no_consumers", "disk", "kafka", "retention", "shipping", "damage"})
+CRITICAL = frozenset({"no_consumers", "push", "disk", "kafka", "retention", "shipping", "damage"})
 """Alarms of what stands still, or will soon; the others are warnings."""
 
 
@@ -103,10 +106,12 @@ class Alarms:
         watched: Watched,
         silences: Silences,
         shipping: Shipping | None = None,
+        pushes: Pushes | None = None,
     ) -> None:
         """`newest_audit` gives the verdict that was published last."""
         self._silences = silences
         self._shipping = shipping
+        self._pushes = pushes
         self._core = core
         self._watched = watched
         self._newest_audit = newest_audit
@@ -195,6 +200,7 @@ class Alarms:
                 current += self._of_sources(await self._watched.sources())
         except Unavailable as error:
             current.append(("kafka", "", f"Groups are not watched: {error}"))
+        current += self._of_pushes(now_us)
         with contextlib.suppress(WrongRole):
             current += self._filters()
         if isinstance(core.store, Complaining):
@@ -244,6 +250,14 @@ class Alarms:
         if settings.alarm_consumer_seconds and now_us - since_us >= settings.alarm_consumer_seconds * 1e6:
             counts = " and ".join(f"{count:,} {state}" for state, count in ailing.items() if count)
             yield "consumers", name, f"Group {name} has consumers that get less than the others: {counts}"
+
+    def _of_pushes(self, now_us: int) -> Iterator[tuple[str, str, str]]:
+        most_us = self._core.settings.alarm_no_consumer_seconds * 1e6
+        failing = self._pushes.failing if self._pushes is not None and most_us else {}
+        for name, failure in failing.items():
+            group = self._core.delivery.groups.get(name)
+            if now_us - failure.since_us > most_us and group is not None and group.lag():
+                yield "push", name, f"Calls of the webhook of group {name} fail: {failure.reason}"
 
     def _filters(self) -> Iterator[tuple[str, str, str]]:
         for name, group in self._core.delivery.groups.items():

@@ -1,0 +1,58 @@
+"""Admin routes of push: the webhooks that get the messages of consumer groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from notify.errors import NotFound
+from notify.limits import check_name
+from notify.server.admin.writes import Desk, Who, Write
+from notify.server.core.pushes import MOST_AT_ONCE, MOST_BATCH, Push
+
+
+class PushWrite(Write):
+    url: str = Field(max_length=2000, description="its host must be on the allow-list; calls are signed")
+    batch: int = Field(1, ge=1, le=MOST_BATCH, description="messages of a call, at most")
+    at_once: int = Field(4, ge=1, le=MOST_AT_ONCE, description="calls at once, at most, of each server")
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes of webhooks that get messages."""
+
+    @routes.get("/pushes")
+    async def shown() -> dict[str, Any]:
+        """List the consumer groups whose messages are posted to a webhook, and what fails at this server."""
+        return {"pushes": desk.pushes.shown()}
+
+    @routes.put("/groups/{name}/push")
+    async def put(name: str, write: PushWrite, who: Who) -> dict[str, Any]:
+        """Post a group's messages to a webhook from now on; a status of 2xx acknowledges them."""
+        check_name("group", name)
+        wanted = Push(write.url, write.batch, write.at_once)
+        configuration = desk.administration.configuration
+        desk.pushes.check(name, wanted, configuration.pushes)
+
+        async def do() -> Any:
+            document = configuration.with_pushes(configuration.pushes | {name: wanted})
+            await desk.administration.revise(who, write.reason, document)
+            return {"push": desk.pushes.shown().get(name)}
+
+        preview = {"url": wanted.url, "batch": wanted.batch, "at_once": wanted.at_once}
+        return await desk.carry_out(write, who, "push.put", name, do, {"push": preview})
+
+    @routes.delete("/groups/{name}/push")
+    async def delete(name: str, write: Write, who: Who) -> dict[str, Any]:
+        """Post a group's messages no more; they wait for consumers."""
+        configuration = desk.administration.configuration
+        if name not in configuration.pushes:
+            raise NotFound(f"the messages of group {name[:100]!r} are posted to no webhook")
+
+        async def do() -> Any:
+            left = {group: push for group, push in configuration.pushes.items() if group != name}
+            await desk.administration.revise(who, write.reason, configuration.with_pushes(left))
+            return {}
+
+        return await desk.carry_out(write, who, "push.delete", name, do, {})

@@ -1,0 +1,210 @@
+"""Push: messages of a group are posted to its webhook, for services that cannot ask for them.
+
+The body is `{"group", "messages": […]}`, each message with the fields of `POST /v1/groups/{group}/receive` but its
+receipt. A status of 2xx acknowledges all of them. A receiver that cannot be reached, or answers 429, 502, 503 or 504,
+is away: the same messages are posted until it is back, and no attempt counts. Any other answer, and none within the
+time of a call, is a failure. A batch that fails is posted again in halves, down to the messages that fail alone: an
+attempt counts for these alone. Retries and dead letters are the subscription's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from notify import faults
+from notify.backoff import Backoff
+from notify.errors import InvalidRequest, NotFound, Unavailable
+from notify.server import webhooks
+from notify.server.core.core import Core
+from notify.server.delivery.leases import Handed
+from notify.server.tasks import ended
+from notify.wire import Receive, SettleItem, encode_json, instant
+
+MOST_BATCH, MOST_AT_ONCE = 1000, 64
+MOST_IN_ALL = 1000
+"""Calls of all groups at once, at most."""
+MODES = ("shared", "ordered")
+"""The other modes give a topic to one process of many, and a webhook is none."""
+WAIT_SECONDS = 20.0
+LEASE_SECONDS = 60.0
+CHECK_US = 20_000_000
+"""So often a group's modes are looked at again."""
+RETRY_SECONDS, RETRY_MAX_SECONDS = 1.0, 30.0
+REASON_BYTES = 300
+"""A failure's reason has so much of the receiver's answer."""
+AWAY = frozenset((429, 502, 503, 504))
+INSTANCE = "webhook"
+
+Messages = list[dict[str, Any]]
+"""Messages as `receive` answers with them, in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Where a group's messages are posted to."""
+
+    url: str
+    batch: int = 1
+    """The most messages of a call."""
+    at_once: int = 4
+    """The most calls at once, of each server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the last call of a group failed, and since when all have."""
+
+    since_us: int
+    reason: str
+
+
+class Pushes:
+    """Posts the messages of each group that has a webhook. Methods belong to the event loop."""
+
+    def __init__(self, core: Core, shown: Callable[[list[Handed]], Messages]) -> None:
+        """`shown` makes what is handed out fit for JSON."""
+        self._core = core
+        self._shown = shown
+        self._running: dict[tuple[str, Push], list[asyncio.Task[None]]] = {}
+        self.failing: dict[str, Failure] = {}
+        """Groups whose last call failed."""
+
+    def follow(self, pushes: Mapping[str, Push]) -> None:
+        """From now on these groups have these webhooks, and no others."""
+        if not self._core.has_queues:
+            return
+        wanted = set(pushes.items())
+        for key in set(self._running) - wanted:
+            self.failing.pop(key[0], None)
+            for task in self._running.pop(key):
+                task.cancel()
+        for group, push in wanted - set(self._running):
+            loop = asyncio.get_running_loop()
+            tasks = [loop.create_task(self._run(group, push)) for _ in range(push.at_once)]
+            self._running[(group, push)] = tasks
+
+    def shown(self) -> dict[str, dict[str, Any]]:
+        """The webhooks by group, and what fails here."""
+        rows = {}
+        for group, push in sorted(self._running):
+            failing = self.failing.get(group)
+            found = {"failing_since": instant(failing.since_us), "reason": failing.reason} if failing else {}
+            rows[group] = asdict(push) | found
+        return rows
+
+    def check(self, group: str, push: Push, others: Mapping[str, Push]) -> None:
+        """Raises InvalidRequest for what cannot be, NotFound for a group without a subscription."""
+        webhooks.check_address(push.url, self._core.settings)
+        self._check_modes(group)
+        calls = push.at_once + sum(other.at_once for name, other in others.items() if name != group)
+        if calls > MOST_IN_ALL:
+            raise InvalidRequest(
+                f"all groups together would have {calls} calls at once, and {MOST_IN_ALL} are allowed: lower at_once",
+                "out_of_bounds",
+            )
+
+    async def stop(self) -> None:
+        await ended(*(task for tasks in self._running.values() for task in tasks))
+
+    def _check_modes(self, group: str) -> None:
+        queues = self._core.queues
+        subscriptions = [s for s in (*queues.subscriptions(), *queues.patterns()) if s.group == group]
+        if not subscriptions:
+            raise NotFound(f"group {group!r} has no subscription: subscribe it first", "not_subscribed")
+        for s in subscriptions:
+            if s.mode not in MODES:
+                raise InvalidRequest(
+                    f"group {group!r} receives topic {s.topic!r} in mode {s.mode}; a webhook takes messages in mode "
+                    f"{' or '.join(MODES)}",
+                    "invalid_push",
+                )
+
+    async def _run(self, group: str, push: Push) -> None:
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        asked = Receive(instance=INSTANCE, max=push.batch, wait=WAIT_SECONDS, lease=LEASE_SECONDS)
+        check_us = 0
+        while True:
+            try:
+                if (now_us := self._core.clock()) >= check_us:
+                    self._check_modes(group)
+                    check_us = now_us + CHECK_US
+                handed = await self._core.delivery.receive(group, asked)
+                await self._deliver(group, push, self._shown(handed))
+                backoff.reset()
+            except Exception as error:
+                self._fails(group, str(error) or type(error).__name__)
+                faults.note("push_failed", error, group=group, url=push.url)
+                await asyncio.sleep(backoff.next())
+
+    async def _deliver(self, group: str, push: Push, messages: Messages) -> None:
+        """Post messages until the receiver has taken or refused each, or its lease is over."""
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        parts = [messages] if messages else []
+        while parts:
+            part = parts.pop()
+            is_away, reason = await self._post(group, push, part)
+            if not reason:
+                self.failing.pop(group, None)
+                backoff.reset()
+                await self._settle(group, part, "ack")
+            else:
+                self._fails(group, reason)
+                if is_away:
+                    await asyncio.sleep(backoff.next())
+                    parts.append(part)
+                elif len(part) == 1:
+                    await self._settle(group, part, "retry", reason)
+                else:
+                    half = len(part) // 2
+                    parts += (part[half:], part[:half])
+            parts = await self._renewed(group, parts)
+
+    async def _post(self, group: str, push: Push, messages: Messages) -> tuple[bool, str]:
+        """Whether the receiver is away, and why it did not take the messages; "" where it did."""
+        shown = [{name: value for name, value in message.items() if name != "receipt"} for message in messages]
+        body = encode_json({"group": group, "messages": shown})
+        try:
+            status, answer = await webhooks.send(push.url, body, self._core.settings)
+        except Unavailable as error:
+            return isinstance(error, webhooks.Unreachable), str(error)
+        except InvalidRequest as error:  # the server was started anew with another allow-list, or without a secret
+            return True, str(error)
+        if 200 <= status < 300:
+            return False, ""
+        said = answer[:REASON_BYTES].decode(errors="replace").strip()
+        return status in AWAY, f"webhook {push.url} answered {status}" + (f": {said}" if said else "")
+
+    async def _renewed(self, group: str, parts: list[Messages]) -> list[Messages]:
+        """Renew the leases of messages; those that are still leased."""
+        if not parts:
+            return []
+        items = [SettleItem(m["receipt"], "renew", lease=LEASE_SECONDS) for part in parts for m in part]
+        answers = iter(await self._core.delivery.settle(group, items))
+        kept = ([m for m in part if next(answers).status == 200] for part in parts)
+        return [part for part in kept if part]
+
+    async def _settle(
+        self, group: str, messages: Messages, action: Literal["ack", "retry"], reason: str | None = None
+    ) -> None:
+        """Settle messages. Where the disk is full, say, it is tried until their leases are over.
+
+        Raises Unavailable then: the messages are posted once more.
+        """
+        items = [SettleItem(m["receipt"], action, reason=reason) for m in messages]
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        until_us = self._core.clock() + round(LEASE_SECONDS * 1e6)
+        while True:
+            try:
+                await self._core.delivery.settle(group, items)
+                return
+            except Unavailable:
+                if self._core.clock() > until_us:
+                    raise
+                await asyncio.sleep(backoff.next())
+
+    def _fails(self, group: str, reason: str) -> None:
+        known = self.failing.get(group)
+        self.failing[group] = Failure(self._core.clock() if known is None else known.since_us, reason)
