@@ -79,7 +79,10 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    process = ServerProcess(tmp_path_factory.mktemp("console") / "data").start()
+    process = ServerProcess(
+        tmp_path_factory.mktemp("console") / "data",
+        environment={"NOTIFY_WEBHOOK_HOSTS": "127.0.0.1:9", "NOTIFY_WEBHOOK_SECRET": "a secret of the tests"},
+    ).start()
     yield Shop(process)
     process.stop()
 
@@ -210,6 +213,10 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     do("group.pause", "?group=stock")
     assert shop.call("GET", "/v1/admin/groups/stock")["paused"] is True
     do("group.resume", "?group=stock")
+    do("push.put", "?group=stock", url="http://127.0.0.1:9/notify", batch="5")
+    w.go("/groups/stock")
+    assert "posted to http://127.0.0.1:9/notify, 5 a call" in w.text()
+    do("push.delete", "?group=stock")
     do("priorities.put", "?group=stock", class_1="one", weight_1="2")
     assert shop.call("GET", "/v1/admin/groups/stock/priorities")["classes"][0]["weight"] == 2
     assert "does not get" in do("group.reset", "?group=mail", topic="order.placed", to="latest")
