@@ -2,9 +2,9 @@
 
 T and E come by JDBC from a real database, H, Q and A from a real log. Each audit is a process of its own, started cold.
 The first audit of a log copies its segments. The others compare them with the copies: with a digest first and in full,
-twice by turns. Then the run goes on for 1 % more, and an audit goes on where the last one ended (`--continue`). It reads
-what is up to ten minutes older, since ids hold the times of producers' clocks: so RATE, the transactions of a second,
-says how much of the run that is.
+twice by turns. Then the run goes on for 1 % more, and an audit goes on where the last one ended (`--continue`). It
+reads what is up to ten minutes older, since ids hold the times of producers' clocks: so RATE, the transactions of a
+second, says how much of the run that is.
 """
 
 from __future__ import annotations

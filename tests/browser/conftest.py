@@ -48,6 +48,11 @@ class Window:
         """Open a page of the console; return the answer."""
         return self.page.goto(self.url + path)
 
+    def press(self, selector: str) -> None:
+        """Click what leads to another page, and wait until that is there."""
+        with self.page.expect_navigation():
+            self.page.click(selector)
+
     def text(self) -> str:
         return str(self.page.inner_text("main"))
 

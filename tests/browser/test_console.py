@@ -150,7 +150,7 @@ def test_what_is_there_is_shown(shop: Shop, window: Any) -> None:
     assert w.go("/no/such/page").status == 404
     w.go("/audits")
     assert "FINDINGS" in w.text() and "LOST 2" in w.text()
-    w.page.click("td a:has-text('report')")
+    w.press("td a:has-text('report')")
     assert w.page.inner_text("h1") == "a report" and w.page.evaluate("window.ran") is None
 
 
@@ -181,9 +181,9 @@ def change(w: Any, name: str, query: str, fields: dict[str, str]) -> str:
     """Fill in a form, preview it, and carry it out; return the page's text."""
     w.go(f"/do/{name}{query}")
     fill(w, fields | {"reason": f"test of {name}"})
-    w.page.click("button:has-text('Preview')")
+    w.press("button:has-text('Preview')")
     assert "Preview of the result" in w.text(), w.text()
-    w.page.click("button:has-text('Do it')")
+    w.press("button:has-text('Do it')")
     assert "Done, and recorded" in w.text(), w.text()
     return w.text()
 
@@ -228,14 +228,14 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     w.go("/groups/points/dead-letters")
     w.page.check(f"input[value='{before[0]}']")
     w.page.check(f"input[value='{before[1]}']")
-    w.page.click("button:has-text('Send the chosen again')")
+    w.press("button:has-text('Send the chosen again')")
     fill(w, {"reason": "test of dead-letters.redrive"})
-    w.page.click("button:has-text('Preview')")
-    w.page.click("button:has-text('Do it')")
+    w.press("button:has-text('Preview')")
+    w.press("button:has-text('Do it')")
     done.append("dead-letters.redrive")
     assert shop.dead() == before[2:]
     do("dead-letters.redrive-all", "?group=points", contains="no such")
-    w.page.click("a:has-text('Go on')")
+    w.press("a:has-text('Go on')")
     w.page.wait_for_selector("dd.good:has-text('done')")
     assert shop.dead() == []
     shop.kill(2)
@@ -246,10 +246,10 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     assert "Nothing is deleted" in do("topic.purge", "?topic=new.topic", before="latest")
     job = shop.unended_job()
     w.go(f"/jobs/{job}")
-    w.page.click("a:has-text('Stop the job')")
+    w.press("a:has-text('Stop the job')")
     assert f"job={job}" in w.page.url
     do("job.cancel", f"?job={job}")
-    w.page.click("a:has-text('Go on')")
+    w.press("a:has-text('Go on')")
     assert "cancelled" in w.text()
     do("alarm.silence", "?name=disk", seconds="2")
     do("alarm.unsilence", "?name=disk")
@@ -257,10 +257,10 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     do("limits.put", topics="order.placed=1000\norder.paid=50.5")
     assert shop.call("GET", "/v1/admin/limits")["topics"] == {"order.placed": 1000.0, "order.paid": 50.5}
     w.go("/settings")
-    w.page.click("a:has-text('check_attempts')")
+    w.press("a:has-text('check_attempts')")
     fill(w, {"check_attempts": "9", "reason": "test of settings.put"})
-    w.page.click("button:has-text('Preview')")
-    w.page.click("button:has-text('Do it')")
+    w.press("button:has-text('Preview')")
+    w.press("button:has-text('Do it')")
     done.append("settings.put")
     rows = {s["name"]: s["value"] for s in shop.call("GET", "/v1/admin/settings")["settings"]}
     assert rows["check_attempts"] == 9
@@ -287,13 +287,13 @@ def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
     ):
         w.go(f"/do/{name}{query}")
         fill(w, fields | {"reason": "r"})
-        w.page.click("button:has-text('Preview')")
+        w.press("button:has-text('Preview')")
         assert words in w.page.inner_text("[role=alert]"), name
         assert w.page.input_value("#f-reason") == "r"  # the form keeps the input
     before = len(shop.call("GET", "/v1/admin/actions?max=1000")["actions"])
     w.go(f"/do/transaction.commit?transaction={shop.transactions[2]}")
     fill(w, {"reason": "against what is recorded"})
-    w.page.click("button:has-text('Preview')")
+    w.press("button:has-text('Preview')")
     assert "outcome_conflict" in w.text()
     assert len(shop.call("GET", "/v1/admin/actions?max=1000")["actions"]) == before
 
@@ -320,10 +320,10 @@ def test_signing_in_and_out(tmp_path: Any, window: Any) -> None:
         w.go("/topics")
         assert w.page.url.endswith("/login?next=%2Ftopics")
         w.page.fill("#token", "nt_wrong")
-        w.page.click("button:has-text('Sign in')")
+        w.press("button:has-text('Sign in')")
         assert "mistyped" in w.text()
         w.page.fill("#token", guarded.admin)
-        w.page.click("button:has-text('Sign in')")
+        w.press("button:has-text('Sign in')")
         assert w.page.inner_text("h1") == "Topics" and "Signed in as admin" in w.page.content()
         assert w.page.evaluate("document.cookie") == ""  # the cookie is hidden from scripts
         cookie = w.page.context.cookies()[0]
@@ -336,12 +336,12 @@ def test_signing_in_and_out(tmp_path: Any, window: Any) -> None:
         v = window(guarded.url)
         v.go("/login")
         v.page.fill("#token", viewer)
-        v.page.click("button:has-text('Sign in')")
+        v.press("button:has-text('Sign in')")
         v.go("/do/topic.put")
         fill(v, {"topic": "mine", "reason": "r"})
-        v.page.click("button:has-text('Preview')")
+        v.press("button:has-text('Preview')")
         assert "lacks the right admin:mine" in v.page.inner_text("[role=alert]")
-        w.page.click("button:has-text('Sign out')")
+        w.press("button:has-text('Sign out')")
         w.go("/topics")
         assert "/login" in w.page.url
         # Signing in redirects to no other site.

@@ -74,7 +74,7 @@ def scene(server: ServerProcess) -> Scene:
 def preview(w: Any, path: str) -> None:
     w.go(path)
     w.page.fill("#f-reason", "a test")
-    w.page.click("button:has-text('Preview')")
+    w.press("button:has-text('Preview')")
 
 
 def test_every_text_can_be_read(scene: Scene, window: Any) -> None:
@@ -159,7 +159,7 @@ def test_topics_are_sorted_by_a_heading(scene: Scene, window: Any) -> None:
     publish(scene.url, "fewer", ["x"])
     w = window(scene.url, width=1920)
     w.go("/topics")
-    w.page.click("th a:has-text('Kept')")
+    w.press("th a:has-text('Kept')")
     names = w.page.locator("tbody td:first-child").all_inner_texts()
     assert names.index("order.placed") < names.index("fewer")
     assert w.page.get_attribute("th:has-text('Kept')", "aria-sort") == "descending"
@@ -173,7 +173,7 @@ def test_messages_come_newest_first_in_pages(scene: Scene, window: Any) -> None:
     w.go("/messages?topic=many")
     bodies = w.page.locator("tbody td:last-child").all_inner_texts()
     for _ in range(2):
-        w.page.click("a[rel=next]")
+        w.press("a[rel=next]")
         bodies += w.page.locator("tbody td:last-child").all_inner_texts()
     assert bodies == [f"m{n}" for n in reversed(range(250))]
     assert w.page.locator("a[rel=next]").count() == 0

@@ -87,12 +87,12 @@ class Pushes:
             self._running[(group, push)] = tasks
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """The webhooks by group, and what fails here."""
+        """The webhooks by group, and what fails here: null and "" where nothing does."""
         rows = {}
         for group, push in sorted(self._running):
-            failing = self.failing.get(group)
-            found = {"failing_since": instant(failing.since_us), "reason": failing.reason} if failing else {}
-            rows[group] = asdict(push) | found
+            failure = self.failing.get(group)
+            since, reason = (None, "") if failure is None else (instant(failure.since_us), failure.reason)
+            rows[group] = asdict(push) | {"failing_since": since, "reason": reason}
         return rows
 
     def check(self, group: str, push: Push, others: Mapping[str, Push]) -> None:
