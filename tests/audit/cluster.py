@@ -92,7 +92,8 @@ def cluster(directory: Path, hidden: Path | None = None) -> Iterator[str]:
 def compared(url: str, directory: Path, transactions: int, store: str = "") -> list[str]:
     """Run both audits, and return their differences. `store`: where the cluster reads the log, and keeps its copies;
     "": the directory of the log."""
-    made = made_run(directory, url, transactions, segment_bytes=4 << 20)
+    # Small segments, so that a short run has several; as a server makes them for a long one.
+    made = made_run(directory, url, transactions, segment_bytes=4 << 20 if transactions < 1_000_000 else 256 << 20)
     planted(made, url, directory / "faulty", 20)
     place, scratch = str(directory / "faulty"), str(directory / "report" / "segments")
     if store:
