@@ -11,9 +11,12 @@ import hashlib
 import hmac
 import socket
 import ssl
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import urlsplit
 
 import httptools
@@ -26,11 +29,17 @@ SECONDS = 10.0
 ANSWER_BYTES = 1 << 20
 HEAD_BYTES = 64 << 10
 """The most bytes of an answer besides its body."""
-LOOKUP_THREADS = 2
+LOOKUP_THREADS = 8
 """Names are looked up in threads of their own: a look-up may hang for longer than a call, and nothing else may wait
 for it."""
+FOUND_SECONDS = 30.0
+"""A name that was found is not looked up again for so long."""
+MOST_FOUND = 1000
 
 _lookups = ThreadPoolExecutor(LOOKUP_THREADS, "notify-webhook")
+_found: OrderedDict[tuple[str, int], tuple[float, Future[list[str]]]] = OrderedDict()
+"""Addresses by name and port, and until when they hold; also those that are looked up now, once for all calls."""
+_found_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +180,41 @@ async def _asked(
         writer.transport.abort()
 
 
+def _look_up(hostname: str, port: int) -> Future[list[str]]:
+    """The addresses behind a name. Of calls at the same time one looks: a name whose server hangs takes one thread."""
+    now = time.monotonic()
+    with _found_lock:
+        until, looking = _found.get((hostname, port), (0.0, None))
+        if looking is not None and (not looking.done() or (now < until and looking.exception() is None)):
+            return looking
+        looking = Future()
+        looking.set_running_or_notify_cancel()  # a call that ends early cannot cancel the look-up of the others
+        _lookups.submit(_find, hostname, port, looking)
+        _found[(hostname, port)] = (now + FOUND_SECONDS, looking)
+        _found.move_to_end((hostname, port))
+        while len(_found) > MOST_FOUND:
+            _found.popitem(last=False)
+    return looking
+
+
+def _find(hostname: str, port: int, looking: Future[list[str]]) -> None:
+    try:
+        places = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)
+        looking.set_result(list(dict.fromkeys(str(place[4][0]) for place in places)))
+    except BaseException as error:
+        looking.set_exception(error)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once: it reads the system's authorities, which takes tens of milliseconds of CPU."""
+    return ssl.create_default_context()
+
+
 async def _connected(to: _Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection to the first address behind the name that takes one. Raises OSError."""
-
-    def prepare() -> tuple[list[str], ssl.SSLContext | None]:
-        places = socket.getaddrinfo(to.hostname, to.port, type=socket.SOCK_STREAM)
-        found = list(dict.fromkeys(str(place[4][0]) for place in places))
-        return found, ssl.create_default_context() if to.is_https else None
-
-    places, tls = await asyncio.get_running_loop().run_in_executor(_lookups, prepare)
+    places = await asyncio.wrap_future(_look_up(to.hostname, to.port))
+    tls = await asyncio.to_thread(_tls) if to.is_https else None
     failure = OSError(f"{to.hostname} has no address")
     for place in places:
         try:

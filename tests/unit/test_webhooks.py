@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -76,8 +79,6 @@ def test_a_dripping_receiver_is_given_up_and_holds_no_thread(monkeypatch: pytest
 
 def test_the_system_may_take_its_time_to_find_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the name server does not answer, look-ups occupy threads of their own, and calls end in time."""
-    import threading
-
     monkeypatch.setattr(webhooks, "SECONDS", 0.2)
     released = threading.Event()
 
@@ -93,6 +94,47 @@ def test_the_system_may_take_its_time_to_find_a_name(monkeypatch: pytest.MonkeyP
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(result) for result in results] == [webhooks.Unreachable] * 50
         assert await asyncio.get_running_loop().run_in_executor(None, lambda: "done") == "done"
+
+    try:
+        asyncio.run(run())
+    finally:
+        released.set()
+
+
+def test_a_name_whose_server_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call looked its name up, two at a time: the calls of one webhook kept all the others waiting."""
+    monkeypatch.setattr(webhooks, "SECONDS", PATIENCE_SECONDS)
+    released, looked = threading.Event(), Counter[str]()
+    found = socket.getaddrinfo
+
+    def look(name: str, *given: Any, **named: Any) -> list[Any]:
+        looked[name] += 1
+        if name == "slow.example":
+            released.wait(PATIENCE_SECONDS)
+            raise socket.gaierror("no answer")
+        return found(name, *given, **named)
+
+    monkeypatch.setattr(webhooks.socket, "getaddrinfo", look)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async def run() -> None:
+        served = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = served.sockets[0].getsockname()[1]
+        settings = Settings(webhook_hosts=f"slow.example:80,localhost:{port}", webhook_secret="s")
+        hanging = [asyncio.ensure_future(webhooks.post("http://slow.example/", b"{}", settings)) for _ in range(50)]
+        for _ in range(2):
+            assert await webhooks.post(f"http://localhost:{port}/", b"{}", settings) == b"{}"
+        hanging[0].cancel()  # the others go on waiting for what it looked up
+        released.set()
+        results = await asyncio.gather(*hanging[1:], return_exceptions=True)
+        served.close()
+        assert [type(result) for result in results] == [webhooks.Unreachable] * 49
+        assert looked == {"slow.example": 1, "localhost": 1}
 
     try:
         asyncio.run(run())
