@@ -36,9 +36,14 @@ ROUNDS = 4
 """Kills of the reader in the campaign."""
 
 
+def blocks() -> list[str]:
+    """The page's code, block by block."""
+    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
 def pipeline() -> str:
     """The code of the page's first block."""
-    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
+    return blocks()[0]
 
 
 def order(server: str, numbers: range) -> None:
@@ -59,16 +64,21 @@ def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
     server.stop()
 
 
-def test_the_pipeline_of_the_page(
-    spark: Any, own_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_code_of_the_page(
+    spark: Any,
+    own_server: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    names: dict[str, Any] = {"url": own_server.url}
     environment = {"NOTIFY_URL": own_server.url, "LAKE": f"file://{tmp_path}/lake", "CHECKPOINT": f"{tmp_path}/to"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     order(own_server.url, range(20))
     for attempt in range(CONNECTS):
         try:
-            exec(compile(pipeline(), str(PAGE), "exec"), {})
+            exec(compile(pipeline(), str(PAGE), "exec"), names)
             break
         except Exception as error:
             if "failed to connect back" not in str(error) or attempt == CONNECTS - 1:
@@ -77,6 +87,15 @@ def test_the_pipeline_of_the_page(
     assert sorted(row["value"]["item"] for row in table) == sorted(f"book {n}" for n in range(20))
     assert all(row["value"]["amount"] == Decimal("9.50") for row in table)
     assert {row["rescued"] for row in table} == {'{"gift":true}', '{"gift":false}'}
+    _, look, read = blocks()
+    exec(compile(look, str(PAGE), "exec"), names)
+    assert names["orders"].count() == 20
+    assert "| k0|" in capsys.readouterr().out
+    lake = environment["LAKE"]
+    assert "s3://lake/orders" in read
+    exec(compile(read.replace("s3://lake/orders", lake), str(PAGE), "exec"), names)
+    assert names["spark"].read.format("notify_table").load(lake).count() == 20
+    assert all(url.endswith(".parquet") for url in names["urls_of"](lake))
 
 
 @pytest.mark.long
