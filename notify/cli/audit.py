@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, URL, call
+from notify.cli.api import DRY_RUN, URL, call
 from notify.cli.audit_failures import never_one, spark_errors
-from notify.cli.audit_flags import commands_of
+from notify.cli.audit_flags import AS_JSON, commands_of
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
 from notify.cli.audit_results import RESULTS, concluded, keep

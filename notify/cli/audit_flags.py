@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from notify.spark.causes.commands import Commands
     from notify.spark.result import Inputs
 
+AS_JSON = typer.Option(
+    False, "--json", envvar="NOTIFY_JSON",
+    help="Print one JSON object on stdout, and nothing else; where the audit fails, its field failed says why.",
+)  # fmt: skip
+"""As that of other commands, but for the failure, which is a kind of verdict here."""
 INPUTS = {
     "database": "--database", "log": "--log", "kafka": "--kafka", "storage": "--storage", "report": "--report",
     "scratch": "--scratch",

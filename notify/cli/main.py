@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NoReturn
 
+import structlog
 import typer
 import typer.core
 import typer.main
@@ -41,7 +42,13 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def root(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if context.invoked_subcommand != "serve" and not structlog.is_configured():
+        # Commands that open a log run the server's code; what it logs is not part of their result.
+        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     if version:
         say(__version__)
         raise typer.Exit

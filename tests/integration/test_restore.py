@@ -7,6 +7,8 @@ import contextlib
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from notify.storage.shipped.manifest import Manifest
 from notify.storage.shipped.shipper import ship_directory
 from notify.storage.shipped.store import Store
 from notify.storage.topics import Topic
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.commands import cli
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in, sent
@@ -204,6 +207,19 @@ def test_lost_indexes_and_checkpoints_are_made_up_for(shipped: Shipped) -> None:
     kept = bodies(shipped.place / "restored")
     assert kept == shipped.bodies[: len(kept)] and kept
     assert len(list((shipped.place / "restored" / "log").glob("*.idx"))) == told["segments"]
+
+
+def test_what_the_log_says_is_not_part_of_the_result(shipped: Shipped) -> None:
+    """The line about an index that is built anew stood on stdout, before the JSON, which nobody could read then."""
+    missing, *_ = shipped.objects("segments/*.idx")
+    missing.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "notify", "restore", "--from", shipped.url, "--data-dir", str(shipped.place / "new"),
+         "--json"],
+        capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["damages"] == [] and done.returncode == 0
+    assert "index_rebuilt" in done.stderr
 
 
 def test_without_any_checkpoint_the_whole_log_is_replayed(shipped: Shipped) -> None:
