@@ -149,10 +149,26 @@ def test_a_chart_says_its_figures_in_words_and_as_a_table(scene: Scene, window: 
     w.page.keyboard.press("ArrowRight")
     w.page.wait_for_selector("#charts[data-span=day]")
     w.page.click("#charts summary")
+    w.page.wait_for_selector("#charts details th")  # the browser tells of an opened `details` after the click
     headings = w.page.locator("#charts details th").all_inner_texts()
     assert headings == ["At", "settled/s", "lag messages", "oldest s"]
     assert w.page.locator("#charts details tr").nth(1).inner_text()[:2] == "20"  # the year of an ISO date
     assert w.page.evaluate(CONTRASTS) == [] and w.wrong == []
+
+
+def test_a_late_answer_is_not_drawn_over_the_span_that_was_chosen_meanwhile(scene: Scene, window: Any) -> None:
+    w = window(scene.url)
+    held: list[Any] = []
+    w.page.route("**/groups/points/history?span=hour", lambda route: held.append(route))
+    w.go("/groups/points")
+    w.page.focus("#charts input[value=hour]")
+    w.page.keyboard.press("ArrowRight")
+    w.page.wait_for_selector("#charts[data-span=day]")
+    with w.page.expect_response("**/groups/points/history?span=hour") as answered:
+        held[0].continue_()
+    answered.value.finished()
+    w.page.evaluate("() => new Promise((done) => setTimeout(done, 0))")
+    assert w.page.get_attribute("#charts", "data-span") == "day"
 
 
 def test_topics_are_sorted_by_a_heading(scene: Scene, window: Any) -> None:

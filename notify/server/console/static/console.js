@@ -203,12 +203,16 @@
     const lines = charts.flatMap((one) => one.lines);
     const details = section.querySelector("details");
     let found = null;
+    let asked = 0;
     async function draw() {
       const span = section.querySelector("input:checked").value;
+      const mine = ++asked;
       try {
         const answer = await fetch(`${section.dataset.source}?span=${span}`);
         if (!answer.ok) return;
-        found = await answer.json();
+        const figures = await answer.json();
+        if (mine !== asked) return;  // Another span was chosen meanwhile: this answer would be drawn over it.
+        found = figures;
         for (const one of charts) one.show(found, span);
         section.dataset.span = span;
         table(details, lines, found);
