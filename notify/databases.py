@@ -97,7 +97,8 @@ def drop_lost_sessions(engine: Engine) -> None:
 def use_explicit_begin(engine: Any) -> None:
     """Make SQLite begin a transaction when SQLAlchemy does, with BEGIN IMMEDIATE. For sync and async engines.
 
-    Without this, sqlite3 begins at the first write, and a released savepoint survives the rollback.
+    Without this, sqlite3 begins at the first write, and a released savepoint survives the rollback. A connection in
+    AUTOCOMMIT begins none.
     """
     sync_engine = getattr(engine, "sync_engine", engine)
 
@@ -107,6 +108,10 @@ def use_explicit_begin(engine: Any) -> None:
 
     @event.listens_for(sync_engine, "begin")
     def begin(connection: Connection) -> None:
+        if _is_set_to_autocommit(connection):
+            # SQLAlchemy names this event here too, and never commits: the close would roll its statements back, and
+            # a read would hold the writer's lock.
+            return
         driver: Any = connection.connection.dbapi_connection
         if driver.isolation_level is not None:
             driver.isolation_level = None  # the connection's last user may have set an isolation level
@@ -121,12 +126,15 @@ def begins_explicitly(connection: Connection) -> bool:
 
 def commits_by_itself(connection: Connection) -> bool:
     """Whether each statement is a transaction of its own, by SQLAlchemy's setting or by the driver's."""
-    isolation = connection.get_execution_options().get("isolation_level") or getattr(
-        connection.dialect, "_on_connect_isolation_level", None
-    )
     pooled: Any = connection.connection
     # Either SQLAlchemy's adapter of an asyncio driver knows it, or the driver itself.
-    return isolation == "AUTOCOMMIT" or any(map(_autocommits, (pooled.dbapi_connection, pooled.driver_connection)))
+    drivers = (pooled.dbapi_connection, pooled.driver_connection)
+    return _is_set_to_autocommit(connection) or any(map(_autocommits, drivers))
+
+
+def _is_set_to_autocommit(connection: Connection) -> bool:
+    level = connection.get_execution_options().get("isolation_level")
+    return (level or getattr(connection.dialect, "_on_connect_isolation_level", None)) == "AUTOCOMMIT"
 
 
 def _autocommits(driver: Any) -> bool:

@@ -49,7 +49,7 @@ class Database:
             self._engine = open_engine(url, pooled=False, statement_seconds=READ_SECONDS)
         except InvalidRequest as error:
             raise InvalidRequest(f"--database {name or url}: {error}") from None
-        # Without a transaction: on SQLite one would begin with a writer's lock.
+        # Without a transaction: SQLite's begin with the writer's lock (`use_explicit_begin`).
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self.url: URL = self._engine.url
         self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
@@ -73,7 +73,7 @@ class Database:
                 self._check(connection)
                 self.has_digests = half_message.name in self.tables and has_digest(connection)
             if server_half_message.name in self.tables:
-                check_version(self._engine, exactly=True)
+                check_version(self._reading, exactly=True)
         except sa.exc.SQLAlchemyError as error:
             raise Unavailable(f"database {self.name}: {_short(error)}") from None
 
@@ -94,7 +94,7 @@ class Database:
         self._engine.dispose()
 
     def connect(self) -> sa.Connection:
-        """A connection; the caller closes it."""
+        """A connection with a transaction, to write in; the caller commits and closes it."""
         return self._engine.connect()
 
     @contextmanager

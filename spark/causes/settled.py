@@ -66,7 +66,7 @@ def _last_effects(inputs: Inputs, groups: Collection[str], from_us: int) -> dict
     last: dict[str, int] = {}
     for database in inputs.databases:
         if notify_inbox.name in database.tables:
-            with database.connect() as connection:
+            with database.reading() as connection:
                 for group, at in connection.execute(newest):
                     last[group] = max(last.get(group, 0), microseconds_of(at))
     return last

@@ -94,7 +94,7 @@ def _beside(log: LogInput, transaction: str) -> Iterator[Record]:
 
 def _in_storage(storage: Database, transaction: str) -> Iterator[Record]:
     if server_action.name in storage.tables:
-        with storage.connect() as connection:
+        with storage.reading() as connection:
             for row in connection.execute(_chosen(transaction)).mappings():
                 yield _record(f"storage {storage.name}", dict(row))
 
