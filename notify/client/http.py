@@ -75,10 +75,13 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            return  # such as 103, of a proxy: the answer is still to come
         parser, self._parser = self._parser, None
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
-            answer.set_result((parser.get_status_code(), b"".join(self._body)))
+            answer.set_result((status, b"".join(self._body)))
         if parser.should_keep_alive():
             self._client.give_back(self)
         else:

@@ -123,26 +123,45 @@ class _NoAnswer(Exception):
 
 
 class _Answer:
-    """Callbacks of the answer's parser."""
+    """The answer, as far as it has come."""
 
     def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
         self.body = bytearray()
-        self.has_head = self.is_complete = False
+        self.status = 0
+        self.is_complete = False
         self.is_declared = False
         """It says how long it is; else it ends with its connection."""
+
+    def add(self, part: bytes) -> None:
+        """Take the next bytes. Raises HttpParserError for what is no answer."""
+        try:
+            self._parser.feed_data(part)
+        except httptools.HttpParserUpgrade:
+            raise _NoAnswer(f"it answered {self._parser.get_status_code()}, to speak another protocol") from None
+        except httptools.HttpParserError:
+            if not self.is_complete:  # what comes behind it concerns nobody
+                raise
+
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self.is_declared = True
 
     def on_headers_complete(self) -> None:
-        self.has_head = True
+        if not self.is_complete:
+            self.status = self._parser.get_status_code()
 
     def on_body(self, part: bytes) -> None:
-        self.body += part
+        if not self.is_complete:
+            self.body += part
 
     def on_message_complete(self) -> None:
-        self.is_complete = True
+        if self.status >= 200:
+            self.is_complete = True
+        else:  # such as 103: the answer is still to come
+            self.status, self.is_declared = 0, False
 
 
 async def _asked(
@@ -163,19 +182,18 @@ async def _asked(
         writer.write("\r\n".join((*head, "", "")).encode() + body)
         await writer.drain()
         answer = _Answer()
-        parser = httptools.HttpResponseParser(answer)
         taken = 0
         while not answer.is_complete:
             part = await reader.read(HEAD_BYTES)
             if not part:
-                if not answer.has_head or answer.is_declared:
+                if not answer.status or answer.is_declared:
                     raise _NoAnswer("it closed before its answer was there")
                 break
-            parser.feed_data(part)
+            answer.add(part)
             taken += len(part)
             if len(answer.body) > ANSWER_BYTES or taken > ANSWER_BYTES + HEAD_BYTES:
                 raise _NoAnswer(f"its answer has more than {ANSWER_BYTES} bytes")
-        return int(parser.get_status_code()), bytes(answer.body)
+        return answer.status, bytes(answer.body)
     finally:
         writer.transport.abort()
 

@@ -148,6 +148,11 @@ def test_a_name_whose_server_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyP
         (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", b"{}"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n", b"{}"),
         (b"HTTP/1.0 200 OK\r\n\r\n{}", b"{}"),
+        (b"HTTP/1.1 200 OK\r\nupgrade: h2\r\nconnection: upgrade\r\ncontent-length: 2\r\n\r\n{}", b"{}"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}and something behind it", b"{}"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 500 No\r\ncontent-length: 1\r\n\r\nx", b"{}"),
+        (b"HTTP/1.1 101 Switching\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", "another protocol"),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n", "closed"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n{}", "closed"),
         (b"HTTP/1.1 200 OK\r\n", "closed"),
         (b"", "closed"),
@@ -167,6 +172,19 @@ def test_what_comes_of_an_answer(answer: bytes, result: bytes | str) -> None:
         assert posted_request == result
     else:
         assert isinstance(posted_request, Unavailable) and result in str(posted_request)
+
+
+@pytest.mark.parametrize("first", [b"100 Continue", b"102 Processing", b"103 Early Hints\r\nlink: </a.css>"])
+def test_what_is_said_before_an_answer_is_none(first: bytes) -> None:
+    """A proxy may send hints first. They passed for the answer where it came later: a failure, and an attempt."""
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for part in (b"HTTP/1.1 " + first + b"\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.02)  # so that it is read by itself
+
+    assert asyncio.run(posted(say)) == [b"{}"]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1\uff1a9/", "http://[::1/", "http://127.0.0.1:9/ x", "http://\u2100/"])
