@@ -12,7 +12,7 @@ import pytest
 from notify.errors import Unauthorized
 from notify.server.connections import head as request_head
 from notify.server.connections import held, pipeline, protocol
-from notify.server.connections.head import HEADER_FIELDS
+from notify.server.connections.bounds import BODY_PARTS, HEADER_FIELDS
 from notify.server.connections.held import Unread, Unverified
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
@@ -447,6 +447,31 @@ def test_answers_that_are_not_read_are_bounded_for_all_together() -> None:
             served.transport.is_closed = True
             served.protocol.connection_lost(None)
         assert shared.total == 0 and shared.reply_bytes(8 << 20) == 8 << 20
+
+    virtual_loop.run(run())
+
+
+@pytest.mark.parametrize("path", [b"/v1/messages", b"/login"])
+def test_the_chunks_of_a_body_are_bounded(path: bytes) -> None:
+    """A body in chunks of two bytes each took ten times its size in memory, and seconds of the loop."""
+
+    async def run() -> None:
+        served = Served()
+        served.use_asgi(asgi_page)
+        lines = b"authorization: Bearer known\r\ntransfer-encoding: chunked"
+        served.send(b"POST " + path + b" HTTP/1.1\r\nhost: x\r\n" + lines + b"\r\n\r\n")
+        chunks = b"2\r\n{}\r\n" * 1000
+        for _ in range(BODY_PARTS // 1000):
+            served.protocol.data_received(chunks)
+        await settled()
+        assert not served.protocol._is_over and served.statuses() == []
+        served.protocol.data_received(chunks)
+        await settled()
+        if path == b"/login":
+            assert served.transport.is_closed
+        else:
+            assert served.statuses() == [413] and b"65536 chunks" in served.transport.written
+        assert served.send(chunks) and not served.answered
 
     virtual_loop.run(run())
 

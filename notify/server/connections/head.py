@@ -1,4 +1,4 @@
-"""A request's head: its bounds, and the data request that it begins."""
+"""A request's head: the data request that it begins, and what is left of it where it asks for another protocol."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import urllib.parse
 import httptools
 from httptools import HttpRequestParser
 
-from notify.errors import TooLarge
 from notify.server.access.principal import NOBODY
 from notify.server.data.request import PROBES, Request
-
-HEADER_BYTES = 64 << 10
-"""The most that a request's head may have, and as much again for chunk extensions and trailers."""
-HEADER_FIELDS = 100
 
 Fields = list[tuple[bytes, bytes]]
 """Header fields: names in lower case, and values."""
@@ -48,12 +43,3 @@ def without_upgrade(parser: HttpRequestParser, url: bytes, headers: Fields) -> b
     lines = [parser.get_method() + b" " + url + b" HTTP/" + version]
     lines += [name + b": " + value for name, value in headers if name != b"upgrade"]
     return b"\r\n".join((*lines, b"", b""))
-
-
-def too_large() -> TooLarge:
-    """The refusal of a head beyond its bounds."""
-    return TooLarge(
-        f"a head has at most {HEADER_FIELDS} fields and {HEADER_BYTES} bytes, and trailers no more than that",
-        "head_too_large",
-        431,
-    )

@@ -18,8 +18,9 @@ from notify.errors import InvalidRequest, NotifyError
 from notify.server.access.principal import NOBODY, UNVERIFIED
 from notify.server.connections import identity
 from notify.server.connections.application import Application
+from notify.server.connections.bounds import BODY_PARTS, HEADER_BYTES, HEADER_FIELDS, Refused, in_pieces, too_large
 from notify.server.connections.cycle import ANSWERED, DataCycle
-from notify.server.connections.head import HEADER_BYTES, HEADER_FIELDS, data_request, too_large, without_upgrade
+from notify.server.connections.head import data_request, without_upgrade
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, PipelineFlow, is_known
 from notify.server.connections.places import Place, too_many
 from notify.server.connections.timers import Timers
@@ -31,10 +32,6 @@ HEADER_SECONDS = 10.0
 LINGER_SECONDS = 2.0
 """How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and how
 long a connection that is closed may take to hand over what is written."""
-
-
-class _Refused(Exception):
-    """Raised through the parser, so that it stops: nothing more of this connection is read."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -50,7 +47,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = PipelineFlow(transport, self.pipeline)
-        self._head_bytes = self._quiet_bytes = 0
+        self._head_bytes = self._quiet_bytes = self._body_parts = 0
         self._in_head = True
         """No request has begun, or its head is not complete."""
         self._is_upgrade = False
@@ -155,7 +152,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = self._body_parts = 0
         self._quiet_bytes = max(1, self._quiet_bytes)  # what came in one read with the last request's end counts, too
         self.url = b""
         self.expect_100_continue = False
@@ -179,9 +176,9 @@ class Protocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def _stop(self, error: NotifyError) -> None:
-        """Stop the parser. Raises _Refused, which comes out of it as an HttpParserError."""
+        """Stop the parser. Raises Refused, which comes out of it as an HttpParserError."""
         self._refusal = error
-        raise _Refused
+        raise Refused
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -192,7 +189,7 @@ class Protocol(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINED:
             self.cycle.keep_alive = False
             self._is_over = True
-            raise _Refused
+            raise Refused
         self._in_head = False
         self._quiet_bytes = 0
         if self._timers.head is not None:
@@ -235,6 +232,9 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._quiet_bytes = 0
+        self._body_parts += 1
+        if self._body_parts > BODY_PARTS:
+            self._stop(in_pieces())
         if type(self.cycle) is DataCycle:
             self.cycle.add(body)
         else:
