@@ -126,7 +126,7 @@ class Batcher(Generic[Item, Result]):
         again in two parts, down to the item: n items are at most 2n - 1 requests."""
         try:
             return await self._send(items)
-        except (InvalidRequest, TypeError, ValueError) as error:
+        except (InvalidRequest, TypeError, ValueError, ArithmeticError) as error:
             if len(items) == 1:
                 return [_told(error)]
         middle = len(items) // 2

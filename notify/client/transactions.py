@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -75,15 +75,27 @@ def pack_unkeyed(message: Message) -> PackedMessage:
     if delay is not None:
         delay = number_of_seconds("delay", delay)
         check_delay(delay, deliver_at, 0)
-    elif deliver_at is not None and (not isinstance(deliver_at, datetime) or deliver_at.utcoffset() is None):
-        raise InvalidRequest(
-            f"deliver_at is {deliver_at!r:.60}: it should be an instant with its time zone, such as datetime.now(UTC)",
-            "invalid_delay",
-        )
+    elif deliver_at is not None:
+        deliver_at = _in_utc(deliver_at)
     if ttl is not None:
         ttl = number_of_seconds("ttl", ttl)
         check_between("ttl", ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
     return PackedMessage(topic=topic, body=body, tag=tag, headers=headers, delay=delay, deliver_at=deliver_at, ttl=ttl)
+
+
+def _in_utc(deliver_at: object) -> datetime:
+    """The instant as an exact datetime, also of a subclass such as pendulum's. Raises InvalidRequest for what is no
+    instant, or one before or behind the calendar's years."""
+    if isinstance(deliver_at, datetime) and deliver_at.utcoffset() is not None:
+        with contextlib.suppress(OverflowError):
+            moment = deliver_at.astimezone(UTC)
+            if type(moment) is datetime:
+                return moment
+            return datetime(*moment.timetuple()[:6], moment.microsecond, UTC)
+    raise InvalidRequest(
+        f"deliver_at is {deliver_at!r:.60}: it should be an instant with its time zone, such as datetime.now(UTC)",
+        "invalid_delay",
+    )
 
 
 def give_key(packed: PackedMessage, message: Message) -> None:

@@ -19,10 +19,12 @@ def no_requests() -> None:
 
 
 async def send(items: list[int]) -> Sequence[int]:
-    """Stands for a server behind a proxy: a sum above 100 is too large, -1 is malformed, -2 cannot be encoded."""
+    """Stands for a server behind a proxy: a sum above 100 is too large, -1 is malformed, -2 and -3 cannot be encoded."""
     requests.append(items)
     if -2 in items:
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+    if -3 in items:
+        raise OverflowError("date value out of range")
     if -1 in items:
         raise InvalidRequest("malformed", "invalid_schema")
     if sum(items) > 100:
@@ -46,6 +48,7 @@ def test_a_request_that_is_refused_is_halved_down_to_the_item() -> None:
     assert results(1, 2, -1, 4, 5, 200, 7) == [2, 4, InvalidRequest, 8, 10, TooLarge, 14]
     assert results(60, 60, 60) == [120, 120, 120]
     assert results(1, -2, 3) == [2, Unavailable, 6]
+    assert results(1, -3, 3) == [2, Unavailable, 6]
 
 
 def test_what_another_try_cannot_mend_is_said_to_all_at_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, StrEnum
 from typing import Any
@@ -40,6 +40,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "a delay and an instant": {"delay": 1, "deliver_at": datetime.now(UTC)},
     "an instant that names no zone": {"deliver_at": datetime.now()},
     "an instant that is none": {"deliver_at": 5},
+    "an instant before the year 1": {"deliver_at": datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))},
+    "an instant behind the year 9999": {"deliver_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))},
     "a time to live that is none": {"ttl": timedelta(seconds=5)},
     "a time to live that is too short": {"ttl": 0.01},
     "a topic that is no name": {"topic": "a b"},
@@ -62,6 +64,17 @@ def test_a_body_that_contains_itself_is_refused() -> None:
     body.append(body)
     with pytest.raises(InvalidRequest, match="JSON"):
         pack(Message("t", body))
+
+
+def test_an_instant_of_a_subclass_is_sent() -> None:
+    """Pendulum's and pandas' are such. The encoder takes none, so that each commit failed."""
+
+    class Instant(datetime):
+        pass
+
+    given = Instant(2026, 11, 25, 12, 30, 1, 500, tzinfo=timezone(timedelta(hours=2)))
+    packed = msgspec.msgpack.decode(encode_msgpack(pack(Message("t", "x", deliver_at=given))), type=PackedMessage)
+    assert packed.deliver_at == given == datetime(2026, 11, 25, 10, 30, 1, 500, UTC)
 
 
 def test_what_looks_like_text_or_a_number_is_sent_as_one() -> None:
