@@ -19,7 +19,7 @@ def no_requests() -> None:
 
 
 async def send(items: list[int]) -> Sequence[int]:
-    """Stands for a server behind a proxy: a sum above 100 is too large, -1 is malformed, -2 and -3 cannot be encoded."""
+    """Stands for a server behind a proxy: a sum above 100 is too large, -1 malformed, -2 and -3 cannot be encoded."""
     requests.append(items)
     if -2 in items:
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
