@@ -53,10 +53,10 @@ def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
     """Body bytes and headers of a message. Raises InvalidRequest for a body without a JSON form."""
     body = message.body
     headers = _headers(message.headers) if message.headers else None
-    if isinstance(body, bytes):
+    if type(body) is bytes:
         return body, headers
-    if isinstance(body, (bytearray, memoryview)):
-        return bytes(body), headers
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return memoryview(body).tobytes(), headers
     headers = headers or {}
     if isinstance(body, str):
         headers.setdefault(CONTENT_TYPE, "text/plain; charset=utf-8")

@@ -66,14 +66,20 @@ def test_a_body_that_contains_itself_is_refused() -> None:
         pack(Message("t", body))
 
 
-def test_an_instant_of_a_subclass_is_sent() -> None:
-    """Pendulum's and pandas' are such. The encoder takes none, so that each commit failed."""
+def test_an_instant_or_bytes_of_a_subclass_are_sent() -> None:
+    """Pendulum's and pandas' are such, and HexBytes is a subclass of bytes. The encoder takes none: commits failed."""
 
     class Instant(datetime):
         pass
 
+    class Bytes(bytes):
+        pass
+
     given = Instant(2026, 11, 25, 12, 30, 1, 500, tzinfo=timezone(timedelta(hours=2)))
-    packed = msgspec.msgpack.decode(encode_msgpack(pack(Message("t", "x", deliver_at=given))), type=PackedMessage)
+    packed = msgspec.msgpack.decode(
+        encode_msgpack(pack(Message("t", Bytes(b"x"), deliver_at=given))), type=PackedMessage
+    )
+    assert packed.body == b"x"
     assert packed.deliver_at == given == datetime(2026, 11, 25, 10, 30, 1, 500, UTC)
 
 
