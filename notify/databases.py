@@ -163,6 +163,42 @@ def is_aborted(connection: Connection) -> bool:
     return False
 
 
+IDLE = 0
+"""libpq's number for a connection without a transaction."""
+IN_TRANSACTION = 1
+"""The bit of the status that MySQL and MariaDB send with each answer."""
+
+
+def is_over(connection: Connection) -> bool:
+    """Whether somebody has ended the transaction behind SQLAlchemy's back, by `COMMIT` or `ROLLBACK` as SQL or by the
+    driver's own methods. As the driver last heard it, so that a statement that followed may hide it."""
+    pooled: Any = connection.connection
+    driver = pooled.driver_connection
+    libpq: Any = getattr(driver, "info", None)
+    if hasattr(libpq, "transaction_status"):
+        return int(libpq.transaction_status) == IDLE
+    if hasattr(driver, "in_transaction"):
+        return not driver.in_transaction
+    if hasattr(driver, "is_in_transaction"):
+        return not driver.is_in_transaction()
+    status = getattr(driver, "server_status", IN_TRANSACTION)
+    return isinstance(status, int) and not status & IN_TRANSACTION
+
+
+def roll_back_driver(connection: Connection) -> None:
+    """End the driver's transaction. A connection that is lost, or fails at this, is not used again.
+
+    For what stops a commit in SQLAlchemy's event: SQLAlchemy takes the transaction for ended then and would give the
+    connection back to the pool without a rollback, so that its next user's COMMIT would commit this one's changes.
+    """
+    if connection.invalidated:
+        return
+    try:
+        connection.dialect.do_rollback(connection.connection)
+    except Exception:
+        connection.invalidate()
+
+
 class database_now(FunctionElement[Any]):
     """The database's clock in UTC at this moment, not at the start of the transaction."""
 

@@ -27,7 +27,7 @@ from notify.client.bound import (
 from notify.client.carrier import Carrier, check_driver
 from notify.client.outgoing import CLOSED
 from notify.client.transactions import pack_unkeyed
-from notify.databases import begins_explicitly
+from notify.databases import begins_explicitly, roll_back_driver
 from notify.errors import BindingRefused, Closed, TransactionRefused
 from notify.message import Message
 from notify.wire import PackedMessage
@@ -215,9 +215,7 @@ class Binding:
             self._carrier.prepare(connection, bound)
         except BaseException as error:
             bound.failed = error
-            # SQLAlchemy takes the transaction for ended now and would give the connection back to the pool without
-            # a rollback: its next user's COMMIT would commit this one's changes.
-            _roll_back(connection)
+            roll_back_driver(connection)
             raise
 
     def bound(self, connection: Connection) -> BoundTransaction | None:
@@ -228,16 +226,6 @@ class Binding:
     def committed(self, bound: BoundTransaction) -> None:
         """The transaction's COMMIT has returned: tell the server, in the background."""
         self._carrier.committed(bound)
-
-
-def _roll_back(connection: Connection) -> None:
-    """End the driver's transaction. A connection that is lost, or fails at this, is not used again."""
-    if connection.invalidated:
-        return
-    try:
-        connection.dialect.do_rollback(connection.connection)
-    except Exception:
-        connection.invalidate()
 
 
 def _open_savepoints(connection: Connection) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from notify.client.table import (
     notify_inbox,
     notify_source,
 )
-from notify.databases import in_transaction, in_transaction_async, is_aborted
+from notify.databases import in_transaction, in_transaction_async, is_aborted, is_over, roll_back_driver
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
 
@@ -40,11 +40,27 @@ class InboxSession(Session):
 def _refuse_commit(session: Session) -> None:
     # A savepoint that is released comes here too, while it is the session's current transaction.
     if not (session.info.get(MAY_COMMIT) or session.in_nested_transaction()):
-        raise InvalidRequest(
-            "a handler must not commit the inbox's session: the message would count as handled although the handler "
-            "may still fail; flush() writes, begin_nested() is a part that may fail alone",
-            "inbox_commit",
-        )
+        raise _must_not_commit()
+
+
+def _guarded(connection: sa.Connection, session: Session) -> sa.Connection:
+    """The session's connection, which a handler cannot commit past the session either."""
+
+    def refuse(connection: sa.Connection) -> None:
+        if not session.info.get(MAY_COMMIT):
+            roll_back_driver(connection)
+            raise _must_not_commit()
+
+    event.listen(connection, "commit", refuse)
+    return connection
+
+
+def _must_not_commit() -> InvalidRequest:
+    return InvalidRequest(
+        "a handler must not commit the inbox's session: the message would count as handled although the handler "
+        "may still fail; flush() writes, begin_nested() is a part that may fail alone",
+        "inbox_commit",
+    )
 
 
 class Inbox:
@@ -88,12 +104,12 @@ class Inbox:
         itself, or returns a coroutine instead of doing its work.
         """
         with InboxSession(self.engine) as session, session.begin() as transaction:
-            if not claim(session.connection(), group, message):
+            if not claim(_guarded(session.connection(), session), group, message):
                 _allow_commit(session, transaction)
                 return False
             call_to_the_end(handler, message, session)
             _allow_commit(session, transaction)
-            _refuse_aborted(session.connection())
+            _refuse_lost(session.connection())
         return True
 
     def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
@@ -103,11 +119,12 @@ class Inbox:
         is not called where there are none. Raises InvalidRequest as `run` does.
         """
         with InboxSession(self.engine) as session, session.begin() as transaction:
-            fresh = claim_all(session.connection(), group, messages)
+            fresh = claim_all(_guarded(session.connection(), session), group, messages)
             if fresh:
                 call_to_the_end(handler, fresh, session)
             _allow_commit(session, transaction)
-            _refuse_aborted(session.connection())
+            if fresh:
+                _refuse_lost(session.connection())
         return len(fresh)
 
     def purge(self, older_than: float, *, batch: int = 10_000) -> int:
@@ -136,12 +153,13 @@ class Inbox:
         async with AsyncSession(self.engine, sync_session_class=InboxSession) as session, session.begin():
             transaction = session.sync_session.get_transaction()
             connection = await session.connection()
+            await connection.run_sync(_guarded, session.sync_session)
             if not await connection.run_sync(claim, group, message):
                 _allow_commit(session.sync_session, transaction)
                 return False
             refuse_unfinished(await handler(message, session))
             _allow_commit(session.sync_session, transaction)
-            await connection.run_sync(_refuse_aborted)
+            await connection.run_sync(_refuse_lost)
         return True
 
     async def run_batch_async(
@@ -153,27 +171,35 @@ class Inbox:
         async with AsyncSession(self.engine, sync_session_class=InboxSession) as session, session.begin():
             transaction = session.sync_session.get_transaction()
             connection = await session.connection()
+            await connection.run_sync(_guarded, session.sync_session)
             fresh = await connection.run_sync(claim_all, group, messages)
             if fresh:
                 refuse_unfinished(await handler(fresh, session))
             _allow_commit(session.sync_session, transaction)
-            await connection.run_sync(_refuse_aborted)
+            if fresh:
+                await connection.run_sync(_refuse_lost)
         return len(fresh)
 
 
 def _allow_commit(session: Session, transaction: SessionTransaction | None) -> None:
     """Raises InvalidRequest if the claim has left the session's transaction, and so has the effect."""
     if transaction is None or session.get_transaction() is not transaction or not transaction.is_active:
-        raise InvalidRequest(
-            "the handler has ended the inbox's transaction, so its effect cannot be committed with the message; raise "
-            "what should roll it back, and use begin_nested() for a part that may fail alone",
-            "inbox_commit",
-        )
+        raise _has_ended()
     session.info[MAY_COMMIT] = True
 
 
-def _refuse_aborted(connection: sa.Connection) -> None:
-    """Raises InvalidRequest where the commit would be a rollback, without an error."""
+def _has_ended() -> InvalidRequest:
+    return InvalidRequest(
+        "the handler has ended the inbox's transaction, so its effect cannot be committed with the message; raise "
+        "what should roll it back, and use begin_nested() for a part that may fail alone",
+        "inbox_commit",
+    )
+
+
+def _refuse_lost(connection: sa.Connection) -> None:
+    """Raises InvalidRequest where the commit would be a rollback, without an error, or has nothing to commit."""
+    if is_over(connection):
+        raise _has_ended()
     if is_aborted(connection):
         raise InvalidRequest(
             "the transaction was aborted by an error that the handler caught, so its effect cannot be committed with "

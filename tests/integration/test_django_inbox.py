@@ -110,7 +110,12 @@ def test_a_transaction_that_can_only_be_rolled_back_is_no_effect(shop: Shop, inb
         with pytest.raises(ProgrammingError), shop.connection.cursor() as cursor:
             cursor.execute("SELECT nothing FROM nowhere")
 
-    handlers = [swallowing, asking_for_it, closing]
+    def rolling_back_in_sql(m: ReceivedMessage) -> None:
+        shop.add("a")
+        with shop.connection.cursor() as cursor:
+            cursor.execute("ROLLBACK")
+
+    handlers = [swallowing, asking_for_it, closing, rolling_back_in_sql]
     if shop.connection.vendor == "postgresql":
         handlers.append(aborted)
     for handler in handlers:

@@ -150,7 +150,35 @@ def commit_the_transaction(session: Session) -> None:
     transaction.commit()
 
 
-@pytest.mark.parametrize("how", [commit, commit_the_transaction])
+def commit_the_connection(session: Session) -> None:
+    session.connection().commit()
+
+
+def commit_its_transaction(session: Session) -> None:
+    transaction = session.connection().get_transaction()
+    assert transaction is not None
+    transaction.commit()
+
+
+def commit_in_sql(session: Session) -> None:
+    session.flush()
+    session.execute(sa.text("COMMIT"))
+
+
+def roll_back_in_sql(session: Session) -> None:
+    session.flush()
+    session.execute(sa.text("ROLLBACK"))
+
+
+def roll_back_the_driver(session: Session) -> None:
+    session.flush()
+    session.connection().connection.rollback()
+
+
+COMMITS = [commit, commit_the_transaction, commit_the_connection, commit_its_transaction]
+
+
+@pytest.mark.parametrize("how", COMMITS)
 def test_a_handler_that_commits_by_itself_is_refused(shop_engine: sa.Engine, how: Callable[[Session], None]) -> None:
     """A commit inside the handler is refused: if the handler failed after it, the retry would meet the claim."""
 
@@ -175,6 +203,27 @@ def test_a_handler_that_rolls_back_and_returns_is_refused(shop_engine: sa.Engine
     with pytest.raises(InvalidRequest, match="ended the inbox's transaction"):
         Inbox(shop_engine).run("g", MESSAGE, rolling_back)
     assert Inbox(shop_engine).run("g", MESSAGE, effect) and len(items(shop_engine)) == 1
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+@pytest.mark.parametrize("how", [commit_in_sql, roll_back_in_sql, roll_back_the_driver])
+def test_a_transaction_that_ends_behind_the_session_is_noticed(
+    shop_engine: sa.Engine, how: Callable[[Session], None], in_batches: bool
+) -> None:
+    """After a rollback the message counted as handled, and neither its effect nor its row was there."""
+
+    def ending(message: ReceivedMessage, session: Session) -> None:
+        effect(message, session)
+        how(session)
+
+    inbox = Inbox(shop_engine)
+    with pytest.raises(InvalidRequest, match="ended the inbox's transaction"):
+        if in_batches:
+            inbox.run_batch("g", [MESSAGE], lambda messages, session: ending(messages[0], session))
+        else:
+            inbox.run("g", MESSAGE, ending)
+    assert inbox.run("g", MESSAGE, effect) is (how is not commit_in_sql)
+    assert len(items(shop_engine)) == 1
 
 
 def test_an_error_that_a_handler_catches_does_not_lose_the_effect(shop_engine: sa.Engine, engine_url: str) -> None:
@@ -229,12 +278,15 @@ def test_a_handler_may_use_savepoints(shop_engine: sa.Engine) -> None:
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
 
 
-def test_an_asynchronous_handler_that_commits_by_itself_is_refused(shop_engine: sa.Engine, engine_url: str) -> None:
+@pytest.mark.parametrize("how", COMMITS)
+def test_an_asynchronous_handler_that_commits_by_itself_is_refused(
+    shop_engine: sa.Engine, engine_url: str, how: Callable[[Session], None]
+) -> None:
     url = sa.make_url(engine_url)
 
     async def committing(message: ReceivedMessage, session: Any) -> None:
         session.add(Order(item=message.text))
-        await session.commit()
+        await session.run_sync(how)
 
     async def good(message: ReceivedMessage, session: Any) -> None:
         session.add(Order(item=message.text))

@@ -13,7 +13,7 @@ from notify.client.django.carrier import MAKE_TABLES
 from notify.client.django.lender import django_errors, lender_of
 from notify.client.handlers import call_to_the_end
 from notify.client.inbox import PURGE_AFTER_SECONDS, Inbox
-from notify.databases import is_aborted
+from notify.databases import is_aborted, is_over
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
 
@@ -74,8 +74,8 @@ class DjangoInbox(Inbox):
 
     def _refuse_lost(self, wrapper: Any) -> None:
         """Raises InvalidRequest where the commit would silently be a rollback: the message would count as handled."""
-        is_closed = wrapper.closed_in_transaction
-        if is_closed or wrapper.needs_rollback or is_aborted(self._lender.borrow(wrapper)):
+        is_lost = wrapper.closed_in_transaction or wrapper.needs_rollback
+        if is_lost or is_over(connection := self._lender.borrow(wrapper)) or is_aborted(connection):
             raise InvalidRequest(
                 "the handler returned from a transaction that can only be rolled back, so its effect cannot be "
                 "committed with the message: raise what should roll it back, put what may fail alone into "
