@@ -17,7 +17,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
 from tests.support.groups import lag, publish, subscribe
-from tests.support.http import admin, ask, refusal
+from tests.support.http import admin, ask, post, refusal
 from tests.support.webhook import SECRET, Receiver
 
 
@@ -53,6 +53,12 @@ def bodies(receiver: Receiver) -> list[list[str]]:
 
 def is_through(url: str, group: str) -> bool:
     return lag(url, group) == 0
+
+
+def leased(url: str, group: str) -> int:
+    """How many of its messages are handed out."""
+    (shown,) = [g for g in admin(url, "GET", f"groups?prefix={group}")["groups"] if g["name"] == group]
+    return int(shown["leased"])
 
 
 def failure(url: str, group: str) -> str:
@@ -115,6 +121,33 @@ def test_while_the_receiver_is_away_no_attempt_counts(
     assert {message["attempt"] for asked in receiver.received for message in asked["messages"]} == {1}
     assert admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"] == []
     assert failure(server.url, unique) == ""
+
+
+def test_what_a_webhook_held_goes_on_at_once_without_an_attempt(
+    server: InMemoryServer, receiver: Receiver, unique: str
+) -> None:
+    """It stayed leased for a minute when its webhook ended or changed, and that used up its last attempt."""
+    subscribe(server.url, unique, unique, max_attempts=1, mode="ordered")
+    receiver.status = 503
+    publish(server.url, unique, ["a"], key=True)
+
+    def comes_again() -> None:
+        posted = len(receiver.received)
+        eventually(lambda: len(receiver.received) > posted + 1, "calls")
+
+    push(server.url, unique, receiver, at_once=1)
+    comes_again()
+    push(server.url, unique, receiver, at_once=1, batch=2)
+    comes_again()
+    admin(server.url, "POST", f"groups/{unique}/pause", {})
+    eventually(lambda: not leased(server.url, unique), "the message to be let go")
+    posted = len(receiver.received)
+    admin(server.url, "POST", f"groups/{unique}/resume", {})
+    eventually(lambda: len(receiver.received) > posted, "the next call")
+    admin(server.url, "DELETE", f"groups/{unique}/push", {})
+    asked = {"instance": "i", "max": 1, "wait": 5, "lease": 30}
+    (taken,) = post(server.url, f"/v1/groups/{unique}/receive", asked)["messages"]
+    assert (taken["body"], taken["attempt"]) == ("a", 1)
 
 
 def test_no_answer_is_an_attempt(

@@ -132,16 +132,21 @@ class Pushes:
                     self._check_modes(group)
                     check_us = now_us + CHECK_US
                 handed = await self._core.delivery.receive(group, asked)
-                await self._deliver(group, push, self._shown(handed))
+                try:
+                    await self._deliver(group, push, handed)
+                except asyncio.CancelledError:  # the webhook's end or change is no fault of the messages
+                    self._core.delivery.give_back(group, handed)
+                    raise
                 backoff.reset()
             except Exception as error:
                 self._fails(group, str(error) or type(error).__name__)
                 faults.note("push_failed", error, group=group, url=push.url)
                 await asyncio.sleep(backoff.next())
 
-    async def _deliver(self, group: str, push: Push, messages: Messages) -> None:
-        """Post messages until the receiver has taken or refused each, or its lease is over."""
+    async def _deliver(self, group: str, push: Push, handed: list[Handed]) -> None:
+        """Post messages until the receiver has taken or refused each, or its lease is over, or the group is paused."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        messages = self._shown(handed)
         parts = [messages] if messages else []
         while parts:
             part = parts.pop()
@@ -154,6 +159,9 @@ class Pushes:
                 self._fails(group, reason)
                 if is_away:
                     await asyncio.sleep(backoff.next())
+                    if self._core.delivery.is_paused(group):
+                        self._core.delivery.give_back(group, handed)
+                        return
                     parts.append(part)
                 elif len(part) == 1:
                     await self._settle(group, part, "retry", reason)

@@ -116,6 +116,13 @@ class Delivery:
             answered.update(zip(numbers, results, strict=True))
         return [answered[number] for number in range(len(items))]
 
+    def give_back(self, name: str, handed: list[Handed]) -> None:
+        """These messages, where they are still leased, go to others at once; it was no attempt."""
+        group = self.groups.get(name)
+        if group is not None:
+            group.give_back(handed, self._clock())
+            self._waiters.serve(name)
+
     def set_rates(self, per_second: dict[str, float]) -> None:
         """How many messages a second each of these groups is given; the others as many as they take."""
         self.followers.set_rates(per_second)
@@ -133,6 +140,11 @@ class Delivery:
         if not paused:
             for group in groups:
                 self._waiters.serve(group.name)
+
+    def is_paused(self, name: str) -> bool:
+        """Whether nothing is handed out to a group."""
+        group = self.groups.get(name)
+        return group is not None and group.paused
 
     # --- time -------------------------------------------------------------------------------------------------
 
