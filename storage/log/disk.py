@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from notify.storage.log.kernel_sync import KernelSync
+
 
 class Disk:
     """A real directory on a real file system. Every method raises OSError as the system call does."""
@@ -50,6 +52,18 @@ class Disk:
 
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
+
+    def kernel_sync(self) -> KernelSync | None:
+        """What syncs as `sync` does, without a thread that waits; None where the kernel has no such thing.
+
+        A disk with a `sync` of its own has none: it would be passed over.
+        """
+        if type(self).sync is not Disk.sync:
+            return None
+        try:
+            return KernelSync()
+        except OSError:
+            return None
 
     def reserve(self, fd: int, offset: int, size: int) -> None:
         """Have room for a later write, so that the write itself cannot fail for want of it."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import time
 from collections.abc import Callable
 
 from notify.clock import Clock
@@ -27,7 +26,7 @@ from notify.storage.log.meta import Meta, encoded
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE, RecordType
 from notify.storage.log.segments import Segment, Segments
-from notify.storage.log.threads import Threads
+from notify.storage.log.threads import Threads, Way
 from notify.storage.topics import Flush
 
 RESERVE_BYTES = 16 << 20
@@ -36,10 +35,13 @@ IDLE_MARK_SECONDS = 0.010
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Errors that pass when there is room (or file descriptors) again; after any other the log is finished."""
 
-# A frame is written on the event loop itself (threads.py) while the disk is fast and few requests wait. A slow disk, or
-# many small requests that could be parsed meanwhile, take the thread.
-INLINE_SYNC_SECONDS = 0.002
-INLINE_WAITERS = 12
+# Who waits for the sync of a frame (threads.py): the loop itself where little waits and the disk is fast, a thread
+# where little waits and the disk is slow, the kernel where there is more to do meanwhile.
+LOOP_SYNC_SECONDS = 0.002
+LOOP_WAITERS = 2
+EARLY_ENTRIES = 16
+"""A frame with so many entries goes to the kernel as soon as somebody waits for it: to handle another request of that
+size takes longer than the sync. A smaller frame waits for what the loop has read already."""
 
 
 class Journal:
@@ -93,7 +95,7 @@ class Journal:
         self._reserved = segment.base + self._disk.size(segment.fd)
         self.open = Frame(end, segment, part)
         self.end = end + FRAME_HEADER_SIZE
-        self._threads.start(self._write, self._written, self._fail)
+        self._threads.start(self, self._disk)
 
     def reserve(self, size: int) -> None:
         """Make sure that `size` more bytes can be written.
@@ -114,7 +116,7 @@ class Journal:
                 self._disk.reserve(segment.fd, self._reserved - segment.base, target - self._reserved)
             except OSError as error:
                 if error.errno not in NO_ROOM:
-                    raise self._fail(error) from error
+                    raise self.fail(error) from error
             else:
                 self._reserved = target
                 return
@@ -187,6 +189,8 @@ class Journal:
             return
         else:
             waiting.handed_over.append(future)
+        if self.in_flight is None and self._threads.has_kernel and len(waiting.entries) >= EARLY_ENTRIES:
+            self._take()
         await future
 
     def begin_segment(self) -> int:
@@ -222,7 +226,7 @@ class Journal:
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     # The disk failed to sync: what it holds is not known any more, and trying again would hide that.
-                    self._fail(error)
+                    self.fail(error)
                     return
                 # No room for another file: this one grows on, and `reserve` refuses what does not fit.
             else:
@@ -242,11 +246,17 @@ class Journal:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        few = len(taken.waiters) <= INLINE_WAITERS and not taken.handed_over
-        self._threads.hand_over(taken, on_loop=few and self._sync_average < INLINE_SYNC_SECONDS)
+        self._threads.hand_over(taken, self._way(taken))
 
-    def _write(self, taken: Frame) -> None:
-        """Write and sync a frame. In the writer's thread, or on the loop."""
+    def _way(self, taken: Frame) -> Way:
+        if len(taken.waiters) > LOOP_WAITERS or len(taken.entries) >= EARLY_ENTRIES or taken.handed_over:
+            return Way.KERNEL
+        return Way.LOOP if self._sync_average < LOOP_SYNC_SECONDS else Way.THREAD
+
+    # What a frame on its way calls, in this order (threads.py).
+
+    def write_frame(self, taken: Frame) -> None:
+        """Hand a frame to the operating system. Raises OSError."""
         if self.failed is not None:
             return
         segment = taken.segment
@@ -258,17 +268,23 @@ class Journal:
         taken.is_handed_over = True
         if taken.handed_over:
             self._threads.tell(self._release, taken.handed_over)
-        started = time.perf_counter()
-        self._disk.sync(segment.fd)
-        took = time.perf_counter() - started
-        self.sync_seconds += took
+
+    def sync_frame(self, taken: Frame) -> None:
+        """Wait until a frame is on the disk. Raises OSError."""
+        if self.failed is None:
+            self._disk.sync(taken.segment.fd)
+
+    def synced_frame(self, taken: Frame, seconds: float) -> None:
+        """A frame is on the disk, after a sync of so many seconds."""
+        self.sync_seconds += seconds
         self.syncs += 1
         # Rises at once with a slow sync and falls slowly, so that a disk that stutters keeps the thread.
-        self._sync_average = max(took, self._sync_average * 0.98 + took * 0.02)
+        self._sync_average = max(seconds, self._sync_average * 0.98 + seconds * 0.02)
         for point in taken.points:
             crash_point.reached(point + ".after_sync")
 
-    def _written(self, taken: Frame) -> None:
+    def written(self, taken: Frame) -> None:
+        """A frame is durable: whoever waited for it is told. On the loop."""
         if self.failed is not None:
             return
         self.in_flight = None
@@ -298,7 +314,7 @@ class Journal:
                 return
             self._take()
 
-    def _fail(self, error: BaseException) -> StorageFailed:
+    def fail(self, error: BaseException) -> StorageFailed:
         """The journal is finished: whoever waits is told, and the error for whoever asks from now on."""
         self.failed = StorageFailed(
             f"the disk failed ({error}); the server stops and acknowledges nothing that was not synced"

@@ -24,7 +24,7 @@ LOGS = ("log", "small-segments")
 
 def write_frames_on_the_loop(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Make `log` write its frames on the event loop, and the other log in its thread, however fast the disk is."""
-    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", float("inf") if kind == "log" else 0.0)
+    monkeypatch.setattr(journal, "LOOP_SYNC_SECONDS", float("inf") if kind == "log" else 0.0)
 
 
 def runner(bench: Callable[[], Bench]) -> Runner:

@@ -104,7 +104,7 @@ class HeldDisk(UnsyncedDisk):
 
 
 def test_only_a_synced_topic_waits_for_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", 0.0)  # the thread syncs, as with a slow disk
+    monkeypatch.setattr(journal, "LOOP_SYNC_SECONDS", 0.0)  # the thread syncs, as with a slow disk
     monkeypatch.setattr(journal, "IDLE_MARK_SECONDS", 3600.0)  # no idle mark writes a frame
 
     async def whole() -> None:

@@ -240,7 +240,7 @@ def test_delayed_messages_outlive_their_segments(tmp_path: Path) -> None:
 
 def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention beside producers and a group that acknowledges loses no waiting message and refuses no producer."""
-    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", 0.0)  # the thread writes the frames, beside the loop's work
+    monkeypatch.setattr(journal, "LOOP_SYNC_SECONDS", 0.0)  # the thread writes the frames, beside the loop's work
 
     async def run() -> None:
         store = opened(tmp_path / "log")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from notify.storage.log.disk import Disk
 from notify.storage.log.frame import Frame
-from notify.storage.log.threads import Threads
+from notify.storage.log.threads import FrameWriter, Threads, Way
 
 
 class UnsyncedDisk(Disk):
@@ -35,16 +35,11 @@ class NoThreads(Threads):
         super().__init__()
         self._delay = delay
 
-    def start(
-        self,
-        write: Callable[[Frame], None],
-        written: Callable[[Frame], None],
-        failed: Callable[[BaseException], object],
-    ) -> None:
+    def start(self, writer: FrameWriter, disk: Disk) -> None:
         self._loop = asyncio.get_running_loop()
-        self._write, self._written, self._failed = write, written, failed
+        self._writer = writer
 
-    def hand_over(self, frame: Frame, on_loop: bool) -> None:
+    def hand_over(self, frame: Frame, way: Way) -> None:
         self._loop.call_later(self._delay(), self.write_on_loop, frame)
 
     async def beside(self, function: Callable[..., None], *arguments: object) -> None:
