@@ -54,7 +54,7 @@ class Disk:
         os.fdatasync(fd)
 
     def kernel_sync(self) -> KernelSync | None:
-        """What syncs as `sync` does, without a thread that waits; None where the kernel has no such thing.
+        """An object that syncs as `sync` does, without a thread that waits; None where the kernel has none.
 
         A disk with a `sync` of its own has none: it would be passed over.
         """

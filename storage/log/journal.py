@@ -1,8 +1,8 @@
-"""Group commit: what waits goes into one frame, one thread writes and syncs it, then everyone who waited is told.
+"""Group commit: the records that wait go into one frame, which is written and synced once; then all waiters are told.
 
-The event loop appends records to the open frame. When the writer is idle it is handed the open frame as a whole;
-while it writes, the next frame fills. So the batch is as large as the disk is slow, without a timer. No frame is
-written before the sync of the one before it returned, hence a frame's base position is also a durable mark.
+The event loop appends records to the open frame. When no frame is on its way the open one is taken as a whole; while it
+is synced, the next one fills. So a frame is as large as the disk is slow, without a timer. No frame is written before
+the sync of the one before it has returned, hence a frame's base position is also a durable mark.
 
 If a write or a sync fails, the journal is finished: nothing that waited is acknowledged, and the sync is never
 tried again, because the kernel may have dropped the dirty pages (https://lwn.net/Articles/752063/).
@@ -253,7 +253,7 @@ class Journal:
             return Way.KERNEL
         return Way.LOOP if self._sync_average < LOOP_SYNC_SECONDS else Way.THREAD
 
-    # What a frame on its way calls, in this order (threads.py).
+    # A frame on its way calls these, in this order (threads.py).
 
     def write_frame(self, taken: Frame) -> None:
         """Hand a frame to the operating system. Raises OSError."""

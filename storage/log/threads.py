@@ -29,7 +29,7 @@ class Way(Enum):
 
 
 class FrameWriter(Protocol):
-    """What writes frames and is told how that went: the journal. The first two may be called by any thread."""
+    """The journal, as it is called for each frame. The first two methods may be called by any thread."""
 
     def write_frame(self, frame: Frame) -> None:
         """Hand a frame's bytes to the operating system. Raises OSError."""

@@ -129,7 +129,7 @@ def test_a_large_frame_does_not_wait_for_the_requests_behind_it(tmp_path: Path) 
         journal = store.journal
         first = asyncio.ensure_future(store.put([sent(b"first") for _ in range(EARLY_ENTRIES)], T0))
         second = asyncio.ensure_future(store.put([sent(b"second") for _ in range(EARLY_ENTRIES)], T0))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop
         assert journal.in_flight is not None
         assert len(journal.in_flight.entries) == len(journal.open.entries) == EARLY_ENTRIES
         await asyncio.gather(first, second)
