@@ -19,12 +19,12 @@ _TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9
 
 
 class _Generator:
-    """Makes ids: milliseconds, then 74 bits, random at first and rising by random steps within a millisecond."""
+    """Makes ids: milliseconds, then 73 random bits, to which random steps are added within a millisecond."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._millisecond = 0
-        self._low = 0
+        self._id = 0
         self._steps: list[int] = []
 
     def next(self) -> bytes:
@@ -32,16 +32,16 @@ class _Generator:
         with self._lock:
             if now > self._millisecond:
                 self._millisecond = now
-                # The top bits stay free, so that the steps of a millisecond never overflow.
-                self._low = int.from_bytes(os.urandom(9)) & ((1 << 71) - 1)
+                # The highest of the 62 bits behind the variant is free, so that the steps never reach the variant.
+                random_bits = int.from_bytes(os.urandom(10))
+                a, b = random_bits & 0xFFF, (random_bits >> 12) & ((1 << 61) - 1)
+                self._id = (now << 80) | (7 << 76) | (a << 64) | (2 << 62) | b
             else:
                 if not self._steps:
                     raw = os.urandom(1024)
                     self._steps = [int.from_bytes(raw[i : i + 4]) + 1 for i in range(0, 1024, 4)]
-                self._low += self._steps.pop()
-            millisecond, low = self._millisecond, self._low
-        a, b = low >> 62, low & ((1 << 62) - 1)
-        return ((millisecond << 80) | (7 << 76) | ((a & 0xFFF) << 64) | (2 << 62) | b).to_bytes(16)
+                self._id += self._steps.pop()
+            return self._id.to_bytes(16)
 
 
 _generator = _Generator()

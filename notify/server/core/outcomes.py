@@ -15,7 +15,7 @@ from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.capabilities import shard_names
 from notify.storage.checks import CheckAnswer
-from notify.storage.records import Decided, State
+from notify.storage.records import STATE_NAMES, Decided, State
 from notify.storage.transactions import TransactionStore
 from notify.wire import Item, OutcomeItem
 
@@ -111,9 +111,9 @@ class Outcomes:
                         metrics.committed += 1
                     else:
                         metrics.rolled_back += 1
-                    item = Item(o.id, 200, result.state.name)
+                    item = Item(o.id, 200, STATE_NAMES[result.state])
                 elif result.state == _OUTCOMES[o.outcome]:
-                    item = Item(o.id, 200, result.state.name)
+                    item = Item(o.id, 200, STATE_NAMES[result.state])
                 else:
                     metrics.conflicts += 1
                     detail = f"{result.state.name} is recorded already and stays"

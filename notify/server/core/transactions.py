@@ -18,7 +18,7 @@ from notify.server.core.admission import (
 from notify.server.core.flow import HOLD_SECONDS, Flow
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
-from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, PutResult
+from notify.storage.records import STATE_NAMES, NewMessage, NewTransaction, PartlyStored, Put, PutResult
 from notify.storage.topics import Flush
 from notify.storage.transactions import TransactionStore
 from notify.wire import Item, JsonMessages, JsonTransactions, PackedMessages, PackedTransactions
@@ -183,7 +183,9 @@ class Transactions:
                     is_new = result.put is Put.STORED
                     stored += is_new
                     status = 201 if is_new else 200
-                    item = Item(name, status, result.state.name, result.shard or self.shard, _FLUSH[result.flush])
+                    item = Item(
+                        name, status, STATE_NAMES[result.state], result.shard or self.shard, _FLUSH[result.flush]
+                    )
             items.append(item)
         return items, stored
 
