@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-peers siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -150,6 +150,13 @@ bench-kafka: install
 	$(PY) -m notify.bench.kafka.bridge --rounds $(or $(ROUNDS),3)
 	$(PY) -m notify.bench.kafka.consumer --rounds $(or $(ROUNDS),3)
 
+# Notify beside RocketMQ, Kafka and an outbox on PostgreSQL, by turns with the same work: ratios, in bench-peers.json and
+# bench-peers.svg. ROUNDS=3, SECONDS=6 a run, CALLERS='1 32 128 1024'. 15 minutes, and once a minute for Maven's jars.
+bench-peers: install
+	@command -v mvn >/dev/null && command -v java >/dev/null || bash tests/install-system-packages
+	@$(PY) -m notify.bench.peers --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),6) \
+		--callers $(or $(CALLERS),1 32 128 1024)
+
 # A backlog handled in batches of BATCH=500 beside one handled message by message, with an inbox on PostgreSQL: 2 minutes.
 bench-batches: install
 	$(PY) -m notify.bench.batches --messages $(or $(MESSAGES),20000) --batch $(or $(BATCH),500)
@@ -193,5 +200,5 @@ compare: install
 		$(if $(RATE_AT_LEAST),--rate-at-least=$(RATE_AT_LEAST),) $(if $(CPU_AT_MOST),--cpu-at-most=$(CPU_AT_MOST),)
 
 clean:
-	rm -rf .venv .venv-docs .venv-release .compare dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-docs .venv-release .compare .peers dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	-git worktree prune

@@ -54,3 +54,10 @@ def result(child: subprocess.Popen[str], seconds: float = LONGEST_SECONDS) -> di
         raise NotifyError(f"a process of the bench failed with exit code {child.returncode}")
     printed: dict[str, Any] = json.loads(output.splitlines()[-1])
     return printed
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    """Kill a child that still runs, as the bench was interrupted."""
+    if child.poll() is None:
+        child.kill()
+        child.communicate()

@@ -57,6 +57,7 @@ async def consume(spec: dict[str, Any]) -> dict[str, Any]:
     print("subscribed", flush=True)
     counts: Counter[str] = Counter()
     latencies = array("d")
+    handled: dict[str, float] = {}
     first_at = last_at = 0.0
     settling: set[asyncio.Task[bytes]] = set()
     stop = Path(spec["stop"])
@@ -70,6 +71,8 @@ async def consume(spec: dict[str, Any]) -> dict[str, Any]:
         last_at = time.perf_counter()
         first_at = first_at or last_at
         counts.update([m.id for m in messages])
+        if spec.get("handled"):
+            handled.update([(m.id.partition(".")[0], now) for m in messages])
         if len(messages) < 200:
             latencies.extend([now - datetime.fromisoformat(m.committed_at).timestamp() for m in messages])
         else:
@@ -84,6 +87,8 @@ async def consume(spec: dict[str, Any]) -> dict[str, Any]:
     for message_id, n in counts.items():
         by_transaction[message_id.partition(".")[0]] += n
     await asyncio.to_thread(Path(spec["seen"]).write_text, json.dumps(by_transaction))
+    if spec.get("handled"):
+        await asyncio.to_thread(Path(spec["handled"]).write_text, json.dumps(handled))
     delivered = sum(counts.values())
     return {
         "delivered": delivered,

@@ -32,6 +32,8 @@ class Load:
         self.committed = 0
         self.errors = 0
         self.acknowledged: list[str] = []
+        self.commits: dict[str, float] | None = {} if spec.get("commits") else None
+        """When the caller of each measured transaction committed, in seconds since 1970."""
         self.measuring = False
         self.stop_at = 0.0
 
@@ -55,6 +57,8 @@ class Load:
             message = pack(Message(f"bench-{turn % topics}", self.body))
             try:
                 item = await client.half([message])
+                if self.commits is not None and self.measuring:
+                    self.commits[item.id] = time.time()
                 outcome = await client.outcome_soon(item.id, item.shard, "COMMIT")
             except NotifyError:
                 self.errors += 1
@@ -84,6 +88,8 @@ class Load:
         await asyncio.gather(*callers)
         await client.close()
         await asyncio.to_thread(Path(spec["ids"]).write_text, "\n".join(self.acknowledged))
+        if self.commits is not None:
+            await asyncio.to_thread(Path(spec["commits"]).write_text, json.dumps(self.commits))
         return {
             "committed": self.committed,
             "acknowledged": len(self.acknowledged),

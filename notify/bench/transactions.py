@@ -18,7 +18,10 @@ from notify.testing.process import ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The load to measure: `clients` callers in `processes` processes, `rate` transactions/s in all (0: no limit)."""
+    """The load to measure: `clients` callers in `processes` processes, `rate` transactions/s in all (0: no limit).
+
+    With `consume` and `end_to_end` each transaction is timed from its caller's commit to the consumer.
+    """
 
     clients: int = 128
     processes: int = 1
@@ -29,6 +32,7 @@ class Plan:
     warmup: float = 2.0
     rate: float = 0.0
     consume: bool = False
+    end_to_end: bool = False
     batching: bool = True
     url: str | None = None
     dsn: str | None = None
@@ -53,7 +57,11 @@ def run(plan: Plan) -> dict[str, Any]:
             stack.callback(server.stop)
             url = server.url
         consumer = _start_consumer(plan, url, directory) if plan.consume else None
+        if consumer is not None:
+            stack.callback(children.end, consumer)
         loads = [_start_load(plan, url, directory, i) for i in range(plan.processes)]
+        for load in loads:
+            stack.callback(children.end, load)
         cpu = _Cpu(server)
         time.sleep(plan.warmup)
         cpu.begin()
@@ -61,7 +69,10 @@ def run(plan: Plan) -> dict[str, Any]:
         cpu.end()
         results = [children.result(load, 300) for load in loads]
         consumed = _finish_consumer(consumer, directory) if consumer is not None else None
-        return _summary(plan, url, results, consumed, cpu)
+        summary = _summary(plan, url, results, consumed, cpu)
+        if plan.end_to_end:
+            summary |= _end_to_end(directory)
+        return summary
 
 
 def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subprocess.Popen[str]:
@@ -79,11 +90,14 @@ def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subproces
         topics=plan.topics,
         rate=plan.rate,
         batching=plan.batching,
+        commits=str(directory / f"commits-{number}") if plan.end_to_end else None,
     )
 
 
 def _start_consumer(plan: Plan, url: str, directory: Path) -> subprocess.Popen[str]:
     spec = {"url": url, "topics": plan.topics, "seen": str(directory / "seen"), "stop": str(directory / "stop")}
+    if plan.end_to_end:
+        spec["handled"] = str(directory / "handled")
     return children.start("notify.bench.consume", spec, wait_for_line=True)
 
 
@@ -136,6 +150,17 @@ def _summary(
         if values:
             summary[key] = round(sum(values) / len(values), 3)
     return summary
+
+
+def _end_to_end(directory: Path) -> dict[str, float | None]:
+    """From the moment at which a caller commits to the consumer."""
+    handled: dict[str, float] = json.loads((directory / "handled").read_text())
+    commits = [json.loads(file.read_text()) for file in directory.glob("commits-*")]
+    latencies = sorted(handled[i] - at for each in commits for i, at in each.items() if i in handled)
+    return {
+        "end_to_end_p50_ms": _percentile(latencies, 0.5),
+        "end_to_end_p99_ms": _percentile(latencies, 0.99),
+    }
 
 
 def _verify(plan: Plan, url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +16,8 @@ from notify.testing.ports import free_ports
 
 POM = Path(__file__).parents[2] / "tests" / "kafka" / "pom.xml"
 CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
-HEAP = "320m"
-QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-"""These brokers run for minutes, too short for optimised compilation and concurrent garbage collection to pay off."""
+QUICK = ("-Xms320m", "-Xmx320m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+"""Most brokers here run for minutes, too short for optimised compilation and concurrent collection to pay off."""
 
 
 def jars() -> Path:
@@ -31,12 +30,14 @@ def jars() -> Path:
 class Beside:
     """Settings of nodes beside or instead of those below.
 
-    `listener`: one more, as `NAME://127.0.0.1:9093`. `users`: passwords by name, for SASL SCRAM-SHA-512.
+    `listener`: one more, as `NAME://127.0.0.1:9093`. `users`: passwords by name, for SASL SCRAM-SHA-512. `java`: the
+    options of the virtual machine.
     """
 
     settings: Mapping[str, object] = field(default_factory=dict)
     listener: str = ""
     users: Mapping[str, str] = field(default_factory=dict)
+    java: Sequence[str] = QUICK
 
 
 class KafkaCluster:
@@ -110,8 +111,8 @@ class KafkaCluster:
         with (place / "output").open("ab") as output:
             return subprocess.Popen(
                 [
-                    "java", f"-Xms{HEAP}", f"-Xmx{HEAP}", *QUICK, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-                    "-cp", self._classpath, *arguments,
+                    "java", *self._beside.java, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self._classpath,
+                    *arguments,
                 ],
                 stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip

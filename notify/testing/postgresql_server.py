@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from notify.testing.ports import free_port
@@ -15,15 +16,14 @@ from notify.testing.reachable import NotAvailable, wait_for
 class PostgreSqlServer:
     """A PostgreSQL server in a directory; it may be killed and started again."""
 
-    def __init__(self, directory: Path, *, durable: bool = True) -> None:
+    def __init__(self, directory: Path, *, durable: bool = True, settings: Sequence[str] = ()) -> None:
         """Raises NotAvailable where PostgreSQL is not installed.
 
-        Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power.
+        Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power. `settings`:
+        more, as `name=value`.
         """
-        programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-        if not programs:
-            raise NotAvailable("no PostgreSQL: neither NOTIFY_TEST_POSTGRESQL, nor Docker, nor Debian's postgresql")
-        self._programs = programs[-1].parent
+        self._programs = self.programs()
+        self._settings = [word for setting in settings for word in ("-c", setting)]
         self._unsynced = [] if durable else ["-c", "fsync=off", "-c", "full_page_writes=off"]
         self.directory = directory
         self.port = free_port()
@@ -32,6 +32,14 @@ class PostgreSqlServer:
         if self._user is not None:
             shutil.chown(directory, self._user)
         self.process: subprocess.Popen[bytes] | None = None
+
+    @staticmethod
+    def programs() -> Path:
+        """The directory of the newest version's programs. Raises NotAvailable."""
+        programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+        if not programs:
+            raise NotAvailable("no PostgreSQL: neither NOTIFY_TEST_POSTGRESQL, nor Docker, nor Debian's postgresql")
+        return programs[-1].parent
 
     @property
     def url(self) -> str:
@@ -69,7 +77,7 @@ class PostgreSqlServer:
         self.process = subprocess.Popen(
             [
                 self._programs / "postgres", "-D", self.directory / "data", "-p", str(self.port), "-k", self.directory,
-                "-h", "127.0.0.1", "-c", "max_connections=300", *self._unsynced,
+                "-h", "127.0.0.1", "-c", "max_connections=300", *self._unsynced, *self._settings,
             ],
             cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, user=self._user, group=self._user,
         )  # fmt: skip

@@ -1,0 +1,1 @@
+"""`make bench-peers`: Notify beside RocketMQ, Kafka and an outbox on PostgreSQL, doing the same work by turns."""

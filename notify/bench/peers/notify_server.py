@@ -1,0 +1,80 @@
+"""Notify itself: `notify serve` with its log, measured by the benches that `notify bench` has.
+
+Each run has a server of its own with an empty log. It needs no more than a second to be as fast as it gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from notify.bench import delivery, transactions
+from notify.bench.peers.system import BODY, Run, Step, Work, usual_steps
+
+
+class NotifyServer:
+    """The working tree."""
+
+    name = "notify"
+    title = "Notify"
+
+    def version(self) -> str:
+        return metadata.version("notify-tx")
+
+    @contextmanager
+    def started(self, directory: Path, work: Work) -> Iterator[Notify]:
+        yield Notify(work)
+
+
+class Notify:
+    """The runs, each with a server that it starts and stops."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def warm_up(self) -> None:
+        """Each run has its own seconds of warm-up."""
+
+    def steps(self) -> list[Step]:
+        most = max(self._work.callers)
+        delivered = Step(f"{most:,} callers, delivered and acknowledged", lambda: self.delivered(most))
+        return [*usual_steps(self, self._work), delivered]
+
+    def _transactions(self, clients: int, **options: Any) -> dict[str, Any]:
+        plan = transactions.Plan(clients=clients, seconds=self._work.seconds, topics=1, body=BODY, **options)
+        return transactions.run(plan)
+
+    def transactions(self, callers: int) -> Run:
+        """An acknowledged commit is in its queue: all that is recorded is visible, as the verification shows."""
+        got = self._transactions(callers)
+        rate = got["transactions_per_second"]
+        figures = {f"{name}_{callers}": rate for name in ("recorded", "visible", "settled")}
+        return _run(figures | {f"p50_{callers}": got["p50_ms"], f"p99_{callers}": got["p99_ms"]}, got)
+
+    def delivered(self, callers: int) -> Run:
+        """Figure `delivered`: messages a second that a consumer has acknowledged, beside as many callers."""
+        got = self._transactions(callers, consume=True)
+        return _run({"delivered": got["delivered_per_second"]}, got)
+
+    def paced(self) -> Run:
+        got = self._transactions(self._work.paced_callers, rate=self._work.pace, consume=True, end_to_end=True)
+        latencies = {name: got[f"{name}_ms"] for name in ("end_to_end_p50", "end_to_end_p99")}
+        return _run({"paced": got["transactions_per_second"], **latencies}, got)
+
+    def drain(self) -> Run:
+        return self._delivery("drain", 1, self._work.pile)
+
+    def fan_out(self) -> Run:
+        return self._delivery("fan_out", self._work.groups, self._work.fan_out)
+
+    def _delivery(self, figure: str, groups: int, messages: int) -> Run:
+        got = delivery.run(delivery.Plan(groups=groups, messages=messages, body=BODY))
+        return _run({figure: got["deliveries_per_second"]}, got)
+
+
+def _run(figures: dict[str, float], got: dict[str, Any]) -> Run:
+    failed = got.get("errors")
+    return Run(figures, got["lost"], got["duplicated"], f"{failed:,} transactions failed" if failed else "")
