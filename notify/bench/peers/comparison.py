@@ -36,7 +36,7 @@ LATENCIES = ("end_to_end_p50", "end_to_end_p99")
 
 
 def rows(work: Work) -> list[Row]:
-    """What is compared, in the order of the table."""
+    """The compared figures, in the order of the table."""
     callers = [
         Row(str(n), f"{n:,} caller{'s' * (n > 1)}, visible transactions/s", f"visible_{n}", f"visible_{n}")
         for n in work.callers

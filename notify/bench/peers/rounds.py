@@ -22,7 +22,7 @@ from notify.errors import NotifyError
 from notify.testing.reachable import NotAvailable
 
 FAILURES = (NotifyError, NotAvailable, OSError, subprocess.SubprocessError, psycopg.Error)
-"""What a system that cannot run raises. Anything else is a fault of the bench."""
+"""A system that cannot run raises one of these. Anything else is a fault of the bench."""
 
 
 @dataclass(slots=True)
