@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -153,6 +154,26 @@ def test_transactions_that_are_managed_by_hand(shop: Shop) -> None:
     finally:
         transaction.set_autocommit(True, using=shop.alias)
     assert shop.delivered() == shop.items() == ["b"]
+
+
+def test_sqlite_cannot_commit_what_is_managed_by_hand_with_a_savepoint(shop: Shop) -> None:
+    """One that began with a savepoint was committed as that was released: a rollback then took the message alone."""
+    transaction.set_autocommit(False, using=shop.alias)
+    try:
+        with contextlib.suppress(BindingRefused), shop.atomic():
+            shop.order("a")
+        transaction.rollback(using=shop.alias)
+        shop.send("b")
+        with shop.atomic():
+            shop.order("c")
+        transaction.rollback(using=shop.alias)
+        shop.send("d")
+        with shop.atomic():
+            shop.order("e")
+        transaction.commit(using=shop.alias)
+    finally:
+        transaction.set_autocommit(True, using=shop.alias)
+    assert (shop.delivered(), shop.items()) == (["d", "e"], ["e"])
 
 
 def test_callbacks_run_once_the_outcome_is_on_its_way(shop: Shop) -> None:

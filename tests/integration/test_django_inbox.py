@@ -134,6 +134,21 @@ def test_a_handler_that_commits_is_refused(shop: Shop, inbox: DjangoInbox) -> No
     assert (shop.items(), inbox_rows(shop)) == ([], 0)
 
 
+def test_a_database_without_autocommit_is_refused(
+    shop: Shop, inbox: DjangoInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of `atomic` commits nothing there: the message counted as handled, and nothing was done."""
+    shop.connection.close()
+    with monkeypatch.context() as patched:
+        patched.setitem(shop.connection.settings_dict, "AUTOCOMMIT", False)
+        with pytest.raises(InvalidRequest, match="autocommit is off"):
+            inbox.run("g", message(), lambda m: shop.add(m.text))
+        with pytest.raises(InvalidRequest, match="autocommit is off"):
+            inbox.run_batch("g", [message()], lambda messages: shop.add("a"))
+        shop.connection.close()
+    assert (shop.items(), inbox_rows(shop)) == ([], 0)
+
+
 def test_what_a_handler_sends_shares_its_fate(shop: Shop, inbox: DjangoInbox) -> None:
     def forwarding(m: ReceivedMessage) -> None:
         shop.order(m.text)

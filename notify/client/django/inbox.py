@@ -64,11 +64,21 @@ class DjangoInbox(Inbox):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """A transaction on Django's connection; the connections of this thread are renewed before and after it."""
+        """A transaction on Django's connection; the connections of this thread are renewed before and after it.
+
+        Raises InvalidRequest where autocommit is off: the end of `atomic` would not commit then.
+        """
         _renew_connections()
+        wrapper = connections[self.using]
+        if not wrapper.in_atomic_block and not wrapper.get_autocommit():
+            raise InvalidRequest(
+                f"autocommit is off on the database {self.using!r}, so that atomic() does not commit, and a message "
+                "would count as handled without its effect: leave AUTOCOMMIT at True",
+                "inbox_autocommit",
+            )
         try:
             with transaction.atomic(using=self.using, durable=True):
-                yield connections[self.using]
+                yield wrapper
         finally:
             _renew_connections()
 

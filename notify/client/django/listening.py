@@ -69,6 +69,7 @@ class Listener:
         packed = pack_unkeyed(message)
         carried = self._current()
         if carried is None:
+            _begin_on_sqlite(wrapper)
             carried = self._carried = Carried(carrier, BoundTransaction(wrapper.connection))
         elif not carried.bound.sends:
             carried.carrier = carrier
@@ -147,6 +148,22 @@ class Listener:
         original(sid)
         if self._carried is not None:
             self._carried.sent_before.pop(sid, None)  # it is gone: a transaction may make any number of them
+
+
+def _begin_on_sqlite(wrapper: Any) -> None:
+    """Have SQLite's transaction begin before its savepoints, where it is managed by hand: one that begins with a
+    savepoint is committed as that is released, without a word to anyone. Raises BindingRefused within a savepoint.
+    """
+    driver = wrapper.connection
+    if wrapper.vendor != "sqlite" or driver.isolation_level is None:  # Django has begun it, for `atomic`
+        return
+    if any(wrapper.savepoint_ids):
+        raise BindingRefused(
+            "SQLite may commit this transaction, which is managed by hand (set_autocommit(False)), with the end of the "
+            "atomic block: send a message before the block, or leave autocommit on and use atomic() alone"
+        )
+    if not driver.in_transaction:
+        driver.execute("BEGIN")
 
 
 def listener_of(wrapper: Any) -> Listener:
