@@ -13,6 +13,8 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from notify.errors import InvalidRequest
+
 T = TypeVar("T")
 _ASCII = {"charset": "ascii", "collation": "ascii_bin"}
 _MYSQL = ("mysql", "mariadb")
@@ -91,6 +93,15 @@ def drop_lost_sessions(engine: Engine) -> None:
             return None
         return sa.exc.OperationalError(
             context.statement, context.parameters, context.original_exception, connection_invalidated=True
+        )
+
+
+def check_engine(engine: object, *, is_async: bool) -> None:
+    """Raises InvalidRequest for what is no Engine, or for `is_async` no AsyncEngine or Engine."""
+    if not hasattr(engine, "dialect"):
+        make = "sqlalchemy.ext.asyncio.create_async_engine" if is_async else "sqlalchemy.create_engine"
+        raise InvalidRequest(
+            f"the engine is a {type(engine).__name__}: give what {make}(url) returns", "invalid_engine"
         )
 
 

@@ -76,7 +76,7 @@ def check_name(kind: str, name: str) -> None:
 def check_between(name: str, value: float, low: float, high: float) -> None:
     """Raises InvalidRequest (`out_of_bounds`) unless low <= value <= high."""
     if not low <= value <= high:  # also refuses NaN
-        raise InvalidRequest(f"{name} is {value}; it must be from {low:g} to {high:g}", "out_of_bounds")
+        raise InvalidRequest(f"{name} is {value}; it must be from {low:,.15g} to {high:,.15g}", "out_of_bounds")
 
 
 def check_whole(name: str, value: int, low: int, high: int) -> None:

@@ -14,7 +14,16 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from notify.cli.printed import ERRORS_AS_JSON, Rows, console, is_terminal, say, say_fields, say_json
+from notify.cli.printed import (
+    ERRORS_AS_JSON,
+    console,
+    is_terminal,
+    say,
+    say_fields,
+    say_json,
+    say_record,
+    say_table,
+)
 from notify.client.servers import Servers
 from notify.wire import JSON
 
@@ -76,14 +85,14 @@ def write(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:
-    """Print an answer: as JSON, or field by field."""
+    """Print an answer: as JSON, or field by field; of a write what it does, or with `dry_run` would do."""
     if as_json:
         say_json(result)
-        return
-    table = Rows(show_header=False)
-    for name, value in result.items():
-        table.add_row(name, value)
-    console().print(table)
+    elif isinstance(result.get("result"), dict) and "dry_run" in result:
+        say(f"{'dry run, nothing is changed' if result['dry_run'] else 'done'}: {result.get('target') or '-'}")
+        say_record(result["result"], 2)
+    else:
+        say_record(result)
 
 
 def watched(every: float, look: Callable[[], None]) -> None:
@@ -121,13 +130,7 @@ def show_rows(result: dict[str, Any], as_json: bool, rows: str, columns: Columns
     if not items:
         say(f"no {rows.replace('_', ' ')}")
         return
-    table = Rows(*columns)
-    table.columns[0].no_wrap = True
-    for column in table.columns:
-        column.overflow = "fold"
-    for row in items:
-        table.add_row(*[value(row) for value in columns.values()])
-    console().print(table)
+    say_table(list(columns), [[value(row) for value in columns.values()] for row in items])
 
 
 def fields(*names: str) -> Columns:

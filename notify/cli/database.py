@@ -99,7 +99,8 @@ def check(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with opened(dsn) as engine, TransactionProducer(url, group=group, engine=engine):
+    with opened(dsn) as engine, TransactionProducer(url, group=group, engine=engine) as producer:
+        say(f"answers checks of group {group} ({producer.instance}) at {url}, until Ctrl-C", err=True)
         stop.wait()
 
 
@@ -195,24 +196,29 @@ def _server_findings(url: str) -> list[str]:
     findings = [alarm["text"] for alarm in alarms if alarm["name"] not in ("parked", "in_doubt")]
     if parked:
         findings.append(
-            f"{len(parked)} transactions are parked: see `notify transaction list --state PARKED`, then commit, "
+            f"{transactions(len(parked))} parked: see `notify transaction list --state PARKED`, then commit, "
             "roll back or resume each"
         )
     offline = _offline(url, {t["producer_group"] for t in in_doubt if not t["producer_online"]})
     for group in sorted(offline):
         count = sum(t["producer_group"] == group for t in in_doubt)
         findings.append(
-            f"{count} transactions of producer group {group} are in doubt, and none of its producers answers checks: "
+            f"producer group {group}: {transactions(count)} in doubt, and none of its producers answers checks: "
             "start one (an AsyncTransactionProducer made before its event loop runs answers after `await "
             f"producer.start()`), or run `notify check --dsn … --group {group}` to answer from the database"
         )
     old = [t for t in in_doubt if t["age"] > OLD_SECONDS and t["producer_group"] not in offline]
     if old:
         findings.append(
-            f"{len(old)} transactions have been undecided for over {OLD_SECONDS / 60:g} minutes, although producers "
+            f"{transactions(len(old))} undecided after more than {OLD_SECONDS / 60:g} minutes, although producers "
             "answer: see the answers with `notify transaction show`"
         )
     return findings + _bridges_and_members(url)
+
+
+def transactions(number: int) -> str:
+    """A number of transactions, with its verb."""
+    return "1 transaction is" if number == 1 else f"{number} transactions are"
 
 
 def _offline(url: str, groups: set[str]) -> set[str]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+GAP = 2
+"""Blanks between columns."""
 ERRORS_AS_JSON = "notify.errors_as_json"
 """The key in a command's context under which `--json` is noted."""
 
@@ -63,6 +67,64 @@ def is_terminal() -> bool:
 def say_fields(values: Iterable[Any]) -> None:
     """Print a row for another program: fields with tabs between them, on one line, nothing cut off."""
     typer.echo("\t".join(visible(_text(value).replace("\n", "; ")) for value in values))
+
+
+def say_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], indent: int = 0) -> None:
+    """Print a list: the first columns beside each other, as many as the terminal is wide enough for, and what the other
+    ones say on a line of its own below. No column is cut."""
+    cells = [[_text(value).replace("\n", ", ") for value in row] for row in rows]
+    names = [visible(heading) for heading in headings]
+    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
+    width = _width() - indent
+    beside = len(names)
+    while beside > 1 and sum(widths[:beside]) + GAP * (beside - 1) > width:
+        beside -= 1
+    _line([set_cell_size(name, size) for name, size in zip(names[:beside], widths, strict=False)], indent, style="bold")
+    for row in cells:
+        _line([set_cell_size(text, size) for text, size in zip(row[:beside], widths, strict=False)], indent)
+        rest = zip(names[beside:], row[beside:], strict=True)
+        if below := " · ".join(f"{name}: {text}" for name, text in rest if text not in ("", "-")):
+            _wrapped(below, indent + 4, indent + 6)
+
+
+def say_record(values: Mapping[str, Any], indent: int = 0) -> None:
+    """Print what has fields: those of one value, then those with several as parts of their own."""
+    parts = {name: value for name, value in values.items() if value and _has_fields(value)}
+    names = {name: visible(name.replace("_", " ")) for name in values}
+    width = max([cell_len(names[name]) for name in values if name not in parts], default=0)
+    for name, value in values.items():
+        if name not in parts:
+            shown = "none" if value in ([], {}) else _text(value).replace("\n", ", ") or "-"
+            _wrapped(f"{set_cell_size(names[name], width)}  {shown}", indent, indent + width + GAP)
+    for name, value in parts.items():
+        _line([f"{names[name]}:"], indent, style="bold")
+        if isinstance(value, dict):
+            say_record(value, indent + 2)
+        else:
+            headings = list(dict.fromkeys(field for row in value for field in row))
+            rows = [[row.get(field, "") for field in headings] for row in value]
+            say_table([heading.replace("_", " ") for heading in headings], rows, indent + 2)
+
+
+def _has_fields(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(row, dict) for row in value))
+
+
+def _width() -> int:
+    """The terminal's columns; for other programs a line has no end."""
+    return console().width if is_terminal() else 1_000_000
+
+
+def _line(texts: Sequence[str], indent: int, style: str = "") -> None:
+    line = Text(" " * indent + (" " * GAP).join(texts).rstrip(), style=style)
+    console().print(line, soft_wrap=True)
+
+
+def _wrapped(text: str, indent: int, below: int) -> None:
+    """Print a text, its first line indented by `indent` and the others by `below`."""
+    width = max(_width(), below + 20)
+    for line in textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * below) or [text]:
+        _line([line], 0)
 
 
 class Rows(Table):

@@ -21,7 +21,9 @@ from notify.client.login import Shown
 from notify.client.loop_outgoing import LoopOutgoing
 from notify.client.rows import Mode
 from notify.client.running import Plan, check_check_after
-from notify.client.transactions import HALF_SECONDS, pack
+from notify.client.sending import Sending, refuse_commit
+from notify.client.transactions import HALF_SECONDS, pack, pack_all
+from notify.databases import check_engine
 from notify.errors import BindingRefused
 from notify.message import Message
 
@@ -54,6 +56,8 @@ class AsyncTransactionProducer:
         tls: ssl.SSLContext | None = None,
         chooser: Chooser = room_then_load,
     ) -> None:
+        if engine is not None:
+            check_engine(engine, is_async=True)
         if engine is not None and not is_async(engine):
             raise BindingRefused("a sync Engine needs TransactionProducer; give this one an AsyncEngine")
         self.url = url
@@ -101,13 +105,16 @@ class AsyncTransactionProducer:
         self._plan.add_listener(listener)
         self.outgoing.start_in_a_loop()
 
-    async def send(self, session: Any, message: Message) -> None:
+    def send(self, session: Any, message: Message) -> Coroutine[Any, Any, None]:
         """Send a message with the transaction of an AsyncSession, or of an async_scoped_session's current one; see
-        TransactionProducer.send."""
-        self.outgoing.start()
+        TransactionProducer.send. Await it: if it is not awaited, the transaction's commit raises BindingRefused."""
         session = unscoped(session)
         if not hasattr(session, "sync_session"):
             raise BindingRefused(no_session(session, "AsyncSession"))
+        return Sending(self._send(session, message), functools.partial(refuse_commit, session.sync_session))
+
+    async def _send(self, session: Any, message: Message) -> None:
+        self.outgoing.start()
         await session.run_sync(self.binding.send_in_session, message)
 
     @contextlib.asynccontextmanager
@@ -119,17 +126,21 @@ class AsyncTransactionProducer:
             session_handle = AsyncTransactionHandle(functools.partial(self.send, target))
             if target.in_transaction():
                 yield session_handle
+                session_handle.check()
             else:
                 async with target.begin():
                     yield session_handle
+                    session_handle.check()
             return
         binding = self.binding
         handle = AsyncTransactionHandle(functools.partial(target.run_sync, binding.send_in_connection))
         if target.in_transaction():
             yield handle
+            handle.check()
             return
         async with target.begin():
             yield handle
+            handle.check()
             bound = binding.bound(target.sync_connection)
         if bound is not None:
             binding.committed(bound)
@@ -168,7 +179,7 @@ class AsyncTransactionProducer:
         """
         if check_after is not None:
             check_check_after(check_after)
-        packed = [pack(m) for m in messages]
+        packed = pack_all(messages)
         with tracing.sending(packed):
             item = await self.outgoing.start().client.half(packed, check_after=check_after)
         return Prepared(self.resolve, item.id, item.shard)

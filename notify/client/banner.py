@@ -37,7 +37,7 @@ def _said(handler: Handler, answer: Mapping[str, Any]) -> Iterable[str]:
     if "topics" in answer:
         yield f"{len(answer['topics'])} topics meet the pattern"
     if "lag" in answer:
-        yield f"{answer['lag']:,} messages wait"
+        yield "1 message waits" if answer["lag"] == 1 else f"{answer['lag']:,} messages wait"
 
 
 def announce(log: Logger, text: str, *, is_seen: bool) -> None:

@@ -85,6 +85,10 @@ def check_options(
     `retry`: the shortest and the longest wait, in seconds. `in_hand`: messages that the consumer holds at most, where
     that was given.
     """
+    if not isinstance(topic, str):
+        raise InvalidRequest(
+            f'subscribe takes a topic, not a {type(topic).__name__}: write @consumer.subscribe("topic")', "invalid_name"
+        )
     check_name("topic", topic.replace("*", "x"))
     if mode not in MODES:
         raise InvalidRequest(f"there is no mode {mode!r}; there are {', '.join(MODES)}")

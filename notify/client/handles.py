@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from notify.check.listener import Outcome
+from notify.client.sending import FORGOTTEN, Sending
+from notify.errors import BindingRefused
 from notify.message import Message
 
 
@@ -24,14 +27,26 @@ class TransactionHandle:
 class AsyncTransactionHandle:
     """The object of `async with producer.transaction(…) as tx`."""
 
-    __slots__ = ("_send",)
+    __slots__ = ("_has_forgotten", "_send")
 
     def __init__(self, send: Callable[[Message], Awaitable[object]]) -> None:
         self._send = send
+        self._has_forgotten = False
 
-    async def send(self, message: Message) -> None:
-        """Send a message with this transaction."""
+    def send(self, message: Message) -> Coroutine[Any, Any, None]:
+        """Send a message with this transaction. Await it: if it is not awaited, nothing is committed."""
+        return Sending(self._call(message), self._forget)
+
+    async def _call(self, message: Message) -> None:
         await self._send(message)
+
+    def _forget(self) -> None:
+        self._has_forgotten = True
+
+    def check(self) -> None:
+        """Raises BindingRefused if a send was not awaited."""
+        if self._has_forgotten:
+            raise BindingRefused(FORGOTTEN)
 
 
 class SyncPrepared:

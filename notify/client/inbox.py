@@ -21,7 +21,7 @@ from notify.client.table import (
     notify_inbox,
     notify_source,
 )
-from notify.databases import in_transaction, in_transaction_async, is_aborted, is_over, roll_back_driver
+from notify.databases import check_engine, in_transaction, in_transaction_async, is_aborted, is_over, roll_back_driver
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
 
@@ -76,6 +76,7 @@ class Inbox:
 
     def __init__(self, engine: Any, *, purge_after: float | None = PURGE_AFTER_SECONDS) -> None:
         """`purge_after` (seconds, at least a day): consumers delete older rows by themselves; None: nobody does."""
+        check_engine(engine, is_async=False)
         if purge_after is not None:
             _check_age("purge_after", purge_after)
         self.engine = engine

@@ -23,6 +23,7 @@ from notify.client.rows import Mode
 from notify.client.running import Plan
 from notify.client.thread_producer import ThreadProducer
 from notify.client.transactions import HALF_SECONDS
+from notify.databases import check_engine
 from notify.errors import BindingRefused
 from notify.message import Message
 
@@ -65,6 +66,8 @@ class TransactionProducer(ThreadProducer):
         tls: ssl.SSLContext | None = None,
         chooser: Chooser = room_then_load,
     ) -> None:
+        if engine is not None:
+            check_engine(engine, is_async=False)
         if engine is not None and is_async(engine):
             raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
         plan = Plan(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import threading
+import time
 import weakref
 from typing import TypeVar
 
@@ -17,6 +20,8 @@ from notify.errors import Closed, Timeout
 from notify.wire import Item, PackedMessage
 
 T = TypeVar("T")
+EXIT_SECONDS = 2.0
+"""How long outcomes that wait may hold up the end of the process; check-back finds those that are not sent by then."""
 
 
 class ThreadOutgoing:
@@ -91,6 +96,13 @@ class ThreadOutgoing:
         self._starting = threading.Lock()  # another thread of the parent may have held it
         self._plan.instance = instance_name()
 
+    def flush_at_exit(self, seconds: float) -> None:
+        """Wait until what was queued is sent, for so long at most."""
+        if self._started is not None:
+            thread, running = self._started
+            with contextlib.suppress(TimeoutError, Closed):
+                thread.run(running.client.flush(), seconds)
+
     def close(self) -> None:
         """Flush outcomes that wait, stop answering checks, let go."""
         self.is_closed = True
@@ -113,4 +125,12 @@ def _renew_all_after_fork() -> None:
         outgoing.renew_after_fork()
 
 
+def _flush_all_at_exit() -> None:
+    """A script may end right after its commit, and never call `close`: its outcomes would be left to check-back."""
+    end = time.monotonic() + EXIT_SECONDS
+    for outgoing in list(_open):
+        outgoing.flush_at_exit(max(0.0, end - time.monotonic()))
+
+
+atexit.register(_flush_all_at_exit)
 os.register_at_fork(after_in_child=_renew_all_after_fork)

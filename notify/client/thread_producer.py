@@ -11,7 +11,7 @@ from notify.client.carrier import Carrier
 from notify.client.handles import SyncPrepared
 from notify.client.running import Plan, check_check_after
 from notify.client.thread_outgoing import ThreadOutgoing
-from notify.client.transactions import pack
+from notify.client.transactions import pack, pack_all
 from notify.message import Message
 
 
@@ -55,7 +55,7 @@ class ThreadProducer:
         """
         if check_after is not None:
             check_check_after(check_after)
-        packed = [pack(m) for m in messages]
+        packed = pack_all(messages)
         with tracing.sending(packed):
             item = self.outgoing.prepare(packed, check_after)
         return SyncPrepared(self.outgoing.resolve, item.id, item.shard)

@@ -58,7 +58,12 @@ def pack_unkeyed(message: Message) -> PackedMessage:
     Whatever the server would refuse is refused here: a request carries the messages of many callers, and where one is
     malformed it would be refused whole. Only how far ahead `deliver_at` is stays the server's to say, by its clock.
     """
-    topic = message.topic
+    try:
+        topic = message.topic
+    except AttributeError:
+        raise InvalidRequest(
+            f"this is a {type(message).__name__}, not a message: write Message(topic, body)", "invalid_message"
+        ) from None
     if type(topic) is not str:
         topic = as_text("a topic", topic)
     check_name("topic", topic)
@@ -81,6 +86,13 @@ def pack_unkeyed(message: Message) -> PackedMessage:
         ttl = number_of_seconds("ttl", ttl)
         check_between("ttl", ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
     return PackedMessage(topic=topic, body=body, tag=tag, headers=headers, delay=delay, deliver_at=deliver_at, ttl=ttl)
+
+
+def pack_all(messages: Sequence[Message]) -> list[PackedMessage]:
+    """The messages of one half as they go over the wire. Raises InvalidRequest."""
+    if isinstance(messages, Message):
+        raise InvalidRequest("prepare takes a list of messages: write prepare([message])", "invalid_message")
+    return [pack(message) for message in messages]
 
 
 def _in_utc(deliver_at: object) -> datetime:
@@ -278,13 +290,17 @@ class TransactionClient:
         body = encode_msgpack(PackedMessages(messages=messages))
         return await self._items("/v1/messages", body, [message.id or "" for message in messages], OUTCOME_SECONDS)
 
+    async def flush(self) -> None:
+        """Wait until what was queued is answered, or given up."""
+        await self._halves.drain()
+        await self._messages.drain()
+        await self._outcomes.drain()
+
     async def close(self, seconds: float = 5.0) -> None:
         """Flush what waits, for so long at most, then cut the connections."""
         with contextlib.suppress(TimeoutError, NotifyError):
             async with asyncio.timeout(seconds):
-                await self._halves.drain()
-                await self._messages.drain()
-                await self._outcomes.drain()
+                await self.flush()
         await self.http.aclose()
 
 

@@ -9,10 +9,20 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
-from notify.errors import BindingRefused, NotFound
+from notify.client import (
+    AsyncConsumer,
+    AsyncTransactionProducer,
+    Consumer,
+    Inbox,
+    Message,
+    TransactionProducer,
+    create_tables,
+    use_explicit_begin,
+)
+from notify.errors import BindingRefused, InvalidRequest, NotFound
 from notify.testing import InMemoryServer
 from tests.support.commands import cli
 
@@ -74,3 +84,38 @@ def test_doctor_tells_a_database_that_is_away_from_one_without_tables(memory: In
     away = finding("postgresql+psycopg://nobody@127.0.0.1:9/x")
     assert "does not answer" in away and "--create-tables" not in away
     assert "--create-tables" in finding(f"sqlite:///{tmp_path}/empty.db")
+
+
+def test_what_is_no_message_is_named(memory: InMemoryServer) -> None:
+    with TransactionProducer(memory.url, group="g") as producer:
+        with pytest.raises(InvalidRequest, match=r"a dict, not a message: write Message\(topic, body\)"):
+            producer.publish({"item": "book"})  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match=r"write prepare\(\[message\]\)"):
+            producer.prepare(Message("t", "x"))  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="from 0 to 3,456,000"):
+            producer.publish(Message("t", "x", delay=60 * 86_400))
+
+
+@pytest.mark.parametrize("kind", [TransactionProducer, AsyncTransactionProducer])
+def test_the_url_of_a_database_is_no_engine(kind: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"the engine is a str: give what .*create_.*engine\(url\) returns"):
+        kind("http://127.0.0.1:9", group="g", engine="sqlite:///shop.db")
+
+
+def test_an_inbox_that_a_consumer_cannot_use_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    of_async = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+    for kind, inbox, said in (
+        (Consumer, engine, r"inbox is a Engine: write inbox=Inbox\(engine\)"),
+        (AsyncConsumer, Inbox(engine), "needs an Inbox of an AsyncEngine"),
+        (Consumer, Inbox(of_async), "use AsyncConsumer"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            kind("http://127.0.0.1:9", group="g", inbox=inbox)  # type: ignore[operator]
+    with pytest.raises(InvalidRequest, match="the engine is a str"):
+        Inbox("sqlite:///shop.db")
+
+
+def test_subscribe_without_a_topic_says_what_to_write() -> None:
+    with pytest.raises(InvalidRequest, match=r'write @consumer.subscribe\("topic"\)'):
+        Consumer("http://127.0.0.1:9", group="g").subscribe(print)  # type: ignore[arg-type]

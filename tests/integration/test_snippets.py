@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -17,11 +18,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
-from notify.client import Consumer, Inbox, create_tables, use_explicit_begin
+from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables, use_explicit_begin
 from notify.errors import Backpressure
 from notify.message import ReceivedMessage
-from notify.testing import InMemoryServer
+from notify.testing import Crashed, InMemoryServer, crashing
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import publish, subscribe
@@ -69,7 +71,7 @@ def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> Non
 
     notify_server.freeze()
     admin(notify_server.url, "PUT", "limits", {"producer_groups": {"shop": 1}})
-    code = framework("fastapi")
+    code = framework("fastapi", "import Session")
     names = run(code, tmp_path, NOTIFY_URL=notify_server.url)
     with TestClient(names["app"]) as client:
         assert client.post("/orders?item=book").json() == {"ordered": "book"}
@@ -81,9 +83,34 @@ def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> Non
     names["engine"].dispose()
 
 
-def framework(name: str) -> str:
-    """The block of docs/frameworks.md that imports this framework."""
-    (code,) = [block for block in blocks("frameworks.md", "python") if f"from {name}" in block]
+def test_a_fastapi_service_with_async_sessions(
+    notify_server: InMemoryServer, database_urls: Mapping[str, str], tmp_path: Path
+) -> None:
+    """Also a transaction that an earlier process left in doubt: the producer answers before it has sent anything."""
+    from fastapi.testclient import TestClient
+
+    url = database_urls["postgresql"]
+    before = sa.create_engine(url)
+    create_tables(before)
+    with TransactionProducer(notify_server.url, group="shop", engine=before, answer_checks=False) as dying:
+        with contextlib.suppress(Crashed), crashing("after_local_commit"), Session(before) as session, session.begin():
+            dying.send(session, Message("order.placed", {"item": "lamp"}))
+    code = framework("fastapi", "import AsyncSession")
+    names = run(code, tmp_path, NOTIFY_URL=notify_server.url, DATABASE_URL=url)
+    with TestClient(names["app"]) as client:
+        notify_server.advance(10)
+        notify_server.wait_until_decided()
+        assert client.post("/orders?item=book").json() == {"ordered": "book"}
+        lamp, book = notify_server.wait_for("order.placed", 2)
+    assert (lamp.json(), book.json(), book.key) == ({"item": "lamp"}, {"item": "book"}, "1")
+    with before.connect() as connection:
+        assert connection.exec_driver_sql("SELECT item FROM orders").fetchall() == [("book",)]
+    before.dispose()
+
+
+def framework(name: str, also: str = "") -> str:
+    """The block of docs/frameworks.md that imports this framework, and has this text besides."""
+    (code,) = [block for block in blocks("frameworks.md", "python") if f"from {name}" in block and also in block]
     return code
 
 
@@ -247,11 +274,36 @@ def stop_after_one(consumer: Consumer) -> None:
     threading.Thread(target=stop, daemon=True).start()
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "../README.md"])
-def test_the_first_transaction(page: str, notify_server: InMemoryServer, tmp_path: Path) -> None:
-    """The tutorial and the README, on SQLite and a server in memory; the consumer stops after its first message."""
+def test_the_tutorial(server: ServerProcess, tmp_path: Path) -> None:
+    """Its files as they stand, each in a process of its own: an order, one whose process dies, and their points."""
+    *files, reads = [block.replace("http://127.0.0.1:7400", server.url) for block in blocks("tutorial.md", "python")]
+    for code in files:
+        (tmp_path / code.partition("\n")[0].removeprefix("# ")).write_text(code)
+    environment = os.environ | {"PYTHONPATH": str(DOCS.parent), "PYTHONUNBUFFERED": "1"}
+    at: dict[str, Any] = {"cwd": tmp_path, "env": environment}
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    assert subprocess.run([sys.executable, "place.py", "book"], **at).returncode == 0
+    assert subprocess.run([sys.executable, "die.py"], **at).returncode == -signal.SIGKILL
+    check = ["-m", "notify", "check", "--dsn", "sqlite:///shop.db", "--group", "orders", "--url", server.url]
+    running = [subprocess.Popen([sys.executable, *words], **at, **piped) for words in (["points.py"], check)]
+    try:
+        with closing(sqlite3.connect(tmp_path / "shop.db", timeout=60)) as database:
+            points = "SELECT item, amount FROM points ORDER BY id"
+            eventually(lambda: len(database.execute(points).fetchall()) == 2, "the points")
+            assert database.execute(points).fetchall() == [("book", 10), ("lamp", 10)]
+    finally:
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in running]
+    assert "10 points for lamp" in outputs[0] and "answers checks of group orders" in outputs[1], outputs
+    done = subprocess.run([sys.executable, "-c", reads], **at, **piped)
+    assert done.stdout.splitlines() == ['0 {"item":"book"}', '1 {"item":"lamp"}']
+
+
+def test_the_first_transaction(notify_server: InMemoryServer, tmp_path: Path) -> None:
+    """The README, on SQLite and a server in memory; the consumer stops after its first message."""
     notify_server.freeze()
-    code = "\n".join(blocks(page, "python"))
+    code = "\n".join(blocks("../README.md", "python"))
     code = re.sub(r'sa\.create_engine\("[^"]*"\).*', "engine", code).replace("engine = engine", "")
     code = code.replace("http://127.0.0.1:7400", notify_server.url).replace('subscribe("order.placed")', EARLIEST)
     code = code.replace("@producer.transactional(Session)", "@producer.transactional(sessionmaker(engine))")

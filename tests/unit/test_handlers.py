@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import AsyncConsumer, Consumer, Inbox
 from notify.client.handlers import REASON_CHARACTERS, call_to_the_end, reason_of
@@ -36,7 +37,8 @@ def with_any(*arguments: Any) -> None: ...
 
 def consumer_of(kind: str) -> Consumer | AsyncConsumer:
     is_async, has_inbox = kind.startswith("async"), kind.endswith("inbox")
-    inbox = Inbox(sa.create_engine("sqlite://")) if has_inbox else None
+    engine = create_async_engine("sqlite+aiosqlite://") if is_async else sa.create_engine("sqlite://")
+    inbox = Inbox(engine) if has_inbox else None
     return (AsyncConsumer if is_async else Consumer)(URL, group="g", inbox=inbox)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import notify.cli
-from notify.cli import api, dead_letter, group, message, topic, transaction
+from notify.cli import api, dead_letter, group, message, printed, topic, transaction
 from notify.cli.overview import screen_of
 from notify.cli.printed import Rows, cell, console, say, visible
 
@@ -124,3 +124,35 @@ def test_another_way_of_printing_is_seen(source: str) -> None:
 
 def test_rows_escape_their_columns() -> None:
     assert [str(column.header) for column in Rows("a\x1b").columns] == ["a\\x1b"]
+
+
+REASON = "ConnectionError: the mail server does not answer (at shop.mail.send:7)"
+
+
+def test_what_does_not_fit_stands_below_its_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of five columns at 80 made a dead letter ten lines high, its reason a column of seven characters."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(printed, "is_terminal", lambda: True)
+    printed.say_table(
+        ["message", "topic", "since", "reason"], [["0" * 38, "mail.wanted", "2026-11-25T00:16:05Z", REASON]]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["message", "topic", "since"] and lines[1].split()[1:] == [
+        "mail.wanted", "2026-11-25T00:16:05Z"
+    ]  # fmt: skip
+    assert " ".join(" ".join(lines[2:]).split()) == f"reason: {REASON}" and max(map(len, lines)) <= 80
+
+
+def test_a_write_says_what_it_did_and_not_how_it_was_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"queues": [{"queue": 0, "again": 15}], "effects": "repeated"}
+    api.show({"status": 200, "dry_run": True, "target": "points/order.placed", "result": answer}, False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "dry run, nothing is changed: points/order.placed"
+    assert [line.split() for line in lines[1:]] == [
+        ["effects", "repeated"],
+        ["queues:"],
+        ["queue", "again"],
+        ["0", "15"],
+    ]
