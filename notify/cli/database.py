@@ -205,7 +205,12 @@ def _server_findings(url: str) -> list[str]:
         findings.append(
             f"producer group {group}: {transactions(count)} in doubt, and none of its producers answers checks: "
             "start one (an AsyncTransactionProducer made before its event loop runs answers after `await "
-            f"producer.start()`), or run `notify check --dsn … --group {group}` to answer from the database"
+            "producer.start()`), "
+            + (
+                f"or run `notify check --dsn … --group {group}` to answer from the database"
+                if any(t["source"] for t in in_doubt if t["producer_group"] == group)
+                else "with a check listener, or decide with `notify transaction`: no database has the answer"
+            )
         )
     old = [t for t in in_doubt if t["age"] > OLD_SECONDS and t["producer_group"] not in offline]
     if old:

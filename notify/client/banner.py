@@ -35,7 +35,8 @@ def _said(handler: Handler, answer: Mapping[str, Any]) -> Iterable[str]:
         start = handler.start.isoformat() if isinstance(handler.start, datetime) else handler.start
         yield f"a new subscription that begins at {'latest' if start is None else start}"
     if "topics" in answer:
-        yield f"{len(answer['topics'])} topics meet the pattern"
+        topics = len(answer["topics"])
+        yield "1 topic meets the pattern" if topics == 1 else f"{topics} topics meet the pattern"
     if "lag" in answer:
         yield "1 message waits" if answer["lag"] == 1 else f"{answer['lag']:,} messages wait"
 

@@ -21,6 +21,7 @@ import msgspec
 from notify.backoff import Backoff
 from notify.client.banner import begun
 from notify.client.batch import Batcher, Later
+from notify.client.failure_log import FailureLog
 from notify.client.handlers import Handler, handler_of, is_cancelled, reason_of
 from notify.client.http import HttpClient
 from notify.errors import DeadLetter, InvalidRequest, NotFound, NotifyError
@@ -90,6 +91,7 @@ class Session:
         self._in_hand: dict[asyncio.Task[None], str] = {}
         """The tasks of this session's messages, and the messages' ids."""
         self._renewals: dict[str, asyncio.TimerHandle] = {}
+        self._failures = FailureLog()
         self._ending = asyncio.Event()
         self.is_subscribed = False
         """Whether the server knows the subscriptions, and from when on the inbox is whole."""
@@ -330,7 +332,7 @@ class Session:
         except BaseException as error:
             if is_cancelled(error):
                 raise
-            log.warning("handler of %s failed on %s (attempt %d)", d.topic, d.id, d.attempt, exc_info=True)
+            self._failures.tell(d.topic, d.id, d.attempt, error)
             item = SettleItem(receipt=d.receipt, action="retry", reason=reason_of(error))
         finally:
             self._renewals.pop(d.receipt).cancel()

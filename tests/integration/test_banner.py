@@ -13,7 +13,8 @@ from notify.client import Consumer
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
-from tests.support.groups import publish, running, subscribe
+from tests.support.groups import Caller, die, publish, redrive, running, subscribe
+from tests.support.http import call
 
 SERVICE = """
 import os, sys, threading
@@ -52,7 +53,7 @@ def test_a_consumer_says_what_it_does(memory: InMemoryServer, unique: str, caplo
         f"  {unique}: shared, tags vip, 2 messages wait",
         f"  {unique}.placd: ordered, the topic did not exist and was made just now (is its name right?), "
         "a new subscription that begins at earliest, 0 messages wait",
-        f"  {unique}*: shared, 1 topics meet the pattern",
+        f"  {unique}*: shared, 1 topic meets the pattern",
     ]
 
 
@@ -67,3 +68,13 @@ def test_a_program_without_logging_shows_it_on_stderr(memory: InMemoryServer) ->
     )  # fmt: skip
     assert done.stdout == "" and "consumer of group banner (me) receives from http://" in done.stderr
     assert "is its name right?" in done.stderr and "banner.old: shared, 2 messages wait" in done.stderr
+
+
+def test_dead_letters_that_were_sent_again_wait_too(memory: InMemoryServer, unique: str) -> None:
+    """The first line of a consumer said "0 messages wait" of five that had just been sent again."""
+    subscribe(memory.url, unique, unique)
+    publish(memory.url, unique, ["a"])
+    die(Caller(memory.url, unique, "me"), unique, 1, "refused")
+    redrive(memory.url, unique, all=True)
+    path = f"/v1/groups/{unique}/subscriptions/{unique}"
+    eventually(lambda: call(memory.url, "PUT", path, {"mode": "shared"})["lag"] == 1, "the message that came again")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from notify.client.failure_log import FailureLog
 from notify.client.handlers import Handler, handler_of, is_cancelled
 from notify.client.kafka import retries
 from notify.client.kafka.lot import Lot
@@ -42,6 +43,7 @@ class Handling:
         self._partitions = partitions
         self._settling = settling
         self._lot = lot
+        self._failures = FailureLog()
         self._most = plan.at_once
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
         self._tasks: dict[asyncio.Task[None], tuple[Window, str]] = {}
@@ -156,9 +158,7 @@ class Handling:
         except BaseException as error:
             if is_cancelled(error):
                 raise
-            log.warning(
-                "handler of %s failed on %s (attempt %d)", message.topic, message.id, item.attempt, exc_info=True
-            )
+            self._failures.tell(message.topic, message.id, item.attempt, error)
             self._fail(window, item, handler, message.topic, error)
         else:
             window.finish(item)

@@ -19,6 +19,7 @@ from notify.server.delivery import Delivery, inboxes
 from notify.server.delivery.instances import ACTIVE_US
 from notify.server.topics import check_retry
 from notify.storage.groups import Subscription
+from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.wire import Subscribe
 
@@ -91,7 +92,9 @@ class Subscriptions:
         if is_new and len(self._fresh) < MOST_FRESH:
             self._fresh.add((wanted.group, wanted.topic))
         shown |= {"topic": wanted.topic, "is_new": is_new, "made_topic": made_topic}
-        return shown | {"lag": self._delivery.followers.lag_of(wanted.group, wanted.topic)}
+        lags = self._delivery.followers.lag_of
+        again = lags(wanted.group, retry_topic(wanted.group, wanted.topic))  # dead letters that were sent again
+        return shown | {"lag": lags(wanted.group, wanted.topic) + again}
 
     async def tell_inbox(self, group: str, topic: str, from_us: int) -> None:
         """Note from when on (microseconds) the inbox of a group has a row for each message that took effect.
@@ -134,17 +137,17 @@ class Subscriptions:
         }
         if there:
             names = ", ".join(sorted(there)[:5])
-            why = f"{names} asked for messages within {ACTIVE_SECONDS} s: stop its consumers and wait for so long"
+            why = f"{names} asked for messages in the last {ACTIVE_SECONDS} s: stop the group's consumers, wait so long"
         elif self._delivery.following.may_come_back(known.group):
             why = (
-                f"this server started less than {ACTIVE_SECONDS} s ago: its consumers may be coming back. Wait for so "
-                "long without them"
+                f"this server started less than {ACTIVE_SECONDS} s ago, so that its consumers may be coming back: wait "
+                "so long without them"
             )
         else:
             return
         raise Conflict(
-            f"group {known.group!r} receives topic {known.topic!r} in mode {known.mode}, and {why} before it is "
-            f"{mode}, or send force",
+            f"group {known.group!r} receives topic {known.topic!r} in mode {known.mode}, and {why}, then start "
+            f"those with mode {mode}; or change it at once with force",
             "mode_in_use",
         )
 

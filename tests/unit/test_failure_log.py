@@ -1,0 +1,39 @@
+"""A consumer logs each failure in a line, and the traceback of one cause once a minute."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from notify.client import failure_log
+from notify.client.failure_log import TRACE_SECONDS, FailureLog
+
+
+def raised(kind: type[Exception], text: str) -> Exception:
+    try:
+        raise kind(text)
+    except Exception as error:
+        return error
+
+
+def test_a_cause_is_traced_once_a_minute(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(failure_log.time, "monotonic", lambda: now)
+    failures = FailureLog()
+    with caplog.at_level(logging.WARNING, "notify.consumer"):
+        for attempt in (1, 2, 3):
+            failures.tell("order.placed", "m.0", attempt, raised(OSError, f"refused {attempt}"))
+        failures.tell("order.placed", "m.0", 4, raised(ValueError, "refused"))
+        now += TRACE_SECONDS
+        failures.tell("order.placed", "m.0", 5, raised(OSError, "refused 5"))
+    assert [record.exc_info is not None for record in caplog.records] == [True, False, False, True, True]
+    assert "failed on m.0 (attempt 2): OSError: refused 2 (at tests.unit.test_failure_log" in caplog.messages[1]
+
+
+def test_the_causes_it_knows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_log, "MOST_CAUSES", 2)
+    failures = FailureLog()
+    for kind in (OSError, ValueError, KeyError):
+        failures.tell("t", "m.0", 1, raised(kind, "x"))
+    assert len(failures._traced) == 1
