@@ -15,12 +15,11 @@ from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
 from notify import tracing
-from notify.check.local import is_async as is_async_engine
 from notify.client.banner import announce, begun, warn_of_broadcasts
 from notify.client.gathering import Gathering
 from notify.client.handlers import Handler, call_to_the_end, check_callable, check_options, refuse_unfinished
 from notify.client.http import HttpClient
-from notify.client.inbox import Inbox
+from notify.client.inbox import Inbox, check_inbox
 from notify.client.instance import instance_name
 from notify.client.keeping import Keeping
 from notify.client.login import Shown, Token
@@ -41,20 +40,6 @@ MEMBERS_SECONDS = 2.0
 DRAIN_SECONDS = 300.0
 MOST_CONCURRENT = 10_000
 LEAST_IN_HAND = 32
-
-
-def _check_inbox(inbox: object, *, is_async: bool) -> None:
-    """Raises InvalidRequest for what is no Inbox, or for one of an engine that this kind of consumer cannot use."""
-    kind = type(inbox).__name__
-    if not isinstance(inbox, Inbox):
-        raise InvalidRequest(f"inbox is a {kind}: write inbox=Inbox(engine)", "invalid_inbox")
-    if is_async_engine(inbox.engine) is not is_async:
-        takes = (
-            "AsyncConsumer needs an Inbox of an AsyncEngine; for a sync Engine, and for Django, use Consumer"
-            if is_async
-            else "Consumer needs an Inbox of a sync Engine; for an AsyncEngine use AsyncConsumer"
-        )
-        raise InvalidRequest(takes, "invalid_inbox")
 
 
 class _Consumer:
@@ -95,7 +80,7 @@ class _Consumer:
         if instance is not None and not (0 < len(instance) <= 255 and instance.isprintable()):
             raise InvalidRequest("instance is 1 to 255 printable characters", "out_of_bounds")
         if inbox is not None:
-            _check_inbox(inbox, is_async=self._is_async)
+            check_inbox(inbox, is_async=self._is_async)
         self.url = url
         self.group = group
         self.instance = instance or instance_name()

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
+from notify.check.local import is_async as is_async_engine
 from notify.client.claims import check_transactions, claim, claim_all
 from notify.client.handlers import call_to_the_end, refuse_unfinished
 from notify.client.table import (
@@ -267,3 +268,17 @@ def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:
             "older services go on with it",
             "old_inbox_table",
         )
+
+
+def check_inbox(inbox: object, *, is_async: bool) -> None:
+    """Raises InvalidRequest for what is no Inbox, or for one of an engine that this kind of consumer cannot use."""
+    kind = type(inbox).__name__
+    if not isinstance(inbox, Inbox):
+        raise InvalidRequest(f"inbox is a {kind}: write inbox=Inbox(engine)", "invalid_inbox")
+    if is_async_engine(inbox.engine) is not is_async:
+        takes = (
+            "AsyncConsumer needs an Inbox of an AsyncEngine; for a sync Engine, and for Django, use Consumer"
+            if is_async
+            else "Consumer needs an Inbox of a sync Engine; for an AsyncEngine use AsyncConsumer"
+        )
+        raise InvalidRequest(takes, "invalid_inbox")
