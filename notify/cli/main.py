@@ -35,6 +35,7 @@ app = typer.Typer(
     name="notify",
     cls=Commands,
     help="Transactional messages: a database change and its message happen together or not at all.",
+    epilog="Each flag can be set by a variable: NOTIFY_RELAY_INTERVAL is --interval of `notify relay`.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -107,7 +108,18 @@ def register() -> None:
 def command() -> Any:
     """`app` with all commands, ready to be called; a fork server makes it once for all its children."""
     register()
-    return typer.main.get_command(app)
+    made = typer.main.get_command(app)
+    hide_long_variables(made)
+    return made
+
+
+def hide_long_variables(command: Any) -> None:
+    """--help shows the variables that have a name of their own; one for each flag, by a rule, made it twice as long."""
+    for parameter in command.params:
+        if getattr(parameter, "envvar", None) is None:
+            parameter.show_envvar = False
+    for inner in getattr(command, "commands", {}).values():
+        hide_long_variables(inner)
 
 
 def main() -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import notify.cli
-from notify.cli import api, dead_letter, group, message, printed, topic, transaction
+from notify.cli import api, dead_letter, group, main, message, printed, topic, transaction
 from notify.cli.overview import screen_of
 from notify.cli.printed import Rows, cell, console, say, visible
+from tests.support.commands import registered
 
 HOSTILE = [
     "[/red]",
@@ -156,3 +158,11 @@ def test_a_write_says_what_it_did_and_not_how_it_was_answered(capsys: pytest.Cap
         ["queue", "again"],
         ["0", "15"],
     ]
+
+
+def test_help_shows_variables_with_a_name_of_their_own_alone() -> None:
+    registered()
+    command: Any = typer.main.get_command(main.app)
+    main.hide_long_variables(command)
+    shown = {p.name for p in command.commands["topic"].commands["create"].params if getattr(p, "show_envvar", False)}
+    assert shown == {"reason", "dry_run", "url", "as_json"}
