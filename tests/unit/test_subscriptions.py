@@ -19,7 +19,7 @@ def test_after_a_start_a_group_counts_as_in_use_until_its_consumers_had_time_to_
         s.subscriptions.checked("g", topic, Subscribe(mode="ordered"))  # no consumer has asked since the start
         s.restart()
         s.now_us += 59 * SECOND
-        with pytest.raises(Conflict, match=r"started less than 60 s ago.*send force") as refused:
+        with pytest.raises(Conflict, match=r"started less than 60 s ago.*with force") as refused:
             s.subscriptions.checked("g", topic, Subscribe(mode="ordered"))
         assert refused.value.code == "mode_in_use"
         s.subscriptions.checked("g", topic, Subscribe(mode="ordered", force=True))

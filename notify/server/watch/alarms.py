@@ -184,7 +184,7 @@ class Alarms:
             text = f"A transaction of producer group {group} has been in doubt for {age:.0f} s"
             current.append(("in_doubt", group, text))
         if settings.alarm_parked and doubt.parked >= settings.alarm_parked:
-            current.append(("parked", "", f"{doubt.parked} transactions are parked and wait for a decision"))
+            current.append(("parked", "", f"Transactions are parked and wait for a decision: {doubt.parked:,}"))
         disk = await asyncio.to_thread(shutil.disk_usage, settings.data_dir)
         share = 1 - disk.free / disk.total
         if settings.alarm_disk_share and share > settings.alarm_disk_share:
@@ -225,7 +225,11 @@ class Alarms:
                 since_us = max(group.seen_us, self._seen_us.setdefault(name, now_us))
                 is_alone = not group.has_consumer and now_us - since_us > most_us
                 if is_alone:
-                    yield "no_consumers", name, f"Group {name} has {behind:,} messages to receive, and no consumer asks"
+                    yield (
+                        "no_consumers",
+                        name,
+                        f"Group {name} has messages to receive ({behind:,}), and no consumer asks",
+                    )
             elif not behind:
                 self._seen_us.pop(name, None)
             yield from self._of_consumers(group, now_us)
@@ -240,7 +244,7 @@ class Alarms:
             yield (
                 "dead_letters",
                 name,
-                f"Group {name} has {group.dead_letters:,} dead letters that nobody has sent again",
+                f"Group {name} has dead letters that nobody has sent again: {group.dead_letters:,}",
             )
         ailing = {state: group.consumers.get(state, 0) for state in ("stuck", "slow")}
         if not any(ailing.values()):
