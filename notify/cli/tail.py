@@ -34,9 +34,13 @@ def tail(
     """Show the newest messages of a topic in the order of their commits; no group notices it."""
 
     async def run() -> None:
+        count = 0
         async with AsyncReader(url) as reader:
             async for message in _messages(reader, name, last, follow):
                 _say(message, json_lines)
+                count += 1
+        if not count:
+            say(f"topic {name} has no messages", err=True)
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run())

@@ -211,5 +211,6 @@ def _listen(settings: Settings) -> socket.socket:
         listening.bind((settings.host, settings.port))
     except OSError as error:
         listening.close()
-        raise InvalidRequest(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+        place = f"{settings.host}:{settings.port}"
+        raise InvalidRequest(f"cannot listen on {place}: {error.strerror}; choose another --host or --port") from None
     return listening

@@ -68,6 +68,7 @@ def test_a_terminal_is_greeted_and_ctrl_c_ends_the_server(tmp_path: Path) -> Non
 
 def test_tail_shows_the_newest_messages_of_all_queues(memory: InMemoryServer, unique: str) -> None:
     admin(memory.url, "PUT", f"topics/{unique}", {"queues": 4})
+    assert "has no messages" in cli("topic", "tail", unique, "--url", memory.url)[1]["text"]
     before = admin(memory.url, "GET", "groups")["groups"]
     for number in range(5):
         publish(memory.url, unique, [f"{key}{number}" for key in "abcd"], key=True)

@@ -131,6 +131,7 @@
   const number = (value) => value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 });
   const zone = (() => {
     const minutes = -new Date().getTimezoneOffset();
+    if (minutes === 0) return "UTC";
     return `UTC${minutes < 0 ? "-" : "+"}${two(Math.floor(Math.abs(minutes) / 60))}:${two(Math.abs(minutes) % 60)}`;
   })();
 
