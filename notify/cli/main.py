@@ -7,7 +7,6 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NoReturn
 
-import structlog
 import typer
 import typer.core
 import typer.main
@@ -47,12 +46,21 @@ def root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
-    if context.invoked_subcommand != "serve" and not structlog.is_configured():
-        # Commands that open a log run the server's code; what it logs is not part of their result.
-        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    if context.invoked_subcommand != "serve":
+        _log_to_stderr()
     if version:
         say(__version__)
         raise typer.Exit
+
+
+def _log_to_stderr() -> None:
+    """Commands that open a log run the server's code; what it logs is not part of their result."""
+    try:
+        import structlog
+    except ImportError:  # the extra cli alone: there is no server's code to run
+        return
+    if not structlog.is_configured():
+        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 def register() -> None:

@@ -13,7 +13,8 @@ from notify import __version__
 from notify.clock import Clock, wall_clock
 from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server import admin, console, health, problems
-from notify.server.access import Access, guard
+from notify.server.access import guard
+from notify.server.access.gate import Access
 from notify.server.access.guard import NOT_RUNNING
 from notify.server.connections.application import DataAnswers
 from notify.server.connections.held import Unread, Unverified

@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from notify.errors import NotifyError
-from notify.server.access import Principal
+from notify.server.access.principal import Principal
 from notify.server.connections.held import Unread, Unverified
 from notify.server.connections.places import Connections
 from notify.server.connections.protocol import Protocol

@@ -54,6 +54,17 @@ def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProces
     return subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
 
 
+OF_THE_SERVER = ("fastapi", "google_crc32c", "jinja2", "jwt", "numpy", "prometheus_client", "starlette", "structlog",
+                 "uvicorn", "uvloop")  # fmt: skip
+
+
+def test_commands_need_no_more_than_their_extra() -> None:
+    """`pip install 'notify-tx[cli]'` installs none of these: every command but --help failed for want of structlog."""
+    assert without(OF_THE_SERVER, "notify", "--version").returncode == 0
+    done = without(OF_THE_SERVER, "notify", "topic", "list", "--url", "http://127.0.0.1:9")
+    assert done.stderr.startswith("notify: no server at http://127.0.0.1:9") and done.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("missing", "words", "extra"),
     [

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from notify.errors import Forbidden
-from notify.server.access import Principal, parse_rights
-from notify.server.access.principal import LONGEST, REMEMBERED
+from notify.server.access.principal import LONGEST, REMEMBERED, Principal
+from notify.server.access.rights import parse_rights
 
 
 def test_refused_names_are_kept_in_bounds() -> None:

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_name
-from notify.server.access import parse_rights, tokens
+from notify.server.access import tokens
 from notify.server.access.credential import Credential
+from notify.server.access.rights import parse_rights
 from notify.server.admin.writes import Desk, Who, Write
 from notify.wire import instant
 

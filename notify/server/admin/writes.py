@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from notify import faults
 from notify.errors import NotFound, NotifyError
-from notify.server.access import EVERYONE, Principal
+from notify.server.access.principal import EVERYONE, Principal
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes

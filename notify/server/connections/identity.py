@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from notify.errors import NotifyError, Unavailable
-from notify.server.access import Access
+from notify.server.access.gate import Access
 from notify.server.access.guard import NOT_RUNNING
 from notify.server.access.principal import NOBODY, UNVERIFIED
 from notify.server.data.answer import fault_of

@@ -14,7 +14,7 @@ from fastapi.staticfiles import StaticFiles
 
 from notify import __version__
 from notify.errors import NotifyError, Unauthorized
-from notify.server.access import EVERYONE
+from notify.server.access.principal import EVERYONE
 from notify.server.console import shown
 from notify.server.console.writes import CHANGES
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
-from notify.server.access import Principal
+from notify.server.access.principal import Principal
 from notify.server.core.flow import retry_after
 from notify.storage.records import NewMessage
 from notify.wire import Item, JsonMessage, PackedMessage, Payload, encode_msgpack

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from notify.clock import Clock
 from notify.errors import Backpressure, NotifyError
-from notify.server.access import Principal
+from notify.server.access.principal import Principal
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket

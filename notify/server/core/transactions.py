@@ -8,7 +8,7 @@ from notify import ids, tracing
 from notify.clock import Clock
 from notify.errors import Backpressure, InvalidRequest, NotifyError
 from notify.limits import LIMITS, check_between, check_count, check_name
-from notify.server.access import Principal
+from notify.server.access.principal import Principal
 from notify.server.core.admission import (
     check_text,
     failed,

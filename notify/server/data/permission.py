@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager
 
 from notify.errors import Unauthorized
 from notify.limits import LIMITS, check_between, check_name
-from notify.server.access import EVERYONE
-from notify.server.access.principal import ENDED, Principal
+from notify.server.access.principal import ENDED, EVERYONE, Principal
 from notify.server.data.request import Request
 
 _NAMED = {"check": "producer_group", "bridge": "source", "consume": "group", "read": "topic"}

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from notify.errors import InvalidRequest
-from notify.server.access import EVERYONE
 from notify.server.access.browsers import is_own_host, refuse_foreign_host, refuse_foreign_pages
+from notify.server.access.principal import EVERYONE
 from notify.settings import Settings
 from notify.wire import JSON, MSGPACK, encode_json, encode_msgpack
 

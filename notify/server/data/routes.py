@@ -12,7 +12,7 @@ import msgspec
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, bounds_of_clients, check_between, check_name
-from notify.server.access import EVERYONE
+from notify.server.access.principal import EVERYONE
 from notify.server.core.core import Core
 from notify.server.data.answer import Answer, fault_of
 from notify.server.data.encode import json_check, json_deliveries, json_pulled, packed_deliveries, packed_pulled, trace
