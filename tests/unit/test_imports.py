@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from notify.extras import EXTRA_OF
+from tests.release import extras
 from tests.support.clock import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +95,56 @@ def test_each_extra_that_a_sentence_names_brings_the_module() -> None:
     for name in set(extras) - {"dev"}:
         assert f"| `{name}` |" in guide, f"docs/reference.md does not say what the extra {name} is for"
     assert set(EXTRA_OF.values()) <= set(extras)
+
+
+def project_requires(extra: str) -> list[str]:
+    """What pyproject.toml says now: the installed metadata may be older."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return list(project["optional-dependencies"][extra] if extra else project["dependencies"])
+
+
+def brought_by(extra: str) -> set[str]:
+    """The distributions that come with an extra, and with the SDK, as far as they are installed here."""
+    brought: set[str] = set()
+    waiting = [("notify-tx", extra), ("notify-tx", "")]
+    asked: set[tuple[str, str]] = set()
+    while waiting:
+        name, wanted = waiting.pop()
+        if (name, wanted) in asked:
+            continue
+        asked.add((name, wanted))
+        try:
+            lines = project_requires(wanted) if name == "notify-tx" else requires(name) or []
+        except PackageNotFoundError:
+            continue
+        brought.add(name)
+        for line in map(Requirement, lines):
+            if line.marker is None or line.marker.evaluate({"extra": wanted}):
+                waiting += [(canonicalize_name(line.name), of) for of in ("", *line.extras)]
+    return brought
+
+
+QUICK = ("", "cli", "ship", "sql", "bridge", "filters")
+EXTRAS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.long)
+    for name in extras.USES
+    if name != "connect"  # its library is not among those of tests
+]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_what_an_extra_is_for_works_with_what_it_brings_alone(extra: str) -> None:
+    """As `make release` shows it in an environment of its own: here whatever else is installed cannot be imported."""
+    brought = brought_by(extra)
+    missing = [
+        module
+        for module, distributions in packages_distributions().items()
+        if not {canonicalize_name(name) for name in distributions} & brought and module.isidentifier()
+    ]
+    assert "pytest" in missing and "notify" not in missing
+    lines = f"import sys\nsys.modules.update(dict.fromkeys({missing}))\n" + extras.USES[extra]
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_pytest_plugin_needs_only_pytest() -> None:
