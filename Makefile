@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-peers siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-peers siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -62,6 +62,10 @@ release: install $(RELEASE_STAMP)
 # docs/commands.md, from the commands themselves; a test fails where it is out of date.
 reference: install
 	$(PY) -m tests.support.command_page
+
+# docs/pictures, drawn from the console in Chromium; a test fails where its templates or styles changed since. 30 s.
+pictures: install
+	$(PY) -m tests.browser.pictures
 
 # Style, types and the direction of imports.
 check: install

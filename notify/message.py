@@ -24,6 +24,8 @@ MOST_UNFIT = 5
 """How many of the places where a body does not fit are told."""
 REPLAY = "notify-replay"
 """The header with the replay number of a redriven message, if that is not 0."""
+EDITED = "notify-edited"
+"""The header of a message that a person corrected before it was sent again; it names what was changed."""
 DEAD_LETTER_REASON = "notify-dead-letter-reason"
 """The header of a dead letter with what its handler raised."""
 

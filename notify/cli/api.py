@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import getpass
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 from urllib.parse import quote
@@ -151,6 +151,17 @@ def seconds(instant: str | None) -> str:
 def given(**flags: bool) -> dict[str, bool]:
     """Only the flags that are set, because an older server refuses fields that it does not know."""
     return {name: True for name, value in flags.items() if value}
+
+
+def pairs(texts: Sequence[str]) -> dict[str, str]:
+    """Names and values of texts like NAME=VALUE. Raises BadParameter."""
+    read = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+        read[name] = value
+    return read
 
 
 def place(text: str) -> str | int:

@@ -20,6 +20,7 @@ from notify.cli.api import (
     Columns,
     call,
     given,
+    pairs,
     place,
     seconds,
     show,
@@ -154,6 +155,29 @@ def drop(
     wanted = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
     body = write(reason, dry_run, ids=id or None, wanted=wanted)
     _show_to_the_end(url, call(url, "POST", "groups", group_name, "dead-letters", "drop", body=body), as_json)
+
+
+@group.command()
+def edit(
+    group_name: str = typer.Argument(..., metavar="GROUP"),
+    id: str = typer.Argument(..., help="The letter's message."),
+    body: str | None = typer.Option(None, help="The new body: text. What is left out stays as it is."),
+    key: str | None = typer.Option(None, help="The new key; an empty text: none."),
+    tag: str | None = typer.Option(None, help="The new tag; an empty text: none."),
+    header: list[str] = typer.Option([], help="NAME=VALUE (repeatable): these in place of all headers."),
+    replay_effects: bool = REPLAY_EFFECTS,
+    force: bool = BEFORE_INBOX,
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Correct a dead letter and send it to its group alone again, once; the letter itself stays as it was."""
+    fields = {"body": body, "key": key, "tag": tag, "headers": pairs(header) if header else None}
+    changes: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    changes |= {"id": id} | given(replay_effects=replay_effects, force=force)
+    sent = call(url, "POST", "groups", group_name, "dead-letters", "edit", body=write(reason, dry_run, **changes))
+    show(sent, as_json)
 
 
 def _wanted(**conditions: str) -> dict[str, str]:

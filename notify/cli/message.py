@@ -13,6 +13,7 @@ from notify.cli.api import (
     WIDE,
     Columns,
     call,
+    pairs,
     place_of,
     seconds,
     show,
@@ -55,12 +56,7 @@ def send_message(
     as_json: bool = AS_JSON,
 ) -> None:
     """Send a message without a transaction: to try a consumer, say."""
-    headers = {}
-    for pair in header:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE")
-        headers[name] = value
+    headers = pairs(header)
     with TransactionProducer(url, group="notify-cli") as producer:
         sent = producer.publish(Message(topic, body, key=key, tag=tag, headers=headers, delay=delay))
     show({"id": sent, "topic": topic}, as_json)

@@ -35,6 +35,7 @@ from notify.server.running import Running
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended
 from notify.server.watch.alarms import Alarms
+from notify.server.watch.chart_file import ChartFile
 from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
 from notify.server.watch.silences import Silences
@@ -114,8 +115,10 @@ async def _watching(
     await silences.load()
     history, figures = History(core, queues.groups.lag), Figures(queues.counted, core.clock)
     alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping, pushes)
+    charts = ChartFile(Path(core.settings.data_dir), history, figures)
+    await charts.load()
     async with contextlib.AsyncExitStack() as parts:
-        for part in (history, figures, alarms):
+        for part in (history, figures, alarms, charts):
             part.start()
             parts.push_async_callback(part.stop)
         yield history, figures, alarms, silences

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.browser.chromium import QUIET, chromium_path
 from tests.support.clock import PATIENCE_SECONDS
-
-QUIET = (
-    "--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser for one module only: while Playwright runs, the main thread can run no other event loop."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None or not Path(path).exists():
+    path = chromium_path()
+    if path is None:
         pytest.skip("no Chromium is installed here")
     from playwright.sync_api import sync_playwright
 

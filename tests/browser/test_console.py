@@ -99,12 +99,21 @@ def pages(shop: Shop) -> list[str]:
 
 PHONE = {"width": 390, "height": 860}
 DESK = {"width": 1280, "height": 860}
+WALL = {"width": 1920, "height": 1080}
+
+
+OUT_OF_COLUMN = """() => innerWidth > 768 ? [] :
+  [...document.querySelectorAll("table.cards tbody td:not([data-l='']) > *")]
+    .filter((e) => e.checkVisibility())
+    .filter((e) => e.getBoundingClientRect().left < e.parentElement.getBoundingClientRect().left + 100)
+    .map((e) => e.parentElement.dataset.l + ": " + e.textContent.trim())"""
+"""Content that stands below the label of its cell instead of beside it, on a phone."""
 
 
 def test_every_page_stands_alone_and_fits(shop: Shop, window: Any) -> None:
-    """Each page loads without errors or other sites, and fits a desk's window and a phone's."""
+    """Each page loads without errors or other sites, and fits the window of a desk, of a wall and of a phone."""
     w = window(shop.url)
-    sizes = [(DESK, "light"), (PHONE, "dark")]
+    sizes = [(DESK, "light"), (WALL, "light"), (PHONE, "dark")]
     for path in pages(shop):
         answer = w.go(path)
         assert answer.status == 200, path
@@ -117,6 +126,7 @@ def test_every_page_stands_alone_and_fits(shop: Shop, window: Any) -> None:
             w.page.set_viewport_size(size)
             w.page.emulate_media(color_scheme=scheme)
             assert not w.page.evaluate("document.documentElement.scrollWidth > innerWidth + 1"), f"{path} is too wide"
+            assert w.page.evaluate(OUT_OF_COLUMN) == [], path
     assert w.wrong == []
     assert all(address.startswith((shop.url, "data:")) for address in w.asked), w.asked
     assert w.page.evaluate("window.ran") is None and "alert(1)" not in w.page.content().replace("&lt;", "")
@@ -238,7 +248,15 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     w.press("a:has-text('Go on')")
     w.page.wait_for_selector("dd.good:has-text('done')")
     assert shop.dead() == []
-    shop.kill(2)
+    shop.kill(3)
+    letter = shop.dead()[0]
+    w.go(f"/do/dead-letters.edit?group=points&id={letter}")
+    assert '"order": 7' in w.page.input_value("#f-body")
+    assert "1 message sent again" in do("dead-letters.edit", f"?group=points&id={letter}", body="{}")
+    assert letter not in shop.dead()
+    assert "these groups receive it: mail, points" in do(
+        "message.send", "?topic=order.placed", body="{}", headers="a=b"
+    )
     do("dead-letters.drop", "?group=points", ids=shop.dead()[0])
     assert len(shop.dead()) == 1
     do("dead-letters.purge", "?group=points", before="latest")
@@ -306,6 +324,7 @@ def test_by_keyboard_alone(shop: Shop, window: Any) -> None:
     w.page.keyboard.press("Enter")
     for _ in range(12):
         w.page.keyboard.press("Tab")
+        assert w.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", "the focus is seen"
         if w.page.evaluate("document.activeElement.className") == "id":
             break
     w.page.keyboard.press("Enter")

@@ -47,7 +47,9 @@ class Scene:
             subscribe(url, group, "order.placed", max_attempts=1)
         publish(url, "order.placed", [str(n) for n in range(30)], key=True)
         caller = Caller(url, "points", "points-1")
-        caller.settle(caller.receive("order.placed", max=3), "dead_letter", reason="no such customer")
+        dead = caller.receive("order.placed", max=3)
+        caller.settle(dead, "dead_letter", reason="no such customer")
+        self.letter = dead[0]["id"]
         self.half = self.prepare()
 
     def prepare(self) -> str:
@@ -82,7 +84,8 @@ def test_every_text_can_be_read(scene: Scene, window: Any) -> None:
     w = window(scene.url)
     seen = []
     pages = ["/", "/transactions", f"/transactions/{scene.half}", "/groups/points", "/groups/points/dead-letters",
-             "/messages?topic=order.placed", "/topics", "/settings", "/login"]  # fmt: skip
+             "/messages?topic=order.placed", f"/messages/{scene.letter}", "/topics", "/settings", "/login", "/actions",
+             f"/do/dead-letters.edit?group=points&id={scene.letter}"]  # fmt: skip
     for path in [*pages, f"/do/transaction.commit?transaction={scene.half}"]:
         w.go(path) if not path.startswith("/do/") else preview(w, path)
         for scheme in ("light", "dark"):
@@ -181,6 +184,19 @@ def test_topics_are_sorted_by_a_heading(scene: Scene, window: Any) -> None:
     assert w.page.get_attribute("th:has-text('Kept')", "aria-sort") == "descending"
     assert not any(name.startswith("dead-letter.") for name in names)
     assert w.page.evaluate(CONTRASTS) == []
+    w.press("th a:has-text('Last message')")
+    assert w.page.locator("tbody td:first-child").first.inner_text() == "fewer"
+
+
+def test_a_message_says_where_it_stands(scene: Scene, window: Any) -> None:
+    w = window(scene.url)
+    w.go(f"/messages/{scene.letter}")
+    row = w.page.locator("tr:has(a:text-is('points'))")
+    assert "dead letter" in row.inner_text() and row.locator("a:text-is('correct and send')").count() == 1
+    w.go("/messages?topic=order.placed")
+    w.page.locator("tbody input[type=checkbox]").nth(1).check()
+    w.press("button:has-text('Send the chosen to a group again')")
+    assert w.page.input_value("#f-ids") != ""
 
 
 def test_messages_come_newest_first_in_pages(scene: Scene, window: Any) -> None:

@@ -316,6 +316,7 @@ def administration(room: Room) -> list[Case]:
     add("GET /groups/{name}/history", VIEW, "/groups/{group}/history")
     add("PUT /topics/{name}", ADMIN_TOPIC, "/topics/{topic}", {"queues": 1})
     add("DELETE /topics/{name}", needs("admin:{private}"), "/topics/{private}", {}, spoils=True)
+    add("POST /topics/{name}/messages", ADMIN_TOPIC, "/topics/{topic}/messages", {"body": "x"})
     add("POST /topics/{name}/purge", ADMIN_TOPIC, "/topics/{topic}/purge", {"before": 0})
 
     group = "/groups/{group}"
@@ -344,6 +345,8 @@ def administration(room: Room) -> list[Case]:
     add("POST /groups/{name}/dead-letters/redrive", ADMIN_GROUP, group + "/dead-letters/redrive", {"all": True},
         what="as a job")  # fmt: skip
     add("POST /groups/{name}/dead-letters/drop", ADMIN_GROUP, group + "/dead-letters/drop", {"ids": ["{message}"]})
+    add("POST /groups/{name}/dead-letters/edit", ADMIN_GROUP, group + "/dead-letters/edit",
+        {"id": "{message}", "body": "x"}, status=409)  # fmt: skip
     add("POST /groups/{name}/dead-letters/purge", ADMIN_GROUP, group + "/dead-letters/purge", {"before": 0})
     add("POST /groups/{name}/redeliver", ADMIN_GROUP, group + "/redeliver",
         {"ids": ["{message}", "{other_private_message}"]}, what="of another's message, too")  # fmt: skip

@@ -146,3 +146,26 @@ def test_every_public_name_is_in_the_reference_of_the_api(package: str) -> None:
     pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     shown = set(re.findall(rf"^::: notify\.{package.replace('/', '.')}\.(\w+)$", pages, re.MULTILINE))
     assert [name for name in names if name not in shown] == []
+
+
+REMOVAL = re.compile(r"removed in \d+\.\d+")
+
+
+def undated(text: str) -> list[str]:
+    """The texts of deprecations that do not name the version which removes the thing."""
+    return [
+        " ".join(said.split())
+        for said in re.findall(r"(?i)[^\n]*\bdeprecated\b(?:[^\n]*\n){0,2}", text)
+        if not REMOVAL.search(said)
+    ]
+
+
+def test_each_deprecation_names_the_version_that_removes_it() -> None:
+    assert undated('warn("x is deprecated", DeprecationWarning)\n') and not undated("x is deprecated: removed in 2.0\n")
+    late = [
+        f"{path.relative_to(ROOT)}: {said}"
+        for folder in ("notify", "storage", "spark")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for said in undated(path.read_text())
+    ]
+    assert late == []

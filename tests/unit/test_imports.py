@@ -98,7 +98,7 @@ def test_each_extra_that_a_sentence_names_brings_the_module() -> None:
 
 
 def project_requires(extra: str) -> list[str]:
-    """What pyproject.toml says now: the installed metadata may be older."""
+    """The requirements as pyproject.toml has them now: the installed metadata may be older."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return list(project["optional-dependencies"][extra] if extra else project["dependencies"])
 

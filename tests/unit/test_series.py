@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from notify.errors import NotFound
 from notify.server.watch import figures
+from notify.server.watch.chart_file import FILE, ChartFile
 from notify.server.watch.figures import Counts, Figures
+from notify.server.watch.history import COUNTERS, History
 from notify.server.watch.series import SPANS, Field, Series
 
 T0 = 1_800_000_000 // 900 * 900
@@ -106,3 +110,41 @@ def test_a_topic_that_somebody_looks_at_takes_the_place_of_one_that_nobody_looks
     asyncio.run(kept.sample())
     assert kept.topic("a", "hour")["lag"] == [9.0] == kept.topic("c", "hour")["lag"]
     assert kept.rate("b") is None
+
+
+async def charts(directory: Path, queues: Queues) -> tuple[ChartFile, History, Figures]:
+    """A server's charts with what an earlier one left, and one more figure of each."""
+    clock = [T0 * 1_000_000]
+    core = SimpleNamespace(metrics=SimpleNamespace(**dict.fromkeys(COUNTERS, 0)), clock=lambda: clock[0])
+    history, figures = History(core, lambda: queues.lag), Figures(queues, core.clock)
+    file = ChartFile(directory, history, figures)
+    await file.load()
+    clock[0] += (120 if (directory / FILE).exists() else 0) * 1_000_000
+    history.sample()
+    await figures.sample()
+    return file, history, figures
+
+
+def test_charts_go_on_after_a_restart(tmp_path: Path) -> None:
+    async def run() -> None:
+        queues = Queues()
+        queues.totals = {"orders": 10}
+        file, _, _ = await charts(tmp_path, queues)
+        await file.stop()
+        queues.lag = 9
+        _, history, figures = await charts(tmp_path, queues)
+        assert history.columns("hour")["lag"] == [5.0, 9.0] and history.columns("day")["lag"] == [9.0]
+        assert figures.topic("orders", "hour")["lag"] == [5.0, None, 9.0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93no charts", b"\x81\xa7version\x02"])
+def test_a_file_that_is_no_chart_is_left_out(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+
+    async def run() -> None:
+        _, history, _ = await charts(tmp_path, Queues())
+        assert history.columns("hour")["lag"] == [5.0]
+
+    asyncio.run(run())

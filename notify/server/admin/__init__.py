@@ -24,6 +24,7 @@ from notify.server.admin import (
     purge,
     pushes,
     repairs,
+    sending,
     settings,
     topics,
     transactions,
@@ -41,6 +42,7 @@ def router(running: Callable[[], Running]) -> APIRouter:
     dead_letters.add_routes(routes, desk)
     purge.add_routes(routes, desk)  # before those with an {action}
     repairs.add_routes(routes, desk)
+    sending.add_routes(routes, desk)
     groups.add_routes(routes, services, desk)
     transactions.add_routes(routes, desk)
     messages.add_routes(routes, desk)

@@ -21,7 +21,7 @@ MOST_SORTED = 1000
 MOST_NEWEST = 100
 """Topics whose newest message is read for a list."""
 
-Sort = Literal["name", "rate", "lag", "kept", "sent"]
+Sort = Literal["name", "rate", "lag", "kept", "sent", "newest"]
 
 
 class TopicWrite(Write):
@@ -75,8 +75,9 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     ) -> dict[str, Any]:
         """List topics by name: those that begin with `prefix` and come after `after`, at most `max`.
 
-        Without `internal` those of dead letters and retries are left out. With another `sort` the largest come first,
-        which is for 1,000 topics at most, and takes no `after`. Of a list of up to 100 topics each has `newest_at`.
+        Without `internal` those of dead letters and retries are left out. With another `sort` the largest come first
+        (`newest`: the last message), which is for 1,000 topics at most, and takes no `after`. Of a list of up to 100
+        topics each has `newest_at`.
         """
         check_between("max", max, 1, 1_000_000)
         if sort == "name":
@@ -112,6 +113,11 @@ async def _sorted(desk: Desk, prefix: str, after: str, most: int, *, internal: b
     found = await desk.topics.listed(prefix, "", MOST_SORTED + 1, internal=internal)
     if len(found["topics"]) > MOST_SORTED:
         raise InvalidRequest(f"more than {MOST_SORTED} topics cannot be sorted: give a prefix", "invalid_query")
+
+    if sort == "newest":
+        newest = await desk.topics.newest_at([row["name"] for row in found["topics"]])
+        last = heapq.nlargest(most, found["topics"], key=lambda row: newest.get(row["name"], ""))
+        return found | {"topics": last}
 
     def figure(row: dict[str, Any]) -> float:
         if sort == "rate":

@@ -89,6 +89,9 @@ async def _change(api: Api, name: str, given: dict[str, str]) -> Change:
         raise NotFound(f"there is no write {name[:60]!r}")
     if name == "priorities.put":
         return await _priorities(api, change, given)
+    if name in ("message.send", "dead-letters.edit"):
+        await _fill_in_content(api, given, given.pop("like", "") or given.get("id", ""))
+        return change
     if name != "settings.put":
         return change
     settings = (await api.get("settings"))["settings"]
@@ -101,6 +104,17 @@ async def _change(api: Api, name: str, given: dict[str, str]) -> Change:
     kind = "choice" if choices else "number" if row["type"] in ("int", "float") else "text"
     field = Input(row["name"], row["name"], kind, choices, help=row["doc"] + bound)
     return dataclasses.replace(change, title=f"Change {row['name']}", inputs=(field,))
+
+
+async def _fill_in_content(api: Api, given: dict[str, str], like: str) -> None:
+    """A form about one message begins with what that message has; one that was posted keeps its fields."""
+    if not like or "body" in given:
+        return
+    message = (await api.get(path_of("messages/{id}", id=like)))["message"]
+    headers = {name: text for name, text in (message.get("headers") or {}).items() if not name.startswith("notify-")}
+    given["body"] = message.get("body", "")
+    given |= {field: message[field] for field in ("key", "tag") if field in message}
+    given["headers"] = "\n".join(f"{name}={text}" for name, text in headers.items())
 
 
 async def _priorities(api: Api, change: Change, given: dict[str, str]) -> Change:

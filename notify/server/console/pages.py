@@ -57,7 +57,21 @@ def _instant(text: str) -> str:
 
 async def _message(api: Api, request: Request) -> dict[str, Any]:
     name = request.path_params["message"]
-    return {"title": f"Message {name}", "m": await api.get(path_of("messages/{id}", id=name))}
+    life = await api.get(path_of("messages/{id}", id=name))
+    return {"title": f"Message {name}", "m": life, "letters": _letters(life["timeline"])}
+
+
+def _letters(timeline: list[dict[str, Any]]) -> dict[str, str]:
+    """The fate of a message's dead letter in each group that gave it up."""
+    letters = {}
+    for e in timeline:
+        if e["event"] == "moved to the dead letters":
+            letters[e["group"]] = "dead letter"
+        elif e["event"].startswith("sent to the group again"):
+            letters[e["group"]] = "dead letter, sent again"
+        elif e["event"] == "dropped from the dead letters":
+            letters[e["group"]] = "dead letter, dropped"
+    return letters
 
 
 async def _topics(api: Api, request: Request) -> dict[str, Any]:
@@ -87,7 +101,11 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     group = await api.get(path_of("groups/{name}", name=name))
     priorities = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name)))
     push = (await api.get("pushes"))["pushes"].get(name)
-    return {"title": f"Group {name}", "g": group, "priorities": priorities, "push": push}
+    dead = None
+    if priorities:  # Kafka's are counted on their own page
+        counted = (await api.get("dead-letters", prefix=name))["groups"]
+        dead = next((row["count"] for row in counted if row["group"] == name), 0)
+    return {"title": f"Group {name}", "g": group, "priorities": priorities, "push": push, "dead": dead}
 
 
 async def _unless_elsewhere(asked: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:

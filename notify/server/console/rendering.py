@@ -16,6 +16,7 @@ from notify import __version__
 from notify.errors import NotifyError, Unauthorized
 from notify.server.access.principal import EVERYONE
 from notify.server.console import shown
+from notify.server.console.told import in_short
 from notify.server.console.writes import CHANGES
 
 HERE = Path(__file__).parent
@@ -57,7 +58,7 @@ _templates = jinja2.Environment(
     lstrip_blocks=True,
 )
 _templates.filters |= shown.FILTERS
-_templates.globals |= {"navigation": NAVIGATION, "version": __version__, "changes": CHANGES}
+_templates.globals |= {"navigation": NAVIGATION, "version": __version__, "changes": CHANGES, "in_short": in_short}
 
 
 def change_url(name: str, /, **targets: Any) -> str:

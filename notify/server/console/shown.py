@@ -14,6 +14,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 BODY_CHARACTERS = 20_000
+LINE_CHARACTERS = 120
 
 
 def count(value: float | None) -> str:
@@ -64,6 +65,25 @@ def moment(text: str | None) -> str:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(text, full, words)
 
 
+def clock(text: str) -> Markup:
+    """An RFC 3339 instant as its time of day in UTC, to the millisecond; the whole is its title."""
+    full = text[:23].rstrip("Z").replace("T", " ") + " UTC"
+    return Markup('<time datetime="{}" title="{}" class="clock">{}</time>').format(text, full, full[11:-4])
+
+
+def after(text: str, first: str) -> str:
+    """How long after the first instant the other one is."""
+    seconds = (datetime.fromisoformat(text) - datetime.fromisoformat(first)).total_seconds()
+    return f"+{seconds * 1000:.0f} ms" if seconds < 1 else f"+{duration(seconds)}"
+
+
+def due(text: str | None) -> str:
+    """An instant in words; one that has passed is due."""
+    if text and datetime.fromisoformat(text).timestamp() <= time.time():
+        return Markup("due for ") + Markup(str(moment(text)).replace(" ago", ""))
+    return moment(text)
+
+
 def whole(seconds: float) -> str:
     """Seconds in the largest unit, as 5 min."""
     for size, unit in ((3600, "h"), (60, "min")):
@@ -101,6 +121,18 @@ def body(message: dict[str, Any]) -> str:
     return text[:BODY_CHARACTERS]
 
 
+def line(message: dict[str, Any]) -> str:
+    """The beginning of a message's body in one line."""
+    if "body_base64" in message:
+        return body(message)[:LINE_CHARACTERS]
+    return " ".join(str(message.get("body", ""))[: 4 * LINE_CHARACTERS].split())[:LINE_CHARACTERS]
+
+
+def breakable(text: str) -> Markup:
+    """A text whose long names may be broken behind their dots, and nowhere else."""
+    return Markup(re.sub(r"(?<=[./])(?=\w)", "<wbr>", str(escape(text))))
+
+
 def plain(value: Any) -> str:
     """An answer's content as text for people."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)[:BODY_CHARACTERS]
@@ -130,10 +162,24 @@ def status(number: int) -> str:
 def setting(value: Any) -> str:
     """A setting's value, or the settings that a revision changes, as a person writes them."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} = {setting(of)}" for name, of in value.items()) or "nothing"
+        return ", ".join(f"{name} = {_inner(of)}" for name, of in value.items() if of != {}) or "nothing"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.15g}"
     return "–" if value in ("", None) else str(value)
+
+
+def _inner(value: Any) -> str:
+    return f"({setting(value)})" if isinstance(value, dict) else setting(value)
+
+
+JOBS = {"redrive": "send dead letters again", "drop": "drop dead letters"}
+
+
+def job(what: str) -> str:
+    """A job's work in words."""
+    return JOBS.get(what, what)
 
 
 _PAGES = {
@@ -161,6 +207,12 @@ FILTERS: dict[str, Callable[..., str]] = {
     "status": status,
     "setting": setting,
     "body": body,
+    "line": line,
+    "breakable": breakable,
+    "clock": clock,
+    "after": after,
+    "due": due,
+    "job": job,
     "plain": plain,
     "marked": marked,
 }

@@ -46,6 +46,25 @@ def told(name: str, target: str, result: Any) -> Told:
     return made
 
 
+IN_SHORT_CHARACTERS = 70
+_RECORDED = {"dead_letter": "dead-letters", "message.redeliver": "messages.redeliver"}
+
+
+def in_short(what: str, target: str, result: Any) -> str:
+    """The recorded result of an action in one line. An older version may have recorded it in another form."""
+    if not isinstance(result, Mapping) or result.get("state") in ("begun", "failed"):
+        return text(result)[:IN_SHORT_CHARACTERS]
+    noun, _, verb = what.partition(".")
+    name = _RECORDED.get(what, f"{_RECORDED.get(noun, noun)}.{verb}")
+    try:
+        made = told(name, target, result)
+    except (KeyError, TypeError, AttributeError):
+        made = Told(facts={label(key): text(value) for key, value in result.items()})
+    facts = (f"{k}: {v}" for k, v in made.facts.items() if v not in ("0", "–", "no", "none", target))
+    said = made.sentences[0] if made.sentences else ", ".join(facts) or "done"
+    return said if len(said) <= IN_SHORT_CHARACTERS else said[: IN_SHORT_CHARACTERS - 1] + "…"
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> Rows:
     """Rows of one shape, with a heading for each of their fields."""
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -205,6 +224,25 @@ def word_of(number: int | None) -> str:
     return "to be sent" if number is None else status(number)
 
 
+def _send(target: str, r: Mapping[str, Any]) -> Told:
+    groups = f"these groups receive it: {text(r['groups'])}" if r["groups"] else "no group subscribes to it now"
+    if r["groups"] is None:
+        groups = "to see which groups receive it takes the right view"
+    if "items" not in r:
+        return Told([f"The message goes to topic {target}; {groups}."])
+    (item,) = r["items"]
+    if item["status"] != 201:
+        return Told([f"The message was refused: {text(item.get('detail'))}."])
+    return Told([f"The message is in topic {target} as {item['id']}; {groups}."])
+
+
+def _edit(target: str, r: Mapping[str, Any]) -> Told:
+    if "items" not in r:
+        changed = f"Group {target} alone gets the message again, with another {' and '.join(r['changed'])}."
+        return Told([changed, f"Effects: {r['effects']}."])
+    return _items(target, r)
+
+
 def _purge(target: str, r: Mapping[str, Any]) -> Told:
     dropped = sum(q["dropped"] for q in r["queues"])
     deleted = f"{capital(messages(dropped))[:-1]} of {target} at most are deleted for good."
@@ -234,6 +272,8 @@ _KNOWN = {
     "dead-letters.redrive": _redrive,
     "dead-letters.redrive-all": _redrive,
     "dead-letters.drop": _drop,
+    "dead-letters.edit": _edit,
+    "message.send": _send,
     "alarm.silence": _silence,
     "alarm.unsilence": _silence,
     "dead-letters.purge": _purge,

@@ -12,8 +12,8 @@ from notify.limits import MODES
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One field of a form. `kind`: text, number, hours (sent as seconds), choice, check, list (by commas), rates
-    (NAME=RATE a line)."""
+    """One field of a form. `kind`: text, exact (empty text is a value), number, hours (sent as seconds), choice, check,
+    list (by commas), rates (NAME=RATE a line), pairs (NAME=VALUE a line), body (a message's text as it is)."""
 
     name: str
     label: str
@@ -24,19 +24,24 @@ class Input:
 
     def value(self, text: str | None) -> Any:
         """The value that the form's text stands for; None: left out. Raises InvalidRequest."""
+        if self.kind == "body":
+            return (text or "").replace("\r\n", "\n") or None
         text = (text or "").strip()
         try:
+            if self.kind == "exact":
+                return text
             if self.kind == "check":
                 return True if text else None
             if not text:
-                return {} if self.kind == "rates" else None
+                return {} if self.kind in ("rates", "pairs") else None
             if self.kind == "number":
                 return float(text) if "." in text else int(text)
             if self.kind == "list":
                 return [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
-            if self.kind == "rates":
+            if self.kind in ("rates", "pairs"):
+                read = float if self.kind == "rates" else str.strip
                 pairs = [line.partition("=") for line in text.splitlines() if line.strip()]
-                return {name.strip(): float(rate) for name, _, rate in pairs}
+                return {name.strip(): read(value) for name, _, value in pairs}
             if self.kind == "hours":
                 return float(text) * 3600
         except ValueError:
@@ -181,6 +186,17 @@ CHANGES: dict[str, Change] = {
             Input("flush", "Answer when", "choice", ("", "sync", "async", "memory")),
         ),
     ),
+    "message.send": Change(
+        "Send a message", "POST", "topics/{topic}/messages", back="/messages?topic={topic}",
+        inputs=(
+            Input("body", "Body", "body", required=True, help="Text, such as JSON; it is sent as it is."),
+            Input("key", "Key", help="Messages of one key keep their order."),
+            Input("tag", "Tag", help="Subscriptions may filter by it."),
+            Input("headers", "Headers", "pairs", help="NAME=VALUE, one a line."),
+            Input("delay", "Delay, seconds", "number"),
+        ),
+        warning="Every group of the preview receives it, and acts on it as on any other message.",
+    ),
     "topic.delete": Change(
         "Delete a topic", "DELETE", "topics/{topic}", back="/topics",
         warning="Its messages and subscriptions go with it, delivered or not.",
@@ -237,6 +253,17 @@ CHANGES: dict[str, Change] = {
         "Send all dead letters again that match", "POST", "groups/{group}/dead-letters/redrive", inputs=_DEAD,
         at="wanted", fixed={"all": True}, back="/jobs", beside=_EFFECTS,
         warning="This runs as a job. Dead letters that were sent again already are left out.",
+    ),
+    "dead-letters.edit": Change(
+        "Correct a dead letter and send it again", "POST", "groups/{group}/dead-letters/edit",
+        inputs=(
+            Input("id", "Message", required=True),
+            Input("body", "Body", "body", help="Empty: it stays as it is, as bytes that are no text do."),
+            Input("key", "Key", "exact"), Input("tag", "Tag", "exact"),
+            Input("headers", "Headers", "pairs", help="NAME=VALUE, one a line."),
+        ),
+        back="/groups/{group}/dead-letters", beside=_EFFECTS,
+        warning="This group alone gets what you write here. The letter itself stays in the log as it was.",
     ),
     "dead-letters.drop": Change(
         "Drop dead letters", "POST", "groups/{group}/dead-letters/drop", inputs=_DEAD, at="wanted",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -41,6 +41,17 @@ class Chosen:
     """Message ids; None: those that are `wanted`, at most `most`."""
     wanted: Wanted
     most: int
+    replay_effects: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A dead letter that is sent to its group with other content."""
+
+    id: str
+    changes: Mapping[str, Any]
+    """`body` (text) or `body_base64`, `key`, `tag`, `headers`: those that are to be other than the letter's."""
     replay_effects: bool = False
     force: bool = False
 
@@ -94,6 +105,10 @@ class Letters(Redriving, Protocol):
 
     async def redrive(self, name: str, chosen: Chosen) -> Change:
         """Raises NotFound."""
+        ...
+
+    async def edit(self, name: str, edited: Edited) -> Change:
+        """Send one letter with other content. Raises NotFound, Conflict, and InvalidRequest where the engine cannot."""
         ...
 
     async def purge(self, name: str, before: str | int) -> Change:

@@ -6,10 +6,10 @@ import heapq
 from typing import Any
 
 from notify import ids
-from notify.errors import NotFound
+from notify.errors import Conflict, NotFound
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
-from notify.server.groups import Change, Chosen, purging
+from notify.server.groups import Change, Chosen, Edited, purging, rewriting
 from notify.server.groups.open_letters import OpenLetters
 from notify.server.jobs.failures import Failure
 from notify.server.jobs.redrive import AT_ONCE, DROPPED, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, RedriveSpec, Wanted
@@ -78,6 +78,26 @@ class OwnLetters:
             return {"items": items + not_letters(name, chosen.ids, names)}
 
         return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
+
+    async def edit(self, name: str, edited: Edited) -> Change:
+        letters = DeadLetters(self._core, name)
+        found = letters.by_ids({edited.id})
+        if not found:
+            raise NotFound(f"{edited.id[:100]!r} is not among the dead letters of group {name[:100]!r}")
+        letter = found[0]
+        if (await letters.are_closed([letter]))[0]:
+            raise Conflict(
+                "the letter was sent again or dropped before: what was sent cannot be changed", "letter_closed"
+            )
+        corrected, changed = rewriting.rewritten(letter, edited.changes, self._core.clock())
+        effects = EFFECTS_AGAIN if edited.replay_effects else EFFECTS_KEPT
+
+        async def do() -> Any:
+            items = await letters.send_again([corrected], replay_effects=edited.replay_effects, force=edited.force)
+            self.open.closed(name, [letter], items)
+            return {"items": items, "changed": changed}
+
+        return Change({"id": edited.id, "changed": changed, "effects": effects}, do)
 
     async def bounds(self, group: str) -> tuple[int, int, int]:
         return DeadLetters(self._core, group).bounds()

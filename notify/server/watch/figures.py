@@ -1,21 +1,21 @@
 """Rates, lag and ages of topics and groups, each minute, over an hour and a day: for the charts of the console.
 
-They are in memory alone, and begin anew with the process. So many topics and groups have them at most; whoever looks at
-one that has none puts it in the place of the one that nobody has looked at for longest.
+A file keeps them over a restart (notify/server/watch/chart_file.py). So many topics and groups have them at most;
+whoever looks at one that has none puts it in the place of the one that nobody has looked at for longest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from notify import faults
 from notify.clock import Clock
 from notify.errors import NotifyError
 from notify.server.tasks import ended
-from notify.server.watch.series import SPANS, Field, Series
+from notify.server.watch.series import SPANS, Field, Kept, Series
 
 EVERY_SECONDS = 60.0
 MOST_SERIES = 1000
@@ -107,6 +107,17 @@ class _Kept:
             self._series[name] = series
         return self._series[name].columns(span)
 
+    def kept(self) -> Iterator[tuple[str, Kept]]:
+        """A copy of each series for a file, one after the other: a series may go meanwhile."""
+        for name in list(self._series):
+            if name in self._series:
+                yield name, self._series[name].kept()
+
+    def restore(self, kept: Mapping[str, Kept]) -> None:
+        """Take the series that a file had; those of topics and groups that are gone go with the next figure."""
+        for name, one in list(kept.items())[:MOST_SERIES]:
+            self._series.setdefault(name, Series(self._fields)).restore(one)
+
     def newest(self, name: str, field: str) -> float | None:
         series = self._series.get(name)
         return None if series is None else series.newest(field)
@@ -149,6 +160,19 @@ class Figures:
 
     def _now(self) -> float:
         return self._clock() / 1e6
+
+    def kept_topics(self) -> Iterator[tuple[str, Kept]]:
+        """Topics with their figures, for a file."""
+        return self._topics.kept()
+
+    def kept_groups(self) -> Iterator[tuple[str, Kept]]:
+        """Groups with their figures, for a file."""
+        return self._groups.kept()
+
+    def restore(self, topics: Mapping[str, Kept], groups: Mapping[str, Kept]) -> None:
+        """Take the figures that a file had, before the first ones of this server."""
+        self._topics.restore(topics)
+        self._groups.restore(groups)
 
     def topic(self, name: str, span: str) -> dict[str, Any]:
         """A topic's `sent` (a second) and `lag` (the most of a group) over a span of SPANS, by `at`."""

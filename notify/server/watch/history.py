@@ -1,22 +1,27 @@
-"""Figures of a server's last hour and day, for charts: rates and lag, kept in memory."""
+"""Figures of a server's last hour and day, for charts: rates and lag."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from notify import faults
+from notify.errors import NotifyError
 from notify.server.core.core import Core
 from notify.server.tasks import ended
-from notify.server.watch.series import Field, Series
+from notify.server.watch.series import Field, Kept, Series
+from notify.storage.records import InDoubt
 
 EVERY_SECONDS = 5.0
 KEPT = 720
 COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lettered")
 """Counters of notify/server/metrics.py that the history shows as rates."""
+GAUGES = ("in_doubt", "parked", "lag")
+"""Counts of transactions and messages as they stand at a time."""
 
 
 class History:
@@ -26,9 +31,10 @@ class History:
         """`lag` gives the number of messages that groups have not settled, summed over the groups."""
         self._core = core
         self._lag = lag
-        self._day = Series([*map(Field, COUNTERS), Field("lag", is_highest=True)])
+        self._day = Series([*map(Field, COUNTERS), *(Field(name, is_highest=True) for name in GAUGES)])
         self._rows: deque[tuple[float, ...]] = deque(maxlen=KEPT)
         self._before = (time.monotonic(), self._counts())
+        self._doubt = InDoubt(0, 0)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -41,35 +47,54 @@ class History:
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             try:
+                await self._look_for_doubt()
                 self.sample()
             except Exception as error:
                 faults.note("history_failed", error)
 
+    async def _look_for_doubt(self) -> None:
+        """While the storage does not answer, what it said last holds: rates go on."""
+        with contextlib.suppress(NotifyError):
+            self._doubt = await self._core.store.in_doubt()
+
     def sample(self) -> None:
-        """Add a row: the time, each counter's rate since the last row, and the lag of all groups."""
+        """Add a row: the time, each counter's rate since the last row, transactions in doubt, lag of all groups."""
         then, counts = self._before
         self._before = (now, latest) = (time.monotonic(), self._counts())
         seconds = max(0.001, now - then)
         rates = [round((new - old) / seconds, 2) for new, old in zip(latest, counts, strict=True)]
-        row = (self._core.clock() / 1e6, *rates, float(self._lag()))
+        counts_now = (float(self._doubt.prepared), float(self._doubt.parked), float(self._lag()))
+        row = (self._core.clock() / 1e6, *rates, *counts_now)
         self._rows.append(row)
         self._day.add(row[0], row[1:])
+
+    def kept(self) -> tuple[list[list[float]], Kept]:
+        """The rows of the last hour, and the day, for a file."""
+        return [list(row) for row in self._rows], self._day.kept()
+
+    def restore(self, rows: Sequence[Sequence[float]], day: Kept) -> None:
+        """Take the figures that a file had, before the first row of this server."""
+        columns = len(COUNTERS) + len(GAUGES) + 1
+        self._rows.extend(tuple(row) for row in rows if len(row) == columns)
+        self._day.restore(day)
 
     def _counts(self) -> tuple[int, ...]:
         return tuple(getattr(self._core.metrics, name) for name in COUNTERS)
 
     def rates(self) -> dict[str, float]:
         """The newest row's rates by counter, a second each; 0 before there is a row."""
-        newest = self._rows[-1][1:-1] if self._rows else (0.0,) * len(COUNTERS)
+        newest = self._rows[-1][1 : len(COUNTERS) + 1] if self._rows else (0.0,) * len(COUNTERS)
         return dict(zip(COUNTERS, newest, strict=True))
 
     def columns(self, span: str = "hour") -> dict[str, Any]:
-        """`at` (seconds since 1970), a list for each counter (per second), and `lag` (messages).
+        """`at` (seconds since 1970), a list for each counter (per second), and one for each of GAUGES.
 
-        Of an `hour` every five seconds; of a `day` the means, and the highest lag, of quarters of an hour.
+        Of an `hour` every five seconds; of a `day` the means, and the highest counts, of quarters of an hour.
         """
         if span == "day":
             return self._day.columns(span)
-        names = ("at", *COUNTERS, "lag")
-        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(names)
+        names = ("at", *COUNTERS, *GAUGES)
+        # Rows of a server before this one may be older than an hour.
+        rows = [row for row in self._rows if row[0] > self._rows[-1][0] - KEPT * EVERY_SECONDS]
+        columns = zip(*rows, strict=True) if rows else [()] * len(names)
         return {name: list(column) for name, column in zip(names, columns, strict=True)}

@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 
 class Span(NamedTuple):
     """How far back figures go, and how far apart they are."""
@@ -24,6 +26,14 @@ class Field(NamedTuple):
 
     name: str
     is_highest: bool = False
+
+
+class Kept(msgspec.Struct):
+    """A series as a file keeps it, by span."""
+
+    slots: dict[str, int]
+    counts: dict[str, int]
+    values: dict[str, list[bytes]]
 
 
 class Series:
@@ -71,6 +81,21 @@ class Series:
             for values in self._values[name]:
                 values[passed % slots] = math.nan
         self._slots[name], self._counts[name] = slot, 0
+
+    def kept(self) -> Kept:
+        """A copy for a file."""
+        values = {name: [column.tobytes() for column in columns] for name, columns in self._values.items()}
+        return Kept(dict(self._slots), dict(self._counts), values)
+
+    def restore(self, kept: Kept) -> None:
+        """Take the figures that a file had, unless they are of other fields or spans."""
+        sizes = {name: [column.itemsize * len(column) for column in columns] for name, columns in self._values.items()}
+        if sizes != {name: [len(column) for column in columns] for name, columns in kept.values.items()}:
+            return
+        if not kept.slots.keys() == kept.counts.keys() == self._slots.keys():
+            return
+        self._slots, self._counts = dict(kept.slots), dict(kept.counts)
+        self._values = {name: [array("f", column) for column in columns] for name, columns in kept.values.items()}
 
     def columns(self, name: str) -> dict[str, Any]:
         """`at` (seconds since 1970, the oldest first) and a list for each field, None where nothing is known.

@@ -138,6 +138,7 @@
   function chart(box) {
     const lines = JSON.parse(box.dataset.lines);
     const words = document.getElementById(box.getAttribute("aria-describedby"));
+    if (lines.length === 1) box.dataset.solo = "";  // The heading names the line: its legend is for the cursor alone.
     let plot = null;
     let seconds = SECONDS.hour;
     let end = Date.now() / 1000;
@@ -149,8 +150,8 @@
         Object.assign(axis(), { values: (u, ticks) => ticks.map(tick) }),
         Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => t.toLocaleString("en")) }),
       ],
-      series: [{ label: "at", value: (u, at) => at === null ? "–" : moment(at) }].concat(lines.map(([, label, unit], n) => (
-        { label: label + unit, stroke: colour(COLOURS[n]), width: 2, dash: DASHES[n], value: (u, v) => number(v) }))),
+      series: [{ label: "at", value: (u, at) => at === null ? "" : moment(at) }].concat(lines.map(([, label, unit], n) => (
+        { label: label + unit, stroke: colour(COLOURS[n]), width: 2, dash: DASHES[n], value: (u, v) => v === null || v === undefined ? "" : number(v) }))),
     });
     function tell(found) {
       const figures = lines.map(([name, label, unit]) => {

@@ -14,7 +14,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_topic
 from notify.kafka.redriven import Spot
 from notify.message import DEAD_LETTER_REASON
-from notify.server.groups import Change, Chosen
+from notify.server.groups import Change, Chosen, Edited
 from notify.server.groups.kafka import letters, offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
 from notify.server.groups.kafka.letter_counts import LetterCounts
@@ -31,6 +31,7 @@ LOT_BYTES = 8 << 20
 LOOKED_AT = 500
 """Letters that a list of failure groups is made of, the oldest first: each has to be read."""
 NO_DROP = "over Kafka chosen letters cannot be dropped: send them again, or purge all up to a point"
+NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and leave the letter"
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
     "another name, or send the messages again"
@@ -97,6 +98,9 @@ class KafkaLetters:
 
     async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
         raise InvalidRequest(NO_DROP)
+
+    async def edit(self, name: str, edited: Edited) -> Change:
+        raise InvalidRequest(NO_EDIT)
 
     # --- sending again ----------------------------------------------------------------------------------------
 

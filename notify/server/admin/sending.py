@@ -1,0 +1,67 @@
+"""Admin routes that send what a person wrote: a message to a topic, and a dead letter whose content was corrected."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from notify import ids
+from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.core.admission import new_messages
+from notify.server.groups import Edited
+from notify.wire import JsonMessages, JsonPublished
+
+
+class Content(Write):
+    body: Annotated[str | None, Field(description="text")] = None
+    body_base64: Annotated[str | None, Field(description="bytes")] = None
+    key: str | None = None
+    tag: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class SendMessage(Content):
+    delay: float | None = Field(None, description="seconds")
+
+
+class EditLetter(Content):
+    """The new content of a letter; a field that is left out stays as the letter has it."""
+
+    id: str
+    replay_effects: bool = Field(False, description="handlers with an inbox have their effects again")
+    force: bool = Field(False, description="although the inbox's row of this message may be purged")
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """`topics/{name}/messages` and `groups/{name}/dead-letters/edit`."""
+
+    @routes.post("/topics/{name}/messages")
+    async def send(name: str, write: SendMessage, who: Who, asker: Asker) -> dict[str, Any]:
+        """Send a message to a topic that exists, without a transaction; the preview names the groups that get it."""
+        desk.topic(name)  # a mistyped name makes no topic
+        fields = write.model_dump(exclude={"reason", "dry_run"}, exclude_none=True)
+        message = JsonPublished(topic=name, id=ids.message_id(ids.new_id(), 0), **fields)
+        new_messages([message], desk.core.clock(), lambda _: True, lambda _: None)  # raises what its sending would
+        groups = None
+        if asker.may("view"):  # who else has the topic is nothing for those who administer it alone
+            groups = [row["group"] for row in await desk.topics.groups_of(name)]
+
+        async def do() -> Any:
+            (item,) = await desk.core.transactions.publish(JsonMessages(messages=[message]))
+            why = {"code": item.code, "detail": item.detail} if item.code else {}
+            return {"items": [{"id": item.id, "status": item.status} | why], "groups": groups}
+
+        return await desk.carry_out(write, who, "message.send", name, do, {"groups": groups})
+
+    @routes.post("/groups/{name}/dead-letters/edit")
+    async def edit(name: str, write: EditLetter, who: Who) -> dict[str, Any]:
+        """Send a dead letter to its group alone with other content, once: as a redrive does.
+
+        The record says which fields were changed. The log keeps the letter as it was, and what was sent.
+        """
+        changes = write.model_dump(exclude={"reason", "dry_run", "id", "replay_effects", "force"}, exclude_none=True)
+        edited = Edited(write.id, changes, write.replay_effects, write.force)
+        preview, do = await desk.letters.edit(name, edited)
+        return await desk.carry_out(write, who, "dead_letter.edit", name, do, preview)

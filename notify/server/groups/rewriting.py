@@ -1,0 +1,51 @@
+"""A message with other content in place of what was stored: a dead letter that a person has corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from notify.errors import InvalidRequest
+from notify.message import EDITED
+from notify.server.core.admission import new_messages
+from notify.storage.records import StoredMessage
+from notify.wire import JsonMessage, PackedMessage, Payload, decode_payload, encode_msgpack
+
+BODY = ("body", "body_base64")
+
+
+def rewritten(m: StoredMessage, changes: Mapping[str, Any], now_us: int) -> tuple[StoredMessage, list[str]]:
+    """The message with its changes, and the names of the fields that differ now. Its header EDITED names them, too.
+
+    `changes`: `body` (text) or `body_base64`, `key`, `tag`, `headers`, within the bounds of any message; an empty key
+    or tag is none. Headers of the server's own (notify-…) stay. Raises InvalidRequest, TooLarge.
+    """
+    before = decode_payload(m.payload)
+    held = before.headers or {}
+    own = {name: value for name, value in held.items() if name.startswith("notify-")}
+    theirs = {name: value for name, value in held.items() if name not in own}
+    body = {name: changes[name] for name in BODY if name in changes}
+    rest: dict[str, Any] = {
+        "key": changes.get("key", before.key) or None,
+        "tag": changes.get("tag", before.tag) or None,
+        "headers": changes.get("headers", theirs),
+    }
+    asked: JsonMessage | PackedMessage = JsonMessage(topic=before.topic, **body, **rest)
+    if not body:
+        asked = PackedMessage(before.topic, body=before.body, **rest)
+    (new,) = new_messages([asked], now_us, lambda _: True, lambda _: None)
+    after = decode_payload(new.payload)
+    pairs = {
+        "body": (before.body, after.body),
+        "key": (before.key, after.key),
+        "tag": (before.tag, after.tag),
+        "headers": (theirs, after.headers or {}),
+    }
+    changed = [name for name, (was, will_be) in pairs.items() if was != will_be]
+    if not changed:
+        raise InvalidRequest("nothing differs from the letter: redrive it, or change its body, key, tag or headers")
+    headers = (after.headers or {}) | own | {EDITED: ", ".join(changed)}
+    payload = encode_msgpack(Payload(before.topic, after.body, after.key, after.tag, headers, before.ttl))
+    return msgspec.structs.replace(m, payload=payload), changed

@@ -1,0 +1,99 @@
+"""Keeps the figures of charts in a file of the data directory, so that a server's restart leaves no hole in them.
+
+The file is written every few minutes and when the server stops. A server that is killed forgets the minutes since then.
+Nothing but charts is read from it: one that is missing, damaged or of another version is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from notify.server.tasks import ended
+from notify.server.watch.figures import Figures
+from notify.server.watch.history import History
+from notify.server.watch.series import Kept
+
+log = structlog.get_logger("notify.server")
+
+FILE = "charts"
+VERSION = 1
+EVERY_SECONDS = 300.0
+SLICE_SECONDS = 0.005
+"""So long figures are gathered in one go: then others have their turn."""
+
+
+class Charts(msgspec.Struct):
+    """The figures of all charts of one server."""
+
+    version: int
+    rows: list[list[float]]
+    """The last hour of the server as a whole, every few seconds."""
+    day: Kept
+    topics: dict[str, Kept]
+    groups: dict[str, Kept]
+
+
+class ChartFile:
+    """The file of one server. Methods belong to the event loop."""
+
+    def __init__(self, directory: Path, history: History, figures: Figures) -> None:
+        self._path = directory / FILE
+        self._history = history
+        self._figures = figures
+        self._task: asyncio.Task[None] | None = None
+
+    async def load(self) -> None:
+        """Give history and figures what an earlier server of this directory kept."""
+        try:
+            charts = await asyncio.to_thread(self._read)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("charts_begin_anew", file=str(self._path), reason=str(error)[:300])
+            return
+        if charts.version == VERSION:
+            self._history.restore(charts.rows, charts.day)
+            self._figures.restore(charts.topics, charts.groups)
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        await ended(self._task)
+        await self.keep()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            await self.keep()
+
+    async def keep(self) -> None:
+        """Write the file. Where that fails, the log says why, and the server goes on."""
+        rows, day = self._history.kept()
+        topics: dict[str, Kept] = {}
+        groups: dict[str, Kept] = {}
+        began = time.perf_counter()
+        for target, series in ((topics, self._figures.kept_topics()), (groups, self._figures.kept_groups())):
+            for name, kept in series:
+                target[name] = kept
+                if time.perf_counter() - began > SLICE_SECONDS:
+                    await asyncio.sleep(0)  # a turn for everybody else
+                    began = time.perf_counter()
+        try:
+            await asyncio.to_thread(self._write, Charts(VERSION, rows, day, topics, groups))
+        except OSError as error:
+            log.warning("charts_not_kept", file=str(self._path), reason=str(error)[:300])
+
+    def _read(self) -> Charts:
+        return msgspec.msgpack.decode(self._path.read_bytes(), type=Charts)
+
+    def _write(self, charts: Charts) -> None:
+        written = self._path.with_suffix(".new")
+        written.write_bytes(msgspec.msgpack.encode(charts))
+        written.chmod(0o600)
+        written.replace(self._path)
