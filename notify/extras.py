@@ -24,7 +24,7 @@ EXTRA_OF = {
     "pyspark": "audit",
     "rich": "cli",
     "starlette": "server",
-    "structlog": "cli",
+    "structlog": "server",
     "typer": "cli",
     "uvicorn": "server",
     "uvloop": "server",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from notify.testing import InMemoryServer
-from tests.support.groups import publish, subscribe
+from tests.support.groups import Caller, bodies, die, publish, subscribe
 from tests.support.http import admin, ask, refusal
 
 
@@ -84,3 +84,24 @@ def test_topics_are_listed_with_their_newest_message_and_by_their_figures(
     assert refusal(server.url, "GET", f"topics/{unique}.none/history")[0] == 404
     assert refusal(server.url, "GET", f"groups/{unique}.none/history")[0] == 404
     assert "lag" in admin(server.url, "GET", "history?span=day")
+
+
+def test_dead_letters_are_listed_newest_first(frozen_server: InMemoryServer, unique: str) -> None:
+    url = frozen_server.url
+    subscribe(url, unique, unique, max_attempts=1)
+    publish(url, unique, [str(n) for n in range(50)])
+    caller = Caller(url, unique, "i")
+    for n in range(50):
+        die(caller, unique, 1, "even" if n % 2 == 0 else "odd")
+    seen: list[str] = []
+    before = 0
+    while True:
+        path = f"groups/{unique}/dead-letters?newest=true&contains=even&max=10&before={before}"
+        answer = admin(url, "GET", path)
+        seen += bodies(answer["messages"])
+        before = answer["next_before"]
+        if not before:
+            break
+    assert seen == [str(n) for n in reversed(range(0, 50, 2))]
+    assert admin(url, "GET", f"groups/{unique}-none/dead-letters?newest=true") == {"messages": [], "next_before": 0}
+    assert refusal(url, "GET", f"groups/{unique}/dead-letters?newest=true&before=-1")[0] == 422

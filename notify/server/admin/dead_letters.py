@@ -69,11 +69,19 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         contains: str | None = None,
         filter: str = "",
         failure: Annotated[str, Query(pattern="^([0-9a-f]{12})?$")] = "",
+        newest: bool = False,
+        before: int = 0,
     ) -> dict[str, Any]:
-        """List a group's dead letters that match, from an offset on; `next_offset` continues the list."""
+        """List a group's dead letters that match, from an offset on; `next_offset` continues the list.
+
+        With `newest` the newest first; `next_before` continues the list as `before`, 0 ends it. Not over Kafka.
+        """
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter, failure=failure)
+        if newest:
+            check_between("before", before, 0, 1 << 62)
+            return await desk.letters.newest(name, wanted.wanted(), before, max)
         return await desk.letters.listed(name, wanted.wanted(), offset, max)
 
     @routes.get("/groups/{name}/dead-letters/failures")

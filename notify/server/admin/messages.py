@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query
 from notify.errors import InvalidRequest
 from notify.limits import LIMITS, check_between
 from notify.server.admin.life import life
-from notify.server.admin.newest import Place, page
 from notify.server.admin.writes import Desk
 from notify.server.data.encode import json_pulled
+from notify.server.newest import Place, page
 from notify.wire import microseconds
 
 From = Annotated[datetime | None, Query(alias="from")]

@@ -126,10 +126,10 @@ async def _dead_letter_groups(api: Api, request: Request) -> dict[str, Any]:
 async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
     name, q = request.path_params["group"], request.query_params
     asked = {field: q.get(field, "") for field in ("topic", "tag", "key", "contains", "filter", "failure")}
-    letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **asked, offset=q.get("offset"), max=ROWS)
-    indexed = False
-    if letters["messages"]:  # Kafka, whose groups have no priorities, knows no message by its id
-        indexed = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name))) is not None
+    # Kafka, whose groups have no priorities, knows no message by its id, and lists the oldest first.
+    indexed = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name))) is not None
+    place = {"newest": "true", "before": q.get("before")} if indexed else {"offset": q.get("offset")}
+    letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **asked, **place, max=ROWS)
     failures = await api.get(path_of("groups/{name}/dead-letters/failures", name=name))
     shown = {"failures": failures, "asked": asked, "letters": letters, "indexed": indexed, "rows": ROWS}
     return {"title": f"Dead letters of {name}", "group": name} | shown

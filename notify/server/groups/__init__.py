@@ -103,6 +103,13 @@ class Letters(Redriving, Protocol):
         """The letters of a group that match, from an offset on, and the offset to go on from."""
         ...
 
+    async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
+        """The newest first: those before an offset (0: all), and the one to go on before, 0 at the end.
+
+        Raises InvalidRequest where the engine cannot.
+        """
+        ...
+
     async def redrive(self, name: str, chosen: Chosen) -> Change:
         """Raises NotFound."""
         ...

@@ -45,6 +45,11 @@ class OwnLetters:
         chosen, next_offset = await letters.find(wanted, offset, most)
         return {"messages": await _shown(letters, chosen), "next_offset": next_offset}
 
+    async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
+        letters = DeadLetters(self._core, name)
+        chosen, next_before = await letters.find_newest(wanted, before, most)
+        return {"messages": await _shown(letters, chosen), "next_before": next_before}
+
     async def failures(self, name: str) -> dict[str, Any]:
         await self.open.look_at(name)
         failures, looked_at = self.open.failures(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from notify.message import DEAD_LETTER_REASON, FIRST_ID, REPLAY
 from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_letter
 from notify.server.jobs.failures import kind_of
+from notify.server.newest import backwards
 from notify.storage.groups import Subscription
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage, Transaction
@@ -159,6 +161,28 @@ class DeadLetters:
             if not more:
                 break
         return found, offset
+
+    async def find_newest(self, wanted: Wanted, before: int, limit: int) -> tuple[list[StoredMessage], int]:
+        """Those that match and lie before an offset (0: all), the newest first, and the offset to go on before.
+
+        That is 0 where there are no more.
+        """
+        start, end, _ = self.bounds()
+        found: list[StoredMessage] = []
+        letters = backwards(self._core.queues, self.topic, 0, min(end, before or end)) if end > start else iter(())
+        while True:
+            async with self._core.one_search:
+                began = time.perf_counter()
+                batch = list(itertools.islice(letters, wanted.at_once))
+                for m in batch:
+                    if wanted.matches(m):
+                        found.append(m)
+                        if len(found) == limit:
+                            return found, m.offset if m.offset > start else 0
+                if not batch:
+                    return found, 0
+                # Others have their turn, and most of the time.
+                await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
 
     async def _look(
         self, wanted: Wanted, offset: int, limit: int, not_redriven: bool, found: list[StoredMessage]

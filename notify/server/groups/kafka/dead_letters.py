@@ -31,6 +31,7 @@ LOT_BYTES = 8 << 20
 LOOKED_AT = 500
 """Letters that a list of failure groups is made of, the oldest first: each has to be read."""
 NO_DROP = "over Kafka chosen letters cannot be dropped: send them again, or purge all up to a point"
+NO_NEWEST = "over Kafka dead letters are listed with the oldest first: give an offset to go on from"
 NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and leave the letter"
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
@@ -81,6 +82,9 @@ class KafkaLetters:
             return {"messages": shown, "next_offset": chosen[-1].number + 1 if chosen else offset}
 
         return await self._thread.call(find)
+
+    async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
+        raise InvalidRequest(NO_NEWEST)
 
     async def failures(self, name: str) -> dict[str, Any]:
         def find() -> dict[str, Any]:

@@ -39,7 +39,7 @@ def page(
 ) -> tuple[list[StoredMessage], Place | None]:
     """At most `most` messages committed in [from, until), the newest first, and where the next page goes on."""
     ends = [_end(store, topic, queue, until_us, before) for queue in range(queues)]
-    tails = [_backwards(store, topic, queue, end, from_us) for queue, end in enumerate(ends)]
+    tails = [backwards(store, topic, queue, end, from_us) for queue, end in enumerate(ends)]
     found: list[StoredMessage] = []
     size = 0
     merged = heapq.merge(*tails, key=_place_of, reverse=True)
@@ -66,7 +66,8 @@ def _end(store: Store, topic: str, queue: int, until_us: int, before: Place | No
     return min(end, store.offset_at(topic, queue, before.committed_us + (queue < before.queue)))
 
 
-def _backwards(store: Store, topic: str, queue: int, end: int, from_us: int) -> Iterator[StoredMessage]:
+def backwards(store: Store, topic: str, queue: int, end: int, from_us: int = 0) -> Iterator[StoredMessage]:
+    """The messages of a queue before an offset and since a time, the newest first; damaged ones are left out."""
     start, last = store.bounds(topic, queue)
     end = min(end, last)
     while end > start:
