@@ -1,8 +1,9 @@
-"""The code of the guides passes strict type checkers, as a reader's own code has to."""
+"""The code of the guides and the example service passes strict type checkers, as a reader's own code has to."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,13 @@ TYPED = sorted(page for page in pages.pages() if page.startswith(("guides/", "mi
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with one module for each page that has Python."""
+    """A directory with one module for each page that has Python, and the example service."""
     directory = tmp_path_factory.mktemp("pages")
     for page in TYPED:
         if code := "\n".join(pages.blocks(page, "python")):
             (directory / page.replace("/", "_").replace("-", "_").replace(".md", ".py")).write_text(code)
     assert len(list(directory.glob("*.py"))) >= 10
+    shutil.copytree(ROOT / "docs" / "example" / "shop", directory / "shop")
     return directory
 
 
@@ -35,7 +37,7 @@ def mypy(directory: Path, *files: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_mypy_is_strict_with_them(modules: Path, tmp_path: Path) -> None:
-    done = mypy(modules, *sorted(modules.glob("*.py")))
+    done = mypy(modules, *sorted(modules.rglob("*.py")))
     assert done.returncode == 0, done.stdout + done.stderr
     wrong = tmp_path / "wrong.py"
     wrong.write_text((modules / "guides_order.py").read_text() + 'consumer.subscribe("order", mode="orderd")\n')
