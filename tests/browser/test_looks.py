@@ -189,8 +189,11 @@ def test_topics_are_sorted_by_a_heading(scene: Scene, window: Any) -> None:
 
 
 def test_a_message_says_where_it_stands(scene: Scene, window: Any) -> None:
+    caller = Caller(scene.url, "points", "points-1")
+    dead = caller.receive("order.placed", wait=30, max=1)
+    caller.settle(dead, "dead_letter", reason="no such customer")
     w = window(scene.url)
-    w.go(f"/messages/{scene.letter}")
+    w.go(f"/messages/{dead[0]['id']}")
     row = w.page.locator("tr:has(a:text-is('points'))")
     assert "dead letter" in row.inner_text() and row.locator("a:text-is('correct and send')").count() == 1
     w.go("/messages?topic=order.placed")
