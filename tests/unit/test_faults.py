@@ -18,6 +18,7 @@ from notify.server.core.pushes import Push, Pushes
 from notify.server.core.subscriptions import Subscriptions
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.history import History
+from notify.storage.records import InDoubt
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import ask, metric
@@ -101,7 +102,12 @@ async def _alarms(failing: Failing) -> Callable[[], Awaitable[None]]:
 
 
 async def _history(failing: Failing) -> Callable[[], Awaitable[None]]:
-    history = History(SimpleNamespace(metrics=SimpleNamespace(**dict.fromkeys(COUNTERS, 0))), lambda: 0)  # type: ignore[arg-type]
+    async def in_doubt() -> InDoubt:
+        return InDoubt(0, 0)
+
+    counters = SimpleNamespace(**dict.fromkeys(COUNTERS, 0))
+    core = SimpleNamespace(metrics=counters, store=SimpleNamespace(in_doubt=in_doubt))
+    history = History(core, lambda: 0)  # type: ignore[arg-type]
     history.sample = failing  # type: ignore[method-assign]
     history.start()
     return history.stop
