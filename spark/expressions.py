@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_NUMBER = 9999
+"""The highest number of a message in its transaction that a message id takes."""
+HAS_NUMBER = f"message_no BETWEEN 0 AND {MOST_NUMBER}"
+"""Whether a row of half_message has such a number."""
 _ID = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _DIGIT = "[0-9a-f]"
 _ID_GLOB = "-".join([_DIGIT * 8, _DIGIT * 4, "7" + _DIGIT * 3, "[89ab]" + _DIGIT * 3, _DIGIT * 12])

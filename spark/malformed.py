@@ -1,4 +1,4 @@
-"""Rows with ids that no version of the SDK writes: they cannot be joined with anything, and each is a finding."""
+"""Rows with ids or numbers that no version of the SDK writes: nothing can be joined with them; each is a finding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from notify.client.table import half_message, notify_inbox
 from notify.spark.databases import Database
 from notify.spark.digest.drill import Drill
-from notify.spark.expressions import Expressions
+from notify.spark.expressions import HAS_NUMBER, MOST_NUMBER, Expressions
 from notify.spark.ranges import Span, id_at
 from notify.spark.result import Found
 from notify.storage.sql.rows import microseconds_of, text_of
@@ -26,7 +26,7 @@ def malformed(database: Database, span: Span | None, drill: Drill | None = None)
     total = 0
     cases: list[Found] = []
     for column, is_sound in (
-        (half_message.c.transaction_id, expressions.is_id("transaction_id")),
+        (half_message.c.transaction_id, f"{expressions.is_id('transaction_id')} AND {HAS_NUMBER}"),
         (notify_inbox.c.message_id, expressions.is_message_id("message_id")),
     ):
         table = column.table.name
@@ -55,8 +55,8 @@ def _within(table: str, span: Span | None) -> str:
 
 
 def _rows(database: Database, table: str, column: str, where: str) -> tuple[int, Sequence[Any]]:
-    name = "producer_group" if table == half_message.name else "consumer_group"
-    query = f"SELECT {column} AS id, created_at, {name} AS name FROM {table} WHERE {where} LIMIT {MOST_SHOWN}"
+    more = "producer_group AS name, message_no AS no" if table == half_message.name else "consumer_group AS name"
+    query = f"SELECT {column} AS id, created_at, {more} FROM {table} WHERE {where} LIMIT {MOST_SHOWN}"
     rows = database.rows(query)
     count = len(rows)
     if count == MOST_SHOWN:
@@ -66,9 +66,11 @@ def _rows(database: Database, table: str, column: str, where: str) -> tuple[int,
 
 def _case(database: Database, table: str, row: Any) -> Found:
     is_local = table == half_message.name
-    detail = (
-        f"{table} of {row.name} has the id {row.id[:60]!r}, which is no {'transaction' if is_local else 'message'} id"
-    )
+    if is_local and not 0 <= row.no <= MOST_NUMBER:
+        detail = f"{table} of {row.name} has the message number {row.no}, which no message has, in {row.id[:60]!r}"
+    else:
+        kind = "transaction" if is_local else "message"
+        detail = f"{table} of {row.name} has the id {row.id[:60]!r}, which is no {kind} id"
     return Found(
         "MALFORMED", detail=detail, database=database.name, at_us=microseconds_of(row.created_at),
         producer_group=row.name if is_local else "", groups=[] if is_local else [row.name],

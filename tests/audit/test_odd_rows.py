@@ -70,6 +70,8 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
         row_of(trade, 4, transaction_id="no id at all"),
         row_of(trade, 4, transaction_id="ffffffff-ffff-ffff-ffff-ffffffffffff"),
         row_of(trade, 4, transaction_id=""),
+        row_of(trade, 24, message_no=-1),
+        row_of(trade, 26, message_no=70_000),
     ]
     insert(trade, "shop", half_message, [lost, *garbage])
     ahead = moment_of(trade.at(10) + HOURS_US)
@@ -97,7 +99,7 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
         "ALTERED": {trade.message(6), trade.message(14), trade.message(20)},
         "MALFORMED": {
             trade.message(8), "no id at all", "ffffffff-ffff-ffff-ffff-ffffffffffff", "", trade.name(12).upper(),
-            "no.id",
+            "no.id", trade.name(24), trade.name(26),
         },
         "DUP_EFFECT": {trade.message(16)},
         "ORPHAN_ROW": {trade.message(17)},
