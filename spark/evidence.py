@@ -48,6 +48,8 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
             return f"the local row and the log name different topics, one of them {case.topic or 'in no log'}"
         if row["digest"] != row["other_digest"]:
             return "the body in the queue is not the one whose digest the local row has"
+        if row["producer_group"] != row["other_producer_group"]:
+            return f"the local row and the log name different producer groups, one of them {case.producer_group}"
         if row["t_state"] // DATABASE != row["other_state"] // DATABASE:
             return f"database {case.database} has a row of it, and another one, too"
         return f"the row is in database {case.database}, and its half came from another one"

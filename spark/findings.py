@@ -145,8 +145,8 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "ALTERED",
-        "The local row is not what was sent: it has the digest of another body than the queue, names another topic, or "
-        "is in another database than the one that the half came from.",
+        "The local row is not what was sent: it has the digest of another body than the queue, names another topic or "
+        "producer group, or is in another database than the one that the half came from.",
         "Find out who changed the row, or the message on its way; consumers handled what the queue has.",
         when=lambda: _c("is_altered"),
     ),
@@ -290,8 +290,9 @@ def _oddities(state: Column, terms: Terms, groups: Groups) -> dict[str, Column]:
 
     number, other = (F.shiftright(name, _DATABASE_BITS) for name in ("t_state", "other_state"))
     is_moved = (number != other) | ((_c("origin") >= 0) & (_c("origin") != number))
+    is_changed = _is(differs("topic")) | _is(differs("digest")) | _is(differs("producer_group"))
     return {
-        "is_altered": _is(is_moved) | ((state == COMMITTED) & (_is(differs("topic")) | _is(differs("digest")))),
+        "is_altered": _is(is_moved) | ((state == COMMITTED) & is_changed),
         "is_misdated": is_misdated(terms.slack_us, groups),
         "is_malformed": state == UNKNOWN,
     }

@@ -211,13 +211,13 @@ def of_effects(rows: DataFrame, groups: Groups) -> DataFrame:
 def together(parts: Sequence[DataFrame], groups: Groups) -> DataFrame:
     """One row for each message: (id, no) and the columns of the common shape.
 
-    `other_topic`, `other_digest` and `other_state` differ from `topic`, `digest` and `t_state` where the rows do not
-    say the same.
+    `other_topic`, `other_digest`, `other_producer_group` and `other_state` differ from `topic`, `digest`,
+    `producer_group` and `t_state` where the rows do not say the same.
     """
     whole = reduce(DataFrame.unionAll, parts)
     how: dict[str, Any] = {"min": F.min, "max": F.max, "or": F.bit_or, "count": F.count}
     gathered = [how[_SHAPE[name][1]](name).alias(name) for name in _SHAPE]
-    gathered += [F.min(name).alias(f"other_{name}") for name in ("topic", "digest")]
+    gathered += [F.min(name).alias(f"other_{name}") for name in ("topic", "digest", "producer_group")]
     gathered.append(F.max("t_state").alias("other_state"))
     gathered += [F.bit_or(f"{m}{b}").alias(f"{m}{b}") for m in MASKS for b in range(groups.blocks)]
     return whole.groupBy("id", "no").agg(*gathered)

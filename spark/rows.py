@@ -71,8 +71,8 @@ class MessageRows:
             {"classes": findings.classes(), "outcomes": F.col("outcomes").bitwiseAND(COMMITTED | ROLLED_BACK)}
         ).select(
             "id", "no", "event_us", "t_us", "t_state", "topic", "other_topic", "digest", "other_digest",
-            "other_state",
-            "producer_group", "origin", "half_us", "outcomes", "due_us", "queued_us", "place", "offset", "places",
+            "other_state", "producer_group", "other_producer_group",
+            "origin", "half_us", "outcomes", "due_us", "queued_us", "place", "offset", "places",
             "acked_us", "last_acked_us", "effect_us", "is_closed", "classes",
             *[f"{m}{b}" for m in (*life.MASKS, "expected", "readers", "before_inbox") for b in range(groups.blocks)],
         )  # fmt: skip

@@ -194,6 +194,9 @@ class _Judged:
                 continue
             if t.stands and row.topic is not None and row.topic != t.stands[0].topic:
                 yield "ALTERED", f"the local row names topic {row.topic}, and it is in {t.stands[0].topic}"
+            elif t.producer_group and row.producer_group != t.producer_group:
+                names = f"producer group {row.producer_group}, and the log {t.producer_group}"
+                yield "ALTERED", f"the local row names {names}"
             elif t.stands and None not in (row.digest, t.digest) and row.digest != t.digest:
                 yield "ALTERED", "the body in the queue is not the one whose digest the local row has"
 

@@ -79,6 +79,7 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
         "shop",
         f"UPDATE half_message SET topic = 'order.gone' WHERE transaction_id = '{trade.name(6)}'",
         f"UPDATE half_message SET digest = digest + 1 WHERE transaction_id = '{trade.name(20)}'",
+        f"UPDATE half_message SET producer_group = 'others' WHERE transaction_id = '{trade.name(28)}'",
         f"UPDATE half_message SET digest = NULL WHERE transaction_id = '{trade.name(22)}'",  # an older SDK's row
         f"UPDATE half_message SET state = 'GARBAGE' WHERE transaction_id = '{trade.name(8)}'",
         f"UPDATE half_message SET state = 'ROLLED_BACK', created_at = '{ahead}' "
@@ -96,7 +97,7 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
         "LOST": {trade.message(COUNT + 2)},
         "CONFLICT": {trade.message(10)},
         "MISDATED": {trade.message(COUNT + 2), trade.message(10)},
-        "ALTERED": {trade.message(6), trade.message(14), trade.message(20)},
+        "ALTERED": {trade.message(6), trade.message(14), trade.message(20), trade.message(28)},
         "MALFORMED": {
             trade.message(8), "no id at all", "ffffffff-ffff-ffff-ffff-ffffffffffff", "", trade.name(12).upper(),
             "no.id", trade.name(24), trade.name(26),
