@@ -35,10 +35,11 @@ cluster-demo: install
 	@$(PY) -m tests.cluster_demo $(if $(KAFKA),--kafka,) $(if $(DATABASE),--database $(DATABASE),) \
 		$(if $(AUDIT),--audit notify-audit,)
 
-# Everything but what is marked `long`. Most tests wait for servers: four workers keep two cores busy (tests/support).
+# Everything but what is marked `long`, in 10 minutes at most; the slowest tests are named. Most tests wait for servers: four
+# workers keep two cores busy (tests/support).
 WORKERS ?= 4
 test: install check
-	$(PY) -m pytest -n $(WORKERS)
+	$(PY) -m pytest -n $(WORKERS) --durations=25
 
 # For every save: style, types, unit and contract tests, and races under a virtual clock. 90 s.
 test-quick: install check
