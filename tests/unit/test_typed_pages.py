@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,6 @@ def test_pyright_is_strict_with_them(modules: Path) -> None:
     (modules / "pyrightconfig.json").write_text(json.dumps(settings))
     words = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, str(modules)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=modules, check=False)
-    if " errors, " not in done.stdout:
+    if not re.search(r"^\d+ errors?, ", done.stdout, re.MULTILINE):
         pytest.skip(f"pyright's own program cannot be had here: {(done.stdout + done.stderr)[-300:]}")
     assert done.returncode == 0, done.stdout

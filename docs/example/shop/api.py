@@ -1,6 +1,6 @@
 """The application: `uvicorn shop.api:app`."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -17,7 +17,7 @@ producer = AsyncTransactionProducer(settings.NOTIFY, group="shop", engine=engine
 
 
 @asynccontextmanager
-async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
     await producer.start()  # from now on it answers what became of transactions that a crash left in doubt
     yield
     await producer.close()
