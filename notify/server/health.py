@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import heapq
 import resource
@@ -22,6 +21,7 @@ from notify.server.data.answer import Answer
 from notify.server.metrics import Exposition
 from notify.server.running import Running
 from notify.server.shipping import Shipping
+from notify.server.tasks import in_thread
 from notify.server.watch.alarms import MEANING, Alarms
 from notify.server.watch.group_state import GroupState
 from notify.wire import JSON, encode_json
@@ -79,7 +79,7 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
     """Every metric as it is now."""
     core = running.core
     now_us = core.clock()
-    disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
+    disk = await in_thread(shutil.disk_usage, core.settings.data_dir)
     doubt = await core.store.in_doubt()
     shown = Exposition(core.metrics)
     shown.counter("notify_unexpected_errors", "Faults of the server itself; its log has each traceback", faults.count())

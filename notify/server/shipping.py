@@ -21,7 +21,7 @@ from notify import faults
 from notify.backoff import Backoff
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError
-from notify.server.tasks import ended
+from notify.server.tasks import ended, in_thread
 from notify.settings import Settings
 from notify.storage.capabilities import Shippable
 from notify.storage.shipped import identity
@@ -122,7 +122,7 @@ class Shipping:
         Otherwise the server does not wait for the store; one that does not answer is tried again, and an alarm says so.
         """
         self._store.hold_from(0)
-        is_known = await asyncio.to_thread(self._is_known)
+        is_known = await in_thread(self._is_known)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run()), loop.create_task(self._finish_segments())]
         if is_known:

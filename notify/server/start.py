@@ -33,7 +33,7 @@ from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
 from notify.server.shipping import Shipping
-from notify.server.tasks import ended
+from notify.server.tasks import ended, in_thread
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.chart_file import ChartFile
 from notify.server.watch.figures import Figures
@@ -66,7 +66,7 @@ async def started(
         parts.push_async_callback(store.close)
         database = open_database(settings.data_dir)
         parts.callback(database.dispose)
-        membership = await asyncio.to_thread(_membership, settings, url, store)
+        membership = await in_thread(_membership, settings, url, store)
         if membership is not None:
             await membership.start()
             clock = membership.clock
@@ -174,7 +174,7 @@ def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | N
 
     async def newest() -> dict[str, Any] | None:
         try:
-            audits[:] = await asyncio.to_thread(records.audits, 1)
+            audits[:] = await in_thread(records.audits, 1)
         except faults.DATABASE_AWAY as error:
             faults.note("audits_not_read", error)  # the other alarms do not wait for it
         return audits[0] if audits else None

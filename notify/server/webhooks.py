@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from notify.errors import InvalidRequest, Unavailable
+from notify.server.tasks import in_thread
 from notify.settings import Settings
 
 SECONDS = 10.0
@@ -232,7 +233,7 @@ def _tls() -> ssl.SSLContext:
 async def _connected(to: _Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection to the first address behind the name that takes one. Raises OSError."""
     places = await asyncio.wrap_future(_look_up(to.hostname, to.port))
-    tls = await asyncio.to_thread(_tls) if to.is_https else None
+    tls = await in_thread(_tls) if to.is_https else None
     failure = OSError(f"{to.hostname} has no address")
     for place in places:
         try:

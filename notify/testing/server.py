@@ -170,6 +170,7 @@ class InMemoryServer:
         """Stop the server; its data is gone."""
         if self._server is not None:
             self._end()
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
         self._directory.cleanup()
 

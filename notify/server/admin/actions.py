@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -10,6 +9,7 @@ from fastapi import APIRouter
 
 from notify.limits import check_between
 from notify.server.admin.writes import Desk
+from notify.server.tasks import in_thread
 from notify.wire import instant
 
 
@@ -22,7 +22,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 10_000)
         if before is not None:
             check_between("before", before, 0, 1 << 62)
-        rows = await asyncio.to_thread(desk.administration.records.actions, max, before, what[:64], target[:255])
+        rows = await in_thread(desk.administration.records.actions, max, before, what[:64], target[:255])
         return {"actions": [_shown(row) for row in rows]}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -12,6 +11,7 @@ from pydantic import Field
 from notify.errors import NotFound
 from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
+from notify.server.tasks import in_thread
 from notify.wire import instant
 
 REPORT_BYTES = 512 << 10
@@ -35,14 +35,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def audits(max: int = 20) -> dict[str, Any]:
         """List the newest verdicts."""
         check_between("max", max, 1, 1000)
-        rows = await asyncio.to_thread(desk.administration.records.audits, max)
+        rows = await in_thread(desk.administration.records.audits, max)
         return {"audits": [{k: v for k, v in r.items() if k != "at_us"} | {"at": instant(r["at_us"])} for r in rows]}
 
     @routes.get("/audits/{number}/report", response_class=HTMLResponse)
     async def report(number: int) -> HTMLResponse:
         """Show an audit's report, with headers that let nothing in it run or load."""
         check_between("number", number, 0, 1 << 62)
-        page = await asyncio.to_thread(desk.administration.records.audit_report, number)
+        page = await in_thread(desk.administration.records.audit_report, number)
         if not page:
             raise NotFound(f"audit {number} left no report here")
         return HTMLResponse(page, headers={"content-security-policy": NO_SCRIPT})
@@ -54,7 +54,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             at_us = desk.core.clock()
-            number = await asyncio.to_thread(desk.administration.records.add_audit, at_us, fields, write.report)
+            number = await in_thread(desk.administration.records.add_audit, at_us, fields, write.report)
             return {"id": number, "verdict": write.verdict}
 
         return await desk.carry_out(write, who, "audit.add", write.verdict, do, fields)

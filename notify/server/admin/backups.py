@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from pydantic import Field
 from notify import __version__
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.tasks import in_thread
 from notify.storage.log import LogStore
 from notify.storage.shipped import records
 
@@ -95,7 +95,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
             root.chmod(0o700)
             try:
                 await store.snapshot(directory / "log")
-                await asyncio.to_thread(_copy_database, Path(desk.core.settings.data_dir), directory)
+                await in_thread(_copy_database, Path(desk.core.settings.data_dir), directory)
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
@@ -109,7 +109,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         directory = _Snapshots(desk.core.settings.data_dir).one(name)
 
         async def do() -> Any:
-            await asyncio.to_thread(shutil.rmtree, directory)
+            await in_thread(shutil.rmtree, directory)
             return {"deleted": name}
 
         return await desk.carry_out(write, who, "backup.delete", name, do, {"name": name})

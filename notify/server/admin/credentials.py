@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.rights import parse_rights
 from notify.server.admin.writes import Desk, Who, Write
+from notify.server.tasks import in_thread
 from notify.wire import instant
 
 DAYS, MOST_DAYS = 90.0, 3650.0
@@ -55,7 +55,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `credentials`."""
 
     async def known() -> list[Credential]:
-        return await asyncio.to_thread(desk.administration.records.credentials)
+        return await in_thread(desk.administration.records.credentials)
 
     @routes.get("/credentials")
     async def credentials(all: bool = False) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         preview = _shown(made, now_us) | {"id": None if write.dry_run else number}
 
         async def do() -> Any:
-            await asyncio.to_thread(desk.administration.records.add_credential, made)
+            await in_thread(desk.administration.records.add_credential, made)
             await desk.administration.look()
             return preview
 
@@ -104,7 +104,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         gone = dataclasses.replace(credential, revoked_us=credential.revoked_us or now_us)
 
         async def do() -> Any:
-            await asyncio.to_thread(desk.administration.records.revoke_credential, number, now_us)
+            await in_thread(desk.administration.records.revoke_credential, number, now_us)
             await desk.administration.look()
             return _shown(gone, now_us)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,6 +9,7 @@ from fastapi import APIRouter
 from notify.errors import Conflict
 from notify.limits import check_between
 from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.tasks import in_thread
 from notify.wire import instant
 
 
@@ -36,13 +36,13 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     async def one(number: int) -> dict[str, Any]:
         check_between("id", number, 0, 1 << 62)
-        return await asyncio.to_thread(desk.jobs.records.job, number)
+        return await in_thread(desk.jobs.records.job, number)
 
     @routes.get("/jobs")
     async def newest(max: int = 100) -> dict[str, Any]:
         """List the newest jobs."""
         check_between("max", max, 1, 10_000)
-        return {"jobs": [shown(job) for job in await asyncio.to_thread(desk.jobs.records.jobs, max)]}
+        return {"jobs": [shown(job) for job in await in_thread(desk.jobs.records.jobs, max)]}
 
     @routes.get("/jobs/{number}")
     async def job(number: int, offset: int = 0, max: int = 100) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         job = await one(number)
-        return shown(job) | {"items": await asyncio.to_thread(desk.jobs.records.job_items, number, offset, max)}
+        return shown(job) | {"items": await in_thread(desk.jobs.records.job_items, number, offset, max)}
 
     @routes.post("/jobs/{number}/cancel")
     async def cancel(number: int, write: Write, who: Who, asker: Asker) -> dict[str, Any]:

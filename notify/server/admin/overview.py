@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from typing import Any
 
@@ -11,6 +10,7 @@ from fastapi import APIRouter
 from notify import __version__
 from notify.errors import Unavailable
 from notify.server.admin.writes import Desk, SpanName
+from notify.server.tasks import in_thread
 from notify.storage.capabilities import shard_names
 from notify.wire import instant
 
@@ -24,7 +24,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         core = desk.core
         now_us = core.clock()
         doubt = await core.store.in_doubt()
-        disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
+        disk = await in_thread(shutil.disk_usage, core.settings.data_dir)
         return {
             "at": instant(now_us),
             "version": __version__,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import typing
 from typing import Any
@@ -15,6 +14,7 @@ from notify.limits import check_between
 from notify.server import webhooks
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.configuration.revisions import Configuration, Revision
+from notify.server.tasks import in_thread
 from notify.settings import Settings, environment_name
 from notify.wire import instant
 
@@ -80,7 +80,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     async def revisions(max: int = 100) -> dict[str, Any]:
         """List the revisions, the newest first: values, time, author and reason."""
         check_between("max", max, 1, 10_000)
-        rows = await asyncio.to_thread(desk.administration.records.revisions, max)
+        rows = await in_thread(desk.administration.records.revisions, max)
         return {"revisions": [_shown(r) for r in rows]}
 
 
@@ -115,7 +115,7 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
     async def rollback(write: Rollback, who: Who) -> dict[str, Any]:
         """Restore the settings and rate limits of an earlier revision, as a new revision."""
         configuration = desk.administration.configuration
-        wanted = await asyncio.to_thread(desk.administration.records.revision, write.to)
+        wanted = await in_thread(desk.administration.records.revision, write.to)
         document = wanted.settings or {}
         configuration.check(document)
         preview = {"from": _shown(configuration.revision), "to": _shown(wanted)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
@@ -20,6 +19,7 @@ from notify.server.groups import Groups, Letters, TopicViews
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
 from notify.server.shipping import Shipping
+from notify.server.tasks import in_thread
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
@@ -134,9 +134,7 @@ class Desk:
         if write.dry_run:
             return {"status": 200, "dry_run": True, "target": target, "result": preview}
         records = self.administration.records
-        number = await asyncio.to_thread(
-            records.record, self.core.clock(), who, what, target, write.reason, {"state": "begun"}
-        )
+        number = await in_thread(records.record, self.core.clock(), who, what, target, write.reason, {"state": "begun"})
         try:
             result = await do()
         except NotifyError as refusal:
@@ -153,6 +151,6 @@ class Desk:
 async def _recorded(change: Callable[[], None], what: str) -> None:
     """Record the end of an action. The action counts, not its record: what fails is logged."""
     try:
-        await asyncio.to_thread(change)
+        await in_thread(change)
     except faults.DATABASE_AWAY as error:
         log.warning("action_stays_begun", what=what, reason=str(error)[:300])

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Engine
 
 from notify import faults
 from notify.clock import wall_clock
-from notify.server.tasks import ended
+from notify.server.tasks import ended, in_thread
 from notify.storage.sql import key_map, registry
 from notify.storage.sql.registry import Member
 from notify.storage.sql.rows import microseconds_of
@@ -96,7 +96,7 @@ class Membership:
 
     async def _beat_if_it_answers(self) -> None:
         try:
-            await asyncio.to_thread(self._beat)
+            await in_thread(self._beat)
         except faults.DATABASE_AWAY as error:
             faults.note("registry_is_away", error)
 
@@ -107,13 +107,13 @@ class Membership:
             # Gathered here: a thread must not walk what the loop changes.
             consumers = self._work.consumers() if self._beats % CONSUMERS_EVERY == 0 else ()
             try:
-                await asyncio.to_thread(self._beat, consumers)
+                await in_thread(self._beat, consumers)
             except Exception as error:
                 faults.note("heartbeat_failed", error)
             # Beside the heartbeats: a shard that does not answer must not make this server look gone.
             shards = self._shards
             if shards is not None and shards.key_map.previous and (self._changing is None or self._changing.done()):
-                self._changing = asyncio.get_running_loop().create_task(asyncio.to_thread(self._change_key_map, shards))
+                self._changing = asyncio.get_running_loop().create_task(in_thread(self._change_key_map, shards))
 
     def _beat(self, consumers: Sequence[Member] = ()) -> None:
         counted = (time.monotonic(), self._work.count())
@@ -184,7 +184,7 @@ class Membership:
         if self._changing is not None:
             await asyncio.wait([self._changing], timeout=STOP_SECONDS)
         try:
-            await asyncio.to_thread(self._leave)
+            await in_thread(self._leave)
         except Exception as error:
             faults.note("not_left", error)  # others see it by the heartbeats that are missed
 

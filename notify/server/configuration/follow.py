@@ -23,7 +23,7 @@ from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.last_known import Known, LastKnown
 from notify.server.configuration.records import CREDENTIALS, SETTINGS, Records
 from notify.server.configuration.revisions import Configuration, Revision
-from notify.server.tasks import ended
+from notify.server.tasks import ended, in_thread
 from notify.settings import Settings
 from notify.wire import instant
 
@@ -77,13 +77,13 @@ class Administration:
         """
         try:
             if self.access.on:
-                await asyncio.to_thread(leave_first_token, self.records, Path(data_dir), self.clock())
+                await in_thread(leave_first_token, self.records, Path(data_dir), self.clock())
             await self._follow()
         except faults.DATABASE_AWAY as error:
             if self._last_known is None:
                 raise
             reason = str(error.orig or error)[:300] if isinstance(error, DBAPIError) else str(error)[:300]
-            known = await asyncio.to_thread(self._last_known.read, self.clock(), self.access.on, reason)
+            known = await in_thread(self._last_known.read, self.clock(), self.access.on, reason)
             log.warning("registry_is_away", reason=reason, known_at=instant(known.at_us))
             self._learn(known.credentials)
             self.hold(known.revision)
@@ -109,7 +109,7 @@ class Administration:
         if self._last_known is not None and not (is_same and time.monotonic() < self._kept + KEEP_EVERY_SECONDS):
             self._kept = time.monotonic()
             known = Known(self.clock(), self.configuration.revision, list(self._credentials))
-            await self._read(partial(self._last_known.keep, known))
+            await in_thread(self._last_known.keep, known)
 
     def _learn(self, credentials: Sequence[Credential]) -> None:
         self._credentials = credentials
@@ -138,7 +138,7 @@ class Administration:
         Raises Conflict where another was made meanwhile.
         """
         after = self.configuration.revision.number
-        made = await asyncio.to_thread(self.records.add_revision, self.clock(), who, reason, document, after)
+        made = await in_thread(self.records.add_revision, self.clock(), who, reason, document, after)
         self.hold(made)
         return made
 
@@ -157,7 +157,7 @@ class Administration:
     async def _note_used(self) -> None:
         used, self.access.used_us = self.access.used_us, {}
         if used:
-            await asyncio.to_thread(self.records.note_used, used)
+            await in_thread(self.records.note_used, used)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -166,5 +166,7 @@ class Administration:
                 await self._note_used()
             except Exception as error:
                 faults.note("use_not_noted", error)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        # A look that is under way may still read a database of the directory; one that hangs is left behind.
+        shut = partial(self._threads.shutdown, cancel_futures=True)
+        await asyncio.wait([asyncio.get_running_loop().run_in_executor(None, shut)], timeout=LOOK_BOUND_SECONDS)
         self.access.close()

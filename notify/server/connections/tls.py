@@ -10,6 +10,7 @@ import structlog
 
 from notify import faults
 from notify.errors import InvalidRequest
+from notify.server.tasks import in_thread
 from notify.settings import Settings
 
 log = structlog.get_logger("notify.server")
@@ -92,7 +93,7 @@ class Certificates:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                if await asyncio.to_thread(self._can_be_taken):
+                if await in_thread(self._can_be_taken):
                     # On the loop: a handshake that began between certificate and key would fail.
                     self._take()
             except Exception as error:

@@ -10,7 +10,7 @@ from notify.clock import Clock
 from notify.errors import Conflict
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.redrive import RedriveSpec, Redriving, Wanted
-from notify.server.tasks import ended
+from notify.server.tasks import ended, in_thread
 
 BATCH = 500
 
@@ -28,13 +28,13 @@ class Jobs:
     async def start(self, what: str, target: str, spec: dict[str, Any], total: int) -> int:
         """Begin a job; its number."""
         now_us = self._clock()
-        number = await asyncio.to_thread(self.records.add_job, what, target, spec, total, now_us)
+        number = await in_thread(self.records.add_job, what, target, spec, total, now_us)
         self._run(number)
         return number
 
     async def resume(self) -> None:
         """Go on with what an earlier process did not end."""
-        for job in await asyncio.to_thread(self.records.jobs, 10_000, "running"):
+        for job in await in_thread(self.records.jobs, 10_000, "running"):
             self._run(job["id"])
 
     def _run(self, number: int) -> None:
@@ -53,7 +53,7 @@ class Jobs:
             self._cancelled.add(number)
             await asyncio.wait([task])
             self._cancelled.discard(number)
-        if not await asyncio.to_thread(self.records.end_job, number, "cancelled", why[:500], self._clock()):
+        if not await in_thread(self.records.end_job, number, "cancelled", why[:500], self._clock()):
             raise Conflict(f"job {number} has ended already")
 
     async def _redrive(self, number: int) -> None:
@@ -66,7 +66,7 @@ class Jobs:
             faults.note("job_failed", error, job=number)
             state, why = "failed", str(error)[:500]
         try:
-            await asyncio.to_thread(self.records.end_job, number, state, why, self._clock())
+            await in_thread(self.records.end_job, number, state, why, self._clock())
         except Exception as error:
             faults.note("job_not_ended", error, job=number)  # the next start goes on with it
 
@@ -76,7 +76,7 @@ class Jobs:
         Repeating a batch sends none twice.
         """
         records = self.records
-        job = await asyncio.to_thread(records.job, number)
+        job = await in_thread(records.job, number)
         spec = job["spec"]
         position, done = job["position"], job["done"]
         wanted = Wanted(**spec["wanted"])  # of an earlier version it may be refused now
@@ -89,6 +89,6 @@ class Jobs:
             if sent is None:
                 break
             items, position = sent
-            await asyncio.to_thread(records.advance, number, items, position, done)
+            await in_thread(records.advance, number, items, position, done)
             done += len(items)
         return True

@@ -18,7 +18,7 @@ from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
 from notify.server.shipping import Shipping
-from notify.server.tasks import ended
+from notify.server.tasks import ended, in_thread
 from notify.server.watch.group_state import GroupState, Watched
 from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Complaining
@@ -185,7 +185,7 @@ class Alarms:
             current.append(("in_doubt", group, text))
         if settings.alarm_parked and doubt.parked >= settings.alarm_parked:
             current.append(("parked", "", f"Transactions are parked and wait for a decision: {doubt.parked:,}"))
-        disk = await asyncio.to_thread(shutil.disk_usage, settings.data_dir)
+        disk = await in_thread(shutil.disk_usage, settings.data_dir)
         share = 1 - disk.free / disk.total
         if settings.alarm_disk_share and share > settings.alarm_disk_share:
             current.append(("disk", settings.data_dir, f"The disk of {settings.data_dir} is {share:.0%} full"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from notify.server.tasks import ended
+from notify.server.tasks import ended, in_thread
 from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
 from notify.server.watch.series import Kept
@@ -50,7 +50,7 @@ class ChartFile:
     async def load(self) -> None:
         """Give history and figures what an earlier server of this directory kept."""
         try:
-            charts = await asyncio.to_thread(self._read)
+            charts = await in_thread(self._read)
         except FileNotFoundError:
             return
         except (OSError, msgspec.DecodeError) as error:
@@ -85,7 +85,7 @@ class ChartFile:
                     await asyncio.sleep(0)  # a turn for everybody else
                     began = time.perf_counter()
         try:
-            await asyncio.to_thread(self._write, Charts(VERSION, rows, day, topics, groups))
+            await in_thread(self._write, Charts(VERSION, rows, day, topics, groups))
         except OSError as error:
             log.warning("charts_not_kept", file=str(self._path), reason=str(error)[:300])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.errors import Conflict, NotFound
+from notify.server.tasks import in_thread
 from notify.wire import instant
 
 MOST_SILENCES = 1000
@@ -65,7 +65,7 @@ class Silences:
             with self._engine.connect() as connection:
                 return [Silence(**row) for row in connection.execute(sa.select(silence)).mappings()]
 
-        self._held = {(s.name, s.target): s for s in await asyncio.to_thread(read)}
+        self._held = {(s.name, s.target): s for s in await in_thread(read)}
 
     def of(self, key: Key, now_us: int) -> Silence | None:
         """The silence of an alarm that holds now."""
@@ -90,7 +90,7 @@ class Silences:
                     connection.execute(_of(name, target))
                 connection.execute(silence.insert().values(name=new.name, target=new.target, **row))
 
-        await asyncio.to_thread(write)
+        await in_thread(write)
         for gone in over:
             self._held.pop(gone, None)
         self._held[key] = new
@@ -104,7 +104,7 @@ class Silences:
             with self._engine.begin() as connection:
                 connection.execute(_of(*key))
 
-        await asyncio.to_thread(write)
+        await in_thread(write)
         self._held.pop(key, None)
 
 

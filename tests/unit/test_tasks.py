@@ -1,0 +1,79 @@
+"""A part that has stopped runs nothing any more, threads included."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import notify.server
+from notify.server.tasks import ended, in_thread
+from notify.server.watch.alarms import Alarms
+from notify.testing import InMemoryServer
+
+SERVER = Path(notify.server.__file__).parent
+BOUND_SECONDS = 30.0
+
+
+def test_a_cancelled_call_ends_with_its_thread() -> None:
+    asyncio.run(_cancel_a_call())
+
+
+async def _cancel_a_call() -> None:
+    entered, may_end, over = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        may_end.wait(BOUND_SECONDS)
+        time.sleep(0.05)  # longer than a cancelled task takes to end
+        over.set()
+
+    task = asyncio.create_task(in_thread(hold))
+    await asyncio.to_thread(entered.wait, BOUND_SECONDS)
+    asyncio.get_running_loop().call_soon(may_end.set)
+    await ended(task)
+    assert over.is_set()
+    assert task.cancelled()
+
+
+def test_what_the_thread_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(in_thread(divmod, 1, 0))
+    assert asyncio.run(in_thread(divmod, 7, 2)) == (3, 1)
+
+
+def test_a_stopped_server_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found where a server's directory was removed: a thread that looked for audits opened the database anew."""
+    entered, may_end, over = threading.Event(), threading.Event(), threading.Event()
+    stop, was_over = Alarms.stop, []
+
+    async def released(alarms: Alarms) -> None:
+        asyncio.get_running_loop().call_later(0.05, may_end.set)  # after the part has stopped, unless it waits
+        await stop(alarms)
+        was_over.append(over.is_set())
+
+    monkeypatch.setattr(Alarms, "stop", released)
+    with InMemoryServer(alarm_every_seconds=0.01) as server:
+        records = server._app._running.administration.records  # type: ignore[union-attr]
+        read = records.audits
+
+        def held(most: int) -> object:
+            entered.set()
+            may_end.wait(BOUND_SECONDS)
+            answer = read(most)
+            over.set()
+            return answer
+
+        monkeypatch.setattr(records, "audits", held)
+        assert entered.wait(BOUND_SECONDS)
+        directory = Path(server._directory.name)
+    assert was_over == [True]
+    assert not directory.exists()
+
+
+def test_the_server_has_no_threads_that_nobody_waits_for() -> None:
+    left = [path.name for path in SERVER.rglob("*.py") if "asyncio.to_thread(" in path.read_text()]
+    assert left == [], "use notify.server.tasks.in_thread"
