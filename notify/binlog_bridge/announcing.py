@@ -15,6 +15,7 @@ from notify.binlog_bridge.totals import Totals
 from notify.sinks.showing import Showing
 from notify.storage.sql import registry
 from notify.storage.sql.tables import server_member
+from notify.threads import in_thread
 
 log = logging.getLogger("notify.bridge")
 
@@ -53,7 +54,7 @@ class Announcing:
         while True:
             await asyncio.sleep(ANNOUNCE_SECONDS)
             try:
-                await asyncio.to_thread(announce, self._engine, mover_of(self._source), self._totals)
+                await in_thread(announce, self._engine, mover_of(self._source), self._totals)
             except (sa.exc.SQLAlchemyError, OSError) as error:
                 self._warnings.say(
                     "the source's registry is not told how far this bridge has read, and no row is purged meanwhile "
@@ -61,7 +62,7 @@ class Announcing:
                     error,
                 )
             try:
-                report = await asyncio.to_thread(self._refusals.report, self._engine)
+                report = await in_thread(self._refusals.report, self._engine)
             except (sa.exc.SQLAlchemyError, OSError) as error:
                 self._warnings.say(
                     "the list of refused messages cannot be read (the bridge's user needs SELECT on notify_refused)",

@@ -12,7 +12,6 @@ where the bridge goes on in the end.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
@@ -33,6 +32,7 @@ from notify.errors import InvalidRequest
 from notify.outbox import Place, present
 from notify.pages import cut, readable
 from notify.refused import Refusal
+from notify.threads import in_thread
 from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, instant
 
 log = logging.getLogger("notify.bridge")
@@ -73,10 +73,10 @@ class Backfill:
             since_us = max(0, known.newest_us - LONGEST_TRANSACTION_US) if known is not None and known.newest_us else 0
         snapshot = Snapshot(self._engine)
         try:
-            behind = await asyncio.to_thread(snapshot.open)
+            behind = await in_thread(snapshot.open)
             await self._send(snapshot, position, Filling(since_us, behind), set(), noted=False)
         finally:
-            await asyncio.to_thread(snapshot.close)
+            await in_thread(snapshot.close)
         await self._post(PackedBridgeBatch(self._epoch, position, behind.text))
         return behind.text
 
@@ -96,14 +96,14 @@ class Backfill:
             filling = None
         snapshot = Snapshot(self._engine)
         try:
-            behind = await asyncio.to_thread(snapshot.open)
+            behind = await in_thread(snapshot.open)
             if filling is not None:
                 log.warning("the backfill from %s on was cut off, and goes on", instant(filling.since_us))
             filling = filling or Filling(since_us or 0, behind)
             both = await self._overlap(filling.goes_on, snapshot.until)
             position = await self._send(snapshot, position, filling, both, noted=True)
         finally:
-            await asyncio.to_thread(snapshot.close)
+            await in_thread(snapshot.close)
         await self._post(PackedBridgeBatch(self._epoch, position, filling.goes_on.text))
         return filling.goes_on.text
 
@@ -131,7 +131,7 @@ class Backfill:
             log.warning("what was written before %s is taken for moved", instant(filling.since_us))
         sent = 0
         pages = snapshot.pages(filling)
-        while (page := await asyncio.to_thread(next, pages, None)) is not None:
+        while (page := await in_thread(next, pages, None)) is not None:
             await self._note([refusal for refusal in page.unreadable if refusal.id not in left_out])
             some = [t for t in page.transactions if t.id not in left_out]
             if some:

@@ -8,7 +8,6 @@ transactions out, and sends nothing from the list before it has read whatever an
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import msgspec
@@ -18,6 +17,7 @@ from sqlalchemy.engine import Engine
 from notify.binlog_bridge import source
 from notify.binlog_bridge.position import Position, reaches
 from notify.binlog_bridge.refusals import Refusals
+from notify.threads import in_thread
 from notify.wire import PackedBridgeBatch
 
 log = logging.getLogger("notify.bridge")
@@ -40,7 +40,7 @@ class Listed:
     async def begin(self) -> None:
         """Look whether there is anything on the list. Raises SQLAlchemyError."""
         if not self._knows_ids:
-            self._until = await asyncio.to_thread(self._look)
+            self._until = await in_thread(self._look)
 
     def _look(self) -> Position | None:
         try:
@@ -63,7 +63,7 @@ class Listed:
         if self._until is None or not batch.transactions:
             return batch
         ids = [t.id for t in batch.transactions]
-        known = await asyncio.to_thread(self._refusals.listed, self._engine, ids)
+        known = await in_thread(self._refusals.listed, self._engine, ids)
         if not known:
             return batch
         log.warning("%d transactions are on the list of refused messages already: left out", len(known))

@@ -41,6 +41,7 @@ from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
 from notify.sinks.sink import PutsById, Sink, open_sink
 from notify.storage.sql.engines import with_driver
+from notify.threads import in_thread
 from notify.wire import Bridged, Item, PackedBridgeBatch
 
 T = TypeVar("T")
@@ -206,7 +207,7 @@ class Bridge:
                 self._clock_offset_us = source.clock_offset_us(connection, _now_us)
 
         try:
-            await asyncio.to_thread(look)
+            await in_thread(look)
         except sa.exc.OperationalError as error:
             code = error.orig.args[0] if error.orig is not None and error.orig.args else None
             if code in WRONG_ADDRESS:
@@ -243,7 +244,7 @@ class Bridge:
     async def _note(self, refusals: list[Refusal]) -> None:
         """Put transactions on the source's list of refused messages. Raises Unavailable."""
         if refusals:
-            await asyncio.to_thread(self._refusals.note, self._engine, mover_of(self.name), refusals)
+            await in_thread(self._refusals.note, self._engine, mover_of(self.name), refusals)
 
     async def _begin(self, sink: Sink, fill: bool, since_us: int | None) -> tuple[int, str]:
         """Claim the source, and finish what an earlier bridge had begun; epoch and position to go on from.
@@ -253,7 +254,7 @@ class Bridge:
         # A bridge that lost its connection because another one reads now must not take the source back from it.
         epoch, text = await _of_target(sink.claim(self.name, take_back=False))
         if names := sent_again(text):
-            await asyncio.to_thread(self._refusals.settle, self._engine, names)
+            await in_thread(self._refusals.settle, self._engine, names)
         if fill or Filling.of(text) is not None:
             backfill = Backfill(self._engine, epoch, lambda batch: self._post(sink, batch), self._note, self._reading)
             run = backfill.run if isinstance(sink, PutsById) else backfill.run_noted

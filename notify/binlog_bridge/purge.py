@@ -30,6 +30,7 @@ from notify.client.table import (
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unavailable, WrongRole
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink
+from notify.threads import in_thread
 
 log = logging.getLogger("notify.bridge")
 
@@ -48,12 +49,12 @@ async def purge_moved(engine: Engine, url: str, *, older_than: float) -> int:
     sink = open_sink(url)
     rows = 0
     try:
-        name = await asyncio.to_thread(_source, engine)
+        name = await in_thread(_source, engine)
         while True:
-            names, end = await asyncio.to_thread(_old, engine, older_than)
+            names, end = await in_thread(_old, engine, older_than)
             if not names or not await _has_passed(sink, name, end, engine):
                 return rows
-            rows += await asyncio.to_thread(_delete, engine, names, older_than)
+            rows += await in_thread(_delete, engine, names, older_than)
             if len(names) < BATCH:
                 return rows
     except (Forbidden, NotFound, WrongRole) as error:
@@ -73,7 +74,7 @@ async def _has_passed(sink: Sink, name: str, end: str, engine: Engine) -> bool:
         known = Position.of(text)
         if known is None:
             return False
-        await asyncio.to_thread(_check_history, engine, known)
+        await in_thread(_check_history, engine, known)
         if parse(known.gtids).reaches(end):
             return True
         if time.monotonic() > until:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -13,6 +12,7 @@ from notify.binlog_bridge.announcing import Warnings
 from notify.binlog_bridge.refusals import Readable, Refusals
 from notify.binlog_bridge.unfinished import with_sent_again
 from notify.refused import Refusal
+from notify.threads import in_thread
 from notify.wire import Bridged, PackedBridgeBatch
 
 LOOK_SECONDS = 2.0
@@ -58,14 +58,14 @@ class Retrying:
             stands = position if self._knows_ids else with_sent_again(position, [t.id for t in again])
             answer = await self._post(PackedBridgeBatch(epoch, position, stands, transactions=again))
             refused = {item.id for item in answer.refused}
-            await asyncio.to_thread(self._refusals.taken, self._engine, [t.id for t in again if t.id not in refused])
+            await in_thread(self._refusals.taken, self._engine, [t.id for t in again if t.id not in refused])
             position = answer.position
         return position
 
     async def _next(self, pages: Iterator[Readable]) -> Readable | None:
         """None behind the last one, and where the source does not let its list be read."""
         try:
-            return await asyncio.to_thread(next, pages, None)
+            return await in_thread(next, pages, None)
         except sa.exc.SQLAlchemyError as error:
             self._warnings.say(
                 "refused messages are not tried again (the bridge's user needs SELECT, INSERT, UPDATE and DELETE on "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from notify.errors import InvalidRequest
+from notify.threads import in_thread
 
 PARTIAL = "restore.partial"
 """Where a restore puts its files until all of them are verified and on the disk."""
@@ -83,7 +83,7 @@ async def facts_of(log: Path, *, reads_all: bool = True) -> dict[str, Any]:
     try:
         damages = [str(d) for d in store.damages]
         if reads_all:
-            damages += await asyncio.to_thread(store.verify)
+            damages += await in_thread(store.verify)
         counts = [store.count(t.name, q, *store.bounds(t.name, q)) for t in store.topics() for q in range(t.queues)]
         doubt = await store.in_doubt()
         return {

@@ -8,10 +8,11 @@ from __future__ import annotations
 from notify.errors import Backpressure
 from notify.outbox import Outbox, Place
 from notify.refused import Refusal
-from notify.relay.mover import Relayed, in_thread
+from notify.relay.mover import Relayed
 from notify.relay.rows import Page, Rows
 from notify.sinks.order import HeldBack, is_for_now
 from notify.sinks.sink import PutsById
+from notify.threads import in_thread
 
 TAKEN = (200, 201)
 PAGES = 100

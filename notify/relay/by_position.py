@@ -11,9 +11,10 @@ from notify.errors import Conflict, Unavailable
 from notify.outbox import OUTBOXES, Outbox
 from notify.refused import Refusal
 from notify.relay.leases import Leases
-from notify.relay.mover import Relayed, in_thread
+from notify.relay.mover import Relayed
 from notify.relay.rows import Page, Rows
 from notify.sinks.sink import Sink
+from notify.threads import in_thread
 from notify.wire import BridgedTransaction, PackedBridgeBatch
 
 

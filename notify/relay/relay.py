@@ -24,11 +24,12 @@ from notify.outbox import SERVER
 from notify.relay.by_id import ById
 from notify.relay.by_position import ByPosition
 from notify.relay.leases import LEASE_SECONDS, Leases, leases_of
-from notify.relay.mover import Mover, Relayed, in_thread
+from notify.relay.mover import Mover, Relayed
 from notify.relay.rows import Rows, is_away
 from notify.sinks.showing import Showing
 from notify.sinks.sink import PutsById, open_sink
 from notify.storage.sql import registry
+from notify.threads import in_thread
 from notify.wire import RefusedReport
 
 log = logging.getLogger("notify.relay")
@@ -94,7 +95,7 @@ class Relay:
         finally:
             await sink.close()
             with contextlib.suppress(sa.exc.SQLAlchemyError):
-                await asyncio.to_thread(self._leases.close)
+                await in_thread(self._leases.close)
 
     def _lose_sessions(self) -> None:
         """The next session is a new one: this database may be a standby now, and its address another server's."""

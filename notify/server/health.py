@@ -21,9 +21,9 @@ from notify.server.data.answer import Answer
 from notify.server.metrics import Exposition
 from notify.server.running import Running
 from notify.server.shipping import Shipping
-from notify.server.tasks import in_thread
 from notify.server.watch.alarms import MEANING, Alarms
 from notify.server.watch.group_state import GroupState
+from notify.threads import in_thread
 from notify.wire import JSON, encode_json
 
 STALLED_US = 10_000_000

@@ -21,11 +21,12 @@ from notify import faults
 from notify.backoff import Backoff
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError
-from notify.server.tasks import ended, in_thread
+from notify.server.tasks import ended
 from notify.settings import Settings
 from notify.storage.capabilities import Shippable
 from notify.storage.shipped import identity
 from notify.storage.shipped.standing import Order, Standing
+from notify.threads import in_thread
 from notify.wire import instant
 
 log = structlog.get_logger("notify.server")

@@ -33,7 +33,7 @@ from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
 from notify.server.shipping import Shipping
-from notify.server.tasks import ended, in_thread
+from notify.server.tasks import ended
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.chart_file import ChartFile
 from notify.server.watch.figures import Figures
@@ -44,6 +44,7 @@ from notify.storage.capabilities import Shippable, shard_names
 from notify.storage.queues import queues_of
 from notify.storage.sql.registry import Member
 from notify.storage.transactions import TransactionStore
+from notify.threads import in_thread
 
 
 @contextlib.asynccontextmanager

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import httptools
 
 from notify.errors import InvalidRequest, Unavailable
-from notify.server.tasks import in_thread
 from notify.settings import Settings
+from notify.threads import in_thread
 
 SECONDS = 10.0
 """For the whole of a call, from the look-up of the name to the last byte of the answer."""

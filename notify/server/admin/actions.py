@@ -9,7 +9,7 @@ from fastapi import APIRouter
 
 from notify.limits import check_between
 from notify.server.admin.writes import Desk
-from notify.server.tasks import in_thread
+from notify.threads import in_thread
 from notify.wire import instant
 
 

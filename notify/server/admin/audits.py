@@ -11,7 +11,7 @@ from pydantic import Field
 from notify.errors import NotFound
 from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.tasks import in_thread
+from notify.threads import in_thread
 from notify.wire import instant
 
 REPORT_BYTES = 512 << 10

@@ -15,9 +15,9 @@ from pydantic import Field
 from notify import __version__
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.server.admin.writes import Asker, Desk, Who, Write
-from notify.server.tasks import in_thread
 from notify.storage.log import LogStore
 from notify.storage.shipped import records
+from notify.threads import in_thread
 
 AT_ONCE = 3
 """The most snapshots at once: each keeps the disk space of segments that the log has dropped since."""

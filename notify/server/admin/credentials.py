@@ -14,7 +14,7 @@ from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.rights import parse_rights
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.tasks import in_thread
+from notify.threads import in_thread
 from notify.wire import instant
 
 DAYS, MOST_DAYS = 90.0, 3650.0

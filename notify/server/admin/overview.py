@@ -10,8 +10,8 @@ from fastapi import APIRouter
 from notify import __version__
 from notify.errors import Unavailable
 from notify.server.admin.writes import Desk, SpanName
-from notify.server.tasks import in_thread
 from notify.storage.capabilities import shard_names
+from notify.threads import in_thread
 from notify.wire import instant
 
 

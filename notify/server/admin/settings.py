@@ -14,8 +14,8 @@ from notify.limits import check_between
 from notify.server import webhooks
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.configuration.revisions import Configuration, Revision
-from notify.server.tasks import in_thread
 from notify.settings import Settings, environment_name
+from notify.threads import in_thread
 from notify.wire import instant
 
 SECRET = "(secret)"

@@ -19,12 +19,12 @@ from notify.server.groups import Groups, Letters, TopicViews
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
 from notify.server.shipping import Shipping
-from notify.server.tasks import in_thread
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
 from notify.server.watch.silences import Silences
 from notify.storage.topics import Topic
+from notify.threads import in_thread
 
 log = structlog.get_logger("notify.server")
 

@@ -23,8 +23,9 @@ from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.last_known import Known, LastKnown
 from notify.server.configuration.records import CREDENTIALS, SETTINGS, Records
 from notify.server.configuration.revisions import Configuration, Revision
-from notify.server.tasks import ended, in_thread
+from notify.server.tasks import ended
 from notify.settings import Settings
+from notify.threads import in_thread
 from notify.wire import instant
 
 log = structlog.get_logger("notify.server")

@@ -10,8 +10,8 @@ import structlog
 
 from notify import faults
 from notify.errors import InvalidRequest
-from notify.server.tasks import in_thread
 from notify.settings import Settings
+from notify.threads import in_thread
 
 log = structlog.get_logger("notify.server")
 

@@ -10,7 +10,8 @@ from notify.clock import Clock
 from notify.errors import Conflict
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.redrive import RedriveSpec, Redriving, Wanted
-from notify.server.tasks import ended, in_thread
+from notify.server.tasks import ended
+from notify.threads import in_thread
 
 BATCH = 500
 

@@ -18,10 +18,11 @@ from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
 from notify.server.shipping import Shipping
-from notify.server.tasks import ended, in_thread
+from notify.server.tasks import ended
 from notify.server.watch.group_state import GroupState, Watched
 from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Complaining
+from notify.threads import in_thread
 from notify.wire import encode_json, instant
 
 log = structlog.get_logger("notify.server")

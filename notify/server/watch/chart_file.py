@@ -13,10 +13,11 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from notify.server.tasks import ended, in_thread
+from notify.server.tasks import ended
 from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
 from notify.server.watch.series import Kept
+from notify.threads import in_thread
 
 log = structlog.get_logger("notify.server")
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.errors import Conflict, NotFound
-from notify.server.tasks import in_thread
+from notify.threads import in_thread
 from notify.wire import instant
 
 MOST_SILENCES = 1000
