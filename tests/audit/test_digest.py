@@ -275,6 +275,7 @@ def test_planted_faults_are_found_from_a_digest(spark: Any, database_urls: dict[
     assert 0 < faulty.slots["read"] < faulty.slots["compared"]
 
 
+@pytest.mark.long
 def test_a_digest_that_fails_is_no_audit_that_fails(spark: Any, trade: Trade, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(digest: TableDigest, pool: ThreadPoolExecutor) -> Any:
         raise OperationalError("SELECT", {}, Exception("function bit_xor(bigint) does not exist"))

@@ -94,6 +94,7 @@ def test_what_harms_nothing_passes(spark: Any, trade: Trade, tmp_path: Path) -> 
 # --- databases ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_inbox_and_local_rows_that_were_wiped(spark: Any, trade: Trade) -> None:
     """Each has its reason; `make audit-faults` has each alone."""
     trade.execute(WITH_INBOX, "DELETE FROM notify_inbox")
@@ -114,6 +115,7 @@ def test_a_database_that_was_not_given(spark: Any, trade: Trade, missing: str) -
     assert any(wanted in reason for reason in result.reasons), result.reasons
 
 
+@pytest.mark.long
 def test_the_databases_of_an_inbox_and_of_a_sender_were_not_given(spark: Any, trade: Trade) -> None:
     """Each has its reason."""
     result = audited(spark, trade, services=["shop"])
@@ -132,6 +134,7 @@ def test_a_database_that_is_given_twice(spark: Any, trade: Trade) -> None:
 # --- logs that are not whole ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_first_segment_is_missing(spark: Any, trade: Trade) -> None:
     """No record says that it was dropped on purpose."""
     trade.segments()[0].unlink()

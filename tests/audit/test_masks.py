@@ -66,7 +66,7 @@ def masked(groups: Groups, row: Any, mask: str) -> set[str]:
     return set(groups.of([row[f"{mask}{b}"] for b in range(groups.blocks)]))
 
 
-@pytest.mark.parametrize("names", [NAMES, NAMES[50:57]])
+@pytest.mark.parametrize("names", [pytest.param(NAMES, marks=pytest.mark.long), NAMES[50:57]])
 def test_segments_with_different_groups_are_read_by_one_plan(spark: Any, log: LogInput, names: list[str]) -> None:
     """Whatever was acknowledged is in the masks, or is an acknowledgement of its own."""
     groups = Groups(names)

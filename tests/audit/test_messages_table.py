@@ -100,6 +100,7 @@ def test_each_message_once_beside_kills(lake: Any, own_server: ServerProcess, tm
         everything.drop("topic_number").write.format("notify_table").mode("append").save(table)
 
 
+@pytest.mark.long
 def test_a_store_that_is_away(lake: Any, server: ServerProcess, tmp_path: Path) -> None:
     topic = make(server.url, "store-away", 1)
     send(server.url, topic, 0, 5)

@@ -201,6 +201,7 @@ def test_messages_of_a_damaged_object_are_pending(spark: Any, sound: Trade, own_
     assert result.counts["PENDING"] > 0 and result.counts["LOST"] == 0
 
 
+@pytest.mark.long
 def test_a_range_before_what_the_server_dropped_is_inconclusive(
     spark: Any, sound: Trade, own_store: Path, tmp_path: Path
 ) -> None:

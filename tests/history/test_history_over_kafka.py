@@ -17,7 +17,7 @@ pytest.importorskip("confluent_kafka")
 
 SECONDS = 4.0
 PAUSE = 0.25
-LEAST = Least(messages=500, faults={"node killed": 1}, seconds=PATIENCE_SECONDS)
+LEAST = Least(messages=300, faults={"node killed": 1}, seconds=PATIENCE_SECONDS)
 """One in 25 of half of the messages is delayed."""
 
 

@@ -36,7 +36,7 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.dying_batches import POINTS, consume_and_die
 from tests.support.groups import running
 from tests.support.http import admin, ask
-from tests.support.queues import Queue
+from tests.support.queues import LONG_OVER_KAFKA, Queue
 from tests.support.shop import Base, Order, items
 
 
@@ -237,6 +237,7 @@ def test_every_mode_has_batches(queue: Queue, unique: str, mode: Mode) -> None:
     assert seen == Counter(str(n) for n in range(9)) and consumer.failed == 1
 
 
+@LONG_OVER_KAFKA
 def test_a_reset_gives_batches_again(queue: Queue, unique: str, inbox_engine: sa.Engine) -> None:
     """With an inbox they take no effect again; on a queue server a reset may say that they do."""
     queue.make_topic(unique)
@@ -289,6 +290,7 @@ def test_a_process_killed_in_a_batch_loses_and_doubles_nothing(
     assert letters(queue, unique) == {}
 
 
+@LONG_OVER_KAFKA
 def test_stopping_finishes_the_batch_under_way(queue: Queue, unique: str) -> None:
     queue.make_topic(unique)
     sent = [str(n) for n in range(100, 120)]
@@ -359,6 +361,7 @@ def test_an_instance_that_comes_gets_what_waits_for_a_batch_elsewhere(queue: Que
     assert sorted(seen) == sent and sum(seen.values()) - len(sent) <= size
 
 
+@LONG_OVER_KAFKA
 def test_an_instance_that_comes_gets_what_waits_for_single_handling_beside_batches(queue: Queue, unique: str) -> None:
     """A consumer that has a handler of batches, too, holds more messages than its threads handle."""
     queue.make_topic(unique, 2)

@@ -20,7 +20,7 @@ from notify.errors import Conflict
 from tests.support.clock import eventually
 from tests.support.groups import redrive, running
 from tests.support.http import REASON, admin, ask
-from tests.support.queues import Queue
+from tests.support.queues import LONG_OVER_KAFKA, Queue
 
 
 def consumer_of(queue: Queue, group: str, topic: str, seen: list[str], **options: Any) -> Consumer:
@@ -38,6 +38,7 @@ def send(queue: Queue, topic: str, *texts: str) -> list[str]:
 # --- where a group begins -------------------------------------------------------------------------------------
 
 
+@LONG_OVER_KAFKA
 def test_a_group_begins_where_it_says(queue: Queue, unique: str) -> None:
     queue.make_topic(unique)
     send(queue, unique, "a1", "a2", "a3")
@@ -148,6 +149,7 @@ def test_handlers_see_each_key_in_order(queue: Queue, unique: str) -> None:
 # --- one instance ---------------------------------------------------------------------------------------------
 
 
+@LONG_OVER_KAFKA
 def test_a_second_exclusive_instance_is_refused(queue: Queue, unique: str) -> None:
     queue.make_topic(unique, 2)
     seen: list[str] = []
@@ -263,6 +265,7 @@ def test_resets(queue: Queue, unique: str) -> None:
     assert Counter(seen) == Counter({"a": 2, "b": 2, "c": 2, "d": 1})
 
 
+@LONG_OVER_KAFKA
 def test_a_reset_forward_leaves_out(queue: Queue, unique: str) -> None:
     queue.make_topic(unique)
     seen: list[str] = []
@@ -292,6 +295,7 @@ def test_resets_that_cannot_be_are_refused(queue: Queue, unique: str) -> None:
     assert (answered, "effects are not replayed" in str(problem)) == ((422, True) if queue.is_kafka else (200, False))
 
 
+@LONG_OVER_KAFKA
 def test_a_letter_that_is_sent_again_begins_anew(queue: Queue, unique: str) -> None:
     """With its first attempt, once, and under an id by which an inbox knows it."""
     is_mended = threading.Event()

@@ -32,7 +32,7 @@ from notify.wire import BridgedTransaction, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.http import ask
-from tests.support.queues import Queue
+from tests.support.queues import LONG_OVER_KAFKA, Queue
 from tests.support.shop import Base, Order, items
 
 
@@ -111,6 +111,7 @@ def test_return_is_ack_raise_is_retry_dead_letter_is_dead(queue: Queue, unique: 
     assert {(m["headers"]["notify-dead-letter-topic"], m["headers"]["h"]) for m in dead} == {(unique, "v")}
 
 
+@LONG_OVER_KAFKA
 def test_the_wait_doubles_up_to_its_bound(queue: Queue, unique: str) -> None:
     """No wait is shorter than the group says; how much longer it is, a loaded machine says."""
     began: list[float] = []
@@ -171,6 +172,7 @@ def test_a_body_that_its_handler_cannot_decode_is_a_dead_letter_at_once(queue: Q
     ]
 
 
+@LONG_OVER_KAFKA
 def test_an_error_that_is_no_text_fails_no_ack_beside_it(
     queue: Queue, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,6 +245,7 @@ def test_a_handler_that_exits_ends_its_consumer(
     assert again == [("exits", 2)]
 
 
+@LONG_OVER_KAFKA
 def test_a_slow_handler_keeps_its_message(queue: Queue, unique: str) -> None:
     """Longer than its lease of a second, beside a second instance that is idle."""
     attempts: list[int] = []
@@ -293,6 +296,7 @@ def test_stopping_finishes_what_is_under_way(queue: Queue, unique: str) -> None:
     assert consumer.handled == len(begun) and sorted(begun + seen) == ["under way", "waits"]
 
 
+@LONG_OVER_KAFKA
 def test_what_outlasts_the_drain_comes_again(queue: Queue, unique: str) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
     consumer = Consumer(queue.url, group=unique, lease=1, drain=0)
@@ -381,6 +385,7 @@ def test_what_has_expired_is_left_out(queue: Queue, unique: str) -> None:
 # --- which messages -------------------------------------------------------------------------------------------
 
 
+@LONG_OVER_KAFKA
 def test_tags_and_filters_choose_and_the_rest_is_done(queue: Queue, unique: str) -> None:
     """The handler's own name for a topic comes before a pattern."""
     other = f"{unique}.by-tag"

@@ -19,7 +19,7 @@ from notify.wire import BridgedTransaction, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.http import REASON, ask
-from tests.support.queues import Queue
+from tests.support.queues import LONG_OVER_KAFKA, Queue
 
 
 def noting(queue: Queue, group: str, topic: str, seen: list[str], mode: str) -> Consumer:
@@ -48,6 +48,7 @@ def test_modes_of_one_group(queue: Queue, unique: str, one: str, other: str) -> 
         eventually(lambda: queue.is_consumed(group), "the consumer to receive")
 
 
+@LONG_OVER_KAFKA
 def test_another_mode_beside_a_running_consumer(queue: Queue, unique: str) -> None:
     """A queue server refuses it. Over Kafka instances may be shared and ordered at once: each keeps to its own."""
     queue.make_topic(unique, 2)
@@ -92,6 +93,7 @@ def test_instances_share_a_queue_or_have_partitions_each(queue: Queue, unique: s
     assert shares == ([0, 8] if queue.is_kafka else [4, 4])
 
 
+@LONG_OVER_KAFKA
 def test_without_an_inbox_only_a_queue_server_knows_ids(queue: Queue, unique: str) -> None:
     transaction = BridgedTransaction(ids.to_text(ids.new_id()), "senders", [PackedMessage(unique, body=b"twice")])
     queue.sender.again(transaction)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+import pytest
+
 from notify import ids
 from notify.client import Message
 from notify.client.loop import LoopThread
@@ -16,6 +18,11 @@ from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support import groups
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import admin
+
+LONG_OVER_KAFKA = pytest.mark.parametrize(
+    "queue", ["queue server", pytest.param("Kafka", marks=pytest.mark.long)], indirect=True
+)
+"""For tests whose promise others of their file show over Kafka as well: there they run in `make test-long`."""
 
 
 class Sender:
