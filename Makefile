@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-peers siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -162,6 +162,11 @@ bench-peers: install
 	@$(PY) -m notify.bench.peers --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),6) \
 		--callers $(or $(CALLERS),1 32 128 1024)
 
+# CPU a transaction of server and client by function, of the working tree and of BASE=<revision>, with CLIENTS=1024
+# callers: a minute each.
+profile: install
+	@$(PY) -m notify.bench.profile --clients $(or $(CLIENTS),1024) $(if $(BASE),--base $(BASE),)
+
 # A backlog handled in batches of BATCH=500 beside one handled message by message, with an inbox on PostgreSQL: 2 minutes.
 bench-batches: install
 	$(PY) -m notify.bench.batches --messages $(or $(MESSAGES),20000) --batch $(or $(BATCH),500)
@@ -190,9 +195,10 @@ bench: install
 bench-queue: install
 	$(PY) -m notify.bench.bars.queue
 
-# MESSAGES=20000000 piled up: producers beside it, memory, start after kill -9, draining it cold.
+# MESSAGES=20000000 of BODY=256 bytes piled up: rates and memory by tenths, producers beside it, start after kill -9,
+# draining it cold.
 bench-backlog: install
-	$(PY) -m notify.bench.bars.backlog --messages $(or $(MESSAGES),20000000)
+	$(PY) -m notify.bench.bars.backlog --messages $(or $(MESSAGES),20000000) --body $(or $(BODY),256)
 
 # SQL storage beside the database's own ceiling, and the bridge: 4 minutes.
 bench-sql: install

@@ -6,6 +6,7 @@ The producers' rate is compared with that of a server with an empty log, in inte
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import statistics
 import subprocess
@@ -21,6 +22,8 @@ from notify.bench.requests import subscribe
 from notify.testing.process import ServerProcess
 
 TOPICS = 16
+PARTS = 10
+"""The backlog is stored and drained in so many parts, each with its rate, so that it shows whether rates stay."""
 PILE_GROUP, HEAD_GROUP, FROM_START = "down", "head", "from-start"
 
 
@@ -43,8 +46,8 @@ def run(plan: Plan) -> dict[str, Any]:
         stack.callback(piled.stop)
         for n in range(TOPICS):
             subscribe(piled.url, PILE_GROUP, f"bench-{n}")
-        half = _fill(piled, plan, plan.messages // 2)
-        full = _fill(piled, plan, plan.messages - plan.messages // 2)
+        bounds = [plan.messages * part // PARTS for part in range(PARTS + 1)]
+        filled = [_fill(piled, plan, end - begin) for begin, end in itertools.pairwise(bounds)]
         empty = ServerProcess(directory / "empty").start()
         stack.callback(empty.stop)
         ratio, spread, rate, sent = _producers(plan, piled, empty, directory)
@@ -61,10 +64,12 @@ def run(plan: Plan) -> dict[str, Any]:
         "ratio_to_empty": round(ratio, 3),
         "spread": spread,
         "transactions_per_second_empty": round(rate),
-        "resident_mb": round(max(resident, full)),
-        "resident_mb_at_half": round(half),
+        "fill_per_second": [round(rate) for rate, _ in filled],
+        "resident_mb": round(max(resident, filled[-1][1])),
+        "resident_mb_by_part": [round(megabytes) for _, megabytes in filled],
         "ready_seconds": round(ready, 2),
         "drain_per_second": round(drained["unique"] / drained["seconds"]),
+        "drain_per_second_by_part": _rates(drained["marks"]),
         "caches_dropped": caches_dropped,
         **beside,
         "messages": plan.messages,
@@ -75,12 +80,12 @@ def run(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _fill(server: ServerProcess, plan: Plan, messages: int) -> float:
-    """Store the backlog, and return the server's RssAnon in MB."""
+def _fill(server: ServerProcess, plan: Plan, messages: int) -> tuple[float, float]:
+    """Store a part of the backlog; messages a second, and the server's RssAnon in MB."""
     spec = {"url": server.url, "messages": messages, "body": plan.body, "topics": TOPICS}
-    children.result(children.start("notify.bench.fill", spec))
+    filled = children.result(children.start("notify.bench.fill", spec))
     time.sleep(2)  # lets the server finish sealing a segment
-    return server.anonymous_bytes() / (1 << 20)
+    return messages / filled["seconds"], server.anonymous_bytes() / (1 << 20)
 
 
 def _load(plan: Plan, server: ServerProcess, directory: Path) -> subprocess.Popen[str]:
@@ -157,6 +162,13 @@ def _drain(server: ServerProcess, group: str, messages: int) -> dict[str, Any]:
     spec = {"url": server.url, "groups": [group], "expected": messages}
     group_result: dict[str, Any] = children.result(children.start("notify.bench.drain", spec))["groups"][0]
     return group_result
+
+
+def _rates(marks: list[tuple[float, int]]) -> list[int]:
+    """Messages a second of each part of a drain, by its instants and how many messages had come by then."""
+    bounds = [len(marks) * part // PARTS for part in range(PARTS)] + [len(marks) - 1]
+    pairs = itertools.pairwise(marks[bound] for bound in bounds)
+    return [round((last[1] - first[1]) / max(last[0] - first[0], 1e-9)) for first, last in pairs]
 
 
 def drop_caches(directory: Path) -> bool:

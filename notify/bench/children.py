@@ -37,6 +37,7 @@ def start_load(url: str, ids: Path, *, clients: int, seconds: float, **others: A
         "rate": 0.0,
         "warmup": 1.0,
         "batching": True,
+        "queues_outcomes": False,
         "directory": str(ids.parent),
     }
     return start("notify.bench.load", spec | others)

@@ -42,6 +42,7 @@ class Drain:
         self.first_at = self.last_at = 0.0
         self.latencies = array("d")
         self.marks: list[tuple[float, int]] = []
+        """Instants, and how many messages had come by then."""
 
     async def receive(self, wait: float) -> Received:
         request = Receive(instance=f"{self.group}-bench", max=self.spec.get("max", MAX), wait=wait, lease=60)
@@ -76,7 +77,7 @@ class Drain:
             self.first_at = self.first_at or now
             self.last_at = now
             self.count(received)
-            self.marks.append((time.time(), len(received.messages)))
+            self.marks.append((now, self.received))
             if self.is_slow:
                 break  # a slow group keeps its messages and asks for no more
             body = encode_msgpack(Settle(ranges([m.receipt for m in received.messages])))
@@ -97,7 +98,7 @@ class Drain:
             "unique": self.unique,
             "seconds": max(self.last_at - self.first_at, 1e-9),
             "latencies": latencies[:: max(1, len(latencies) // 2000)],
-            "marks": self.marks[:: max(1, len(self.marks) // 20_000)] if self.spec.get("marks") else [],
+            "marks": self.marks[:: max(1, len(self.marks) // 1000)],
         }
 
 

@@ -20,7 +20,9 @@ from notify.testing.process import ServerProcess
 class Plan:
     """The load to measure: `clients` callers in `processes` processes, `rate` transactions/s in all (0: no limit).
 
-    With `consume` and `end_to_end` each transaction is timed from its caller's commit to the consumer.
+    With `queues_outcomes` a caller goes on once its outcome is queued, as a session of the SDK does after its commit; a
+    transaction counts once its outcome is acknowledged. With `consume` and `end_to_end` each transaction is timed from
+    its caller's commit to the consumer.
     """
 
     clients: int = 128
@@ -34,6 +36,7 @@ class Plan:
     consume: bool = False
     end_to_end: bool = False
     batching: bool = True
+    queues_outcomes: bool = False
     url: str | None = None
     dsn: str | None = None
     storage: str | None = None
@@ -90,6 +93,7 @@ def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subproces
         topics=plan.topics,
         rate=plan.rate,
         batching=plan.batching,
+        queues_outcomes=plan.queues_outcomes,
         commits=str(directory / f"commits-{number}") if plan.end_to_end else None,
     )
 

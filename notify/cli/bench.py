@@ -37,6 +37,9 @@ def transactions(
     topics: int = typer.Option(16, min=1, max=100_000, help="Topics that the messages are spread over."),
     seconds: float = typer.Option(8.0, min=0.5, max=3600, help="Measured time, after a warm-up of 2 s."),
     rate: float = typer.Option(0.0, min=0, help="Transactions/s in all; 0: as fast as possible."),
+    queue_outcomes: bool = typer.Option(
+        False, "--queue-outcomes", help="Callers go on once an outcome is queued, as sessions do after their commit."
+    ),
     consume: bool = typer.Option(False, "--consume", help="Also deliver and acknowledge everything."),
     no_batching: bool = typer.Option(False, "--no-batching", help="Send each half in a request of its own."),
     url: str | None = typer.Option(None, help="A running server, instead of a new one."),
@@ -57,6 +60,7 @@ def transactions(
         rate=rate,
         consume=consume,
         batching=not no_batching,
+        queues_outcomes=queue_outcomes,
         url=url,
         dsn=dsn,
         storage=storage,

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 WORK = Work(callers=(1, 128))
 OURS = {
     "visible_1": 1000.0, "recorded_1": 1000.0, "visible_128": 16_000.0, "recorded_128": 16_000.0, "delivered": 20_000.0,
+    "awaited_1": 750.0, "awaited_128": 15_000.0,
     "paced": 2000.0, "end_to_end_p50": 2.0, "end_to_end_p99": 9.0, "drain": 200_000.0, "fan_out": 300_000.0,
 }  # fmt: skip
 THEIRS = {
@@ -92,7 +93,9 @@ def ratios(comparison: Comparison) -> dict[str, float | None]:
 def test_a_ratio_is_ours_by_theirs_of_what_a_consumer_can_get() -> None:
     assert ratios(compared((OURS, THEIRS))) == {
         "1": 2.0,
+        "1_awaited": 1.5,  # our callers wait until the outcome is recorded, and theirs do not
         "128": 3.2,
+        "128_awaited": 3.0,
         "best": 4.0,  # delivered and acknowledged, by the best visible rate and not by the best recorded
         "best_settled": 2.5,
         "best_recorded": 3.2,
@@ -149,7 +152,7 @@ def test_the_table_has_medians_and_ranges() -> None:
     lines = table(compared((OURS, THEIRS), (OURS, THEIRS | {"visible_1": 400.0})), {"rocketmq": "5.5.0"}).splitlines()
     assert lines[0] == "|  | Notify | Rocketmq 5.5.0 | ratio |"
     assert lines[2] == "| 1 caller, visible transactions/s | 1,000 | 450 | 2.25 (2.00 to 2.50) |"
-    assert lines[7] == "| 2,000 transactions/s, from commit to handler, p50 (ms) | 2.00 | 50.00 | 0.040 |"
+    assert lines[9] == "| 2,000 transactions/s, from commit to handler, p50 (ms) | 2.00 | 50.00 | 0.040 |"
     assert len(lines) == 2 + len(rows(WORK)) and len({line.count("|") for line in lines}) == 1
 
 
@@ -162,7 +165,7 @@ def test_the_chart_has_a_bar_for_each_ratio() -> None:
     drawn = ElementTree.fromstring(chart.chart(compared((OURS, THEIRS | {"paced": 1.0, "drain": 0.0}))))
     texts = [text.text for text in drawn.findall("{*}text")]
     bars = [bar for bar in drawn.findall("{*}rect") if bar.get("width") != "12"]
-    assert len(bars) == 6 and texts.count("not measured") == 3
+    assert len(bars) == 8 and texts.count("not measured") == 3
     assert {"3.2", "0.5", "100"} - {str(text) for text in texts} == {"100"}  # the axis ends with the next power of ten
     assert all(float(bar.get("width") or -1) >= 0 for bar in bars)
 

@@ -22,10 +22,11 @@ BARS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=20_000_000)
+    parser.add_argument("--body", type=int, default=256)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
-    figures = run(Plan(messages=options.messages, runs=options.runs, seconds=options.seconds))
+    figures = run(Plan(messages=options.messages, body=options.body, runs=options.runs, seconds=options.seconds))
     print(json.dumps(figures), flush=True)
     missed = (
         [f"{figures['lost']} lost, {figures['duplicated']} doubled"] if figures["lost"] or figures["duplicated"] else []

@@ -37,10 +37,13 @@ LATENCIES = ("end_to_end_p50", "end_to_end_p99")
 
 def rows(work: Work) -> list[Row]:
     """The compared figures, in the order of the table."""
-    callers = [
-        Row(str(n), f"{n:,} caller{'s' * (n > 1)}, visible transactions/s", f"visible_{n}", f"visible_{n}")
-        for n in work.callers
-    ]
+    callers = []
+    for n in work.callers:
+        name, theirs = f"{n:,} caller{'s' * (n > 1)}", f"visible_{n}"
+        callers += [
+            Row(str(n), f"{name}, visible transactions/s", f"visible_{n}", theirs),
+            Row(f"{n}_awaited", f"{name}, ours waiting for the outcome", f"awaited_{n}", theirs),
+        ]
     paced = f"{work.pace:,} transactions/s, from commit to handler"
     return [
         *callers,

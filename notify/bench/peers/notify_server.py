@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,29 @@ class Notify:
     def steps(self) -> list[Step]:
         most = max(self._work.callers)
         delivered = Step(f"{most:,} callers, delivered and acknowledged", lambda: self.delivered(most))
-        return [*usual_steps(self, self._work), delivered]
+        awaiting = [
+            Step(f"{callers:,} waiting for outcomes", partial(self.awaited, callers)) for callers in self._work.callers
+        ]
+        return [*usual_steps(self, self._work), *awaiting, delivered]
 
     def _transactions(self, clients: int, **options: Any) -> dict[str, Any]:
         plan = transactions.Plan(clients=clients, seconds=self._work.seconds, topics=1, body=BODY, **options)
         return transactions.run(plan)
 
     def transactions(self, callers: int) -> Run:
-        """An acknowledged commit is in its queue: all that is recorded is visible, as the verification shows."""
-        got = self._transactions(callers)
+        """As a session does: its caller goes on once the outcome is queued, and what is counted was acknowledged.
+
+        An acknowledged commit is in its queue: all that is recorded is visible, as the verification shows.
+        """
+        got = self._transactions(callers, queues_outcomes=True)
         rate = got["transactions_per_second"]
         figures = {f"{name}_{callers}": rate for name in ("recorded", "visible", "settled")}
         return _run(figures | {f"p50_{callers}": got["p50_ms"], f"p99_{callers}": got["p99_ms"]}, got)
+
+    def awaited(self, callers: int) -> Run:
+        """Figure `awaited_N`: transactions a second of callers that wait until their outcome is recorded."""
+        got = self._transactions(callers)
+        return _run({f"awaited_{callers}": got["transactions_per_second"]}, got)
 
     def delivered(self, callers: int) -> Run:
         """Figure `delivered`: messages a second that a consumer has acknowledged, beside as many callers."""
