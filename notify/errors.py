@@ -12,6 +12,7 @@
     ├── Unauthorized              no token, or a token that is not valid (401)
     ├── Forbidden                 the caller lacks the right (403)
     ├── WrongRole                 this server lacks the role for the request: ask another member (421)
+    ├── WrongShard                the key, or the transaction, belongs to another shard: send it there (421)
     ├── StaleReceipt              the receipt's lease has ended (410)
     ├── Unavailable               try again: the server is away, starting or overloaded (503)
     │   ├── Backpressure          a rate limit, or a full backlog: try again after `retry_after` s (429)
@@ -104,6 +105,15 @@ class Forbidden(NotifyError):
 class WrongRole(NotifyError):
     code = "wrong_role"
     status = 421
+
+
+class WrongShard(NotifyError):
+    code = "wrong_shard"
+    status = 421
+
+    def __init__(self, detail: str, shard: str) -> None:
+        super().__init__(detail)
+        self.shard = shard
 
 
 class StaleReceipt(NotifyError):

@@ -16,6 +16,7 @@ from typing import Any
 
 from notify.errors import InvalidRequest
 from notify.limits import LIMITS
+from notify.workers import MOST, worker_names
 
 
 def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **flags: bool) -> Any:
@@ -73,6 +74,14 @@ class Settings:
     shard: str = _setting(
         "main",
         "The name of this server's log or database among several. An outcome names the shard that stored its half.",
+    )
+    workers: int = _setting(
+        1,
+        "How many processes serve, each on a core and with a log of its own; they divide the keys among themselves. "
+        "The data directory remembers the number. The first listens on `port`, the others on the ports behind it (with "
+        "0 on any), and clients find them by themselves.",
+        1,
+        MOST,
     )
     create_topics: bool = _setting(
         True,
@@ -257,6 +266,11 @@ class Settings:
         "", "The hosts that webhooks may be sent to: `host:port`, separated by commas. Redirects are not followed."
     )
     webhook_secret: str = _setting("", "The key that webhooks are signed with (HMAC-SHA-256).", secret=True)
+
+    @property
+    def key_shards(self) -> tuple[str, ...]:
+        """The shards among which workers divide the keys; empty where one server has them all."""
+        return worker_names(self.workers) if self.workers > 1 else ()
 
     @property
     def takes_messages(self) -> bool:

@@ -33,6 +33,9 @@ def register(app: typer.Typer) -> None:
         ),
         room: str | None = typer.Option(None, help="Label of this server's place. [env: NOTIFY_ROOM]"),
         shard: str | None = typer.Option(None, help="Name of this log among several. [env: NOTIFY_SHARD]"),
+        workers: int | None = typer.Option(
+            None, help="Processes that serve, each on a core and with a log of its own. [env: NOTIFY_WORKERS]"
+        ),
         ship_to: str | None = typer.Option(
             None, help="Object store to ship the log to: s3://bucket/prefix, file:///directory. [env: NOTIFY_SHIP_TO]"
         ),
@@ -58,9 +61,10 @@ def register(app: typer.Typer) -> None:
         ),
     ) -> None:
         """Run a server: transactions and queues in one log on the local disk, or transactions in a database."""
-        from notify.server.serve import serve as run
+        from notify.server.serve import serve
+        from notify.server.supervisor import supervise
 
-        flags: dict[str, Any] = {"host": host, "port": port, "data_dir": data_dir, "shard": shard}
+        flags: dict[str, Any] = {"host": host, "port": port, "data_dir": data_dir, "shard": shard, "workers": workers}
         flags |= {"access": access, "tls_certificate": tls_certificate, "tls_key": tls_key}
         flags |= {"tls_client_ca": tls_client_ca}
         flags |= {"ship_to": ship_to, "ship_every": ship_every, "ship_rate": ship_rate}
@@ -71,6 +75,7 @@ def register(app: typer.Typer) -> None:
         def greet(address: str, topics: int) -> None:
             say(greeting(settings, address, topics))
 
+        run = serve if settings.workers == 1 else supervise
         raise typer.Exit(run(settings, greet if is_terminal() else None))
 
 
@@ -84,6 +89,8 @@ def greeting(settings: Settings, address: str, topics: int) -> str:
         storage = f"transactions in a database, as shard {settings.shard}; a bridge or relay moves the messages"
     elif settings.kafka:
         storage = "nothing here: this server shows and steers the groups of Kafka"
+    elif settings.workers > 1:
+        storage = f"{settings.workers} workers, each with a log in {directory}, {topics} topics"
     else:
         storage = f"the log in {directory}, {topics} topics"
     access = f"on; {token} has a token that may make others" if token.exists() else "on"

@@ -32,11 +32,14 @@ class Later:
 
 
 class Batcher(Generic[Item, Result]):
-    """Gathers items into requests. `send` gets a list and returns one result each, in order, or Later."""
+    """Gathers items into requests.
+
+    `send` gets a list and returns one for each item, in order: its result, Later, or an error of this item alone.
+    """
 
     def __init__(
         self,
-        send: Callable[[list[Item]], Awaitable[Sequence[Result | Later]]],
+        send: Callable[[list[Item]], Awaitable[Sequence[Result | Later | NotifyError]]],
         *,
         max_items: int = 1000,
         max_bytes: int = 4 << 20,

@@ -28,6 +28,8 @@ THREADS = 8
 """Checks that one listener, or the local table, answers at a time, each in a thread of its own."""
 WAITING = 64
 """Checks that wait for such a thread; one more is answered UNKNOWN at once, and the server asks it again."""
+PLACES_SECONDS = 2.0
+"""How often a checker looks whether servers with logs of their own were added or removed."""
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
 
@@ -130,13 +132,31 @@ class Checker:
         self.answered = 0
 
     async def run(self) -> None:
+        """Poll until cancelled: one server, or each that has a log of its own, since only it knows its halves."""
+        http = self._client.http
+        polling: dict[str | None, asyncio.Task[None]] = {}
+        try:
+            await http.known()
+            while True:
+                wanted: set[str | None] = set(http.places()) or {None}
+                for shard in polling.keys() - wanted:
+                    polling.pop(shard).cancel()
+                for shard in wanted - polling.keys():
+                    polling[shard] = asyncio.get_running_loop().create_task(self._poll_for_ever(shard))
+                await asyncio.sleep(PLACES_SECONDS)
+        finally:
+            for task in polling.values():
+                task.cancel()
+            await asyncio.gather(*polling.values(), return_exceptions=True)
+
+    async def _poll_for_ever(self, shard: str | None) -> None:
         """Poll until cancelled; an unreachable server or database is tried again."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             try:
                 if self._engine is not None and not self.source:
                     self.source = await self._read_source()
-                for check in await self._poll():
+                for check in await self._poll(shard):
                     await self._permits.acquire()
                     task = asyncio.get_running_loop().create_task(self._answer(check))
                     self._answers.add(task)
@@ -168,7 +188,7 @@ class Checker:
             exc_info=None if isinstance(error, NotifyError | CheckUnavailable) else error,
         )
 
-    async def _poll(self) -> list[Check]:
+    async def _poll(self, shard: str | None) -> list[Check]:
         topics = None
         if self._engine is None:
             topics = [topic for listener in self._listeners for topic in listener.topics]
@@ -180,7 +200,7 @@ class Checker:
             wait=POLL_SECONDS,
             max=100,
         )
-        polled: Checks = await call(self._client.http, "/v1/checks/poll", poll, Checks, POLL_SECONDS + 5)
+        polled: Checks = await call(self._client.http, "/v1/checks/poll", poll, Checks, POLL_SECONDS + 5, shard)
         return polled.checks
 
     async def _read_source(self) -> str:

@@ -117,6 +117,8 @@ class HttpClient:
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
+        self._base = parts.path.rstrip("/")
+        """In front of each path: a worker of several is reached so."""
         self._head_host = f"host: {parts.netloc}\r\n"
         self._token = token if isinstance(token, Token) else Token(token)
         self._heads: dict[tuple[str, str, str], str] = {}
@@ -158,7 +160,7 @@ class HttpClient:
     async def _ask(self, method: str, path: str, body: bytes, kind: str, shown: str) -> tuple[int, bytes]:
         head = self._heads.get((method, path, kind))
         if head is None:
-            head = f"{method} {path} HTTP/1.1\r\n{self._head_host}"
+            head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._head_host}"
             head += f"content-type: {kind}\r\naccept: {kind}\r\ncontent-length: "
             if len(self._heads) < 1000:
                 self._heads[(method, path, kind)] = head

@@ -195,7 +195,8 @@ class RowPurge:
 
 
 async def _ask(http: Servers, group: str, shard: str, names: Sequence[str]) -> list[Item]:
-    """How transactions stand on a shard; where a row names none (tombstones, the outbox): on any server.
+    """How transactions stand on a shard; where a row names none (tombstones, the outbox): on any server, or where each
+    has a log of its own, on the one that knows them.
 
     An outcome UNKNOWN decides nothing, and it is refused with 421 by a server that does not have the shard: what such
     a one does not know is not taken for unknown. (A question for states names no shard.)
@@ -204,10 +205,16 @@ async def _ask(http: Servers, group: str, shard: str, names: Sequence[str]) -> l
         outcomes = [OutcomeItem(id=name, outcome="UNKNOWN", shard=shard) for name in names]
         body = encode_msgpack(Outcomes(producer_group=group, outcomes=outcomes))
         answer = await http.call("POST", "/v1/transactions/outcomes", body, ASK_SECONDS, shard=shard)
-    else:
-        body = encode_msgpack(States(producer_group=group, ids=list(names)))
-        answer = await http.call("POST", "/v1/transactions/states", body, ASK_SECONDS)
-    return msgspec.msgpack.decode(answer, type=Items).items
+        return msgspec.msgpack.decode(answer, type=Items).items
+    await http.known()
+    body = encode_msgpack(States(producer_group=group, ids=list(names)))
+    known: dict[str, Item] = {}
+    for place in http.places() or (None,):
+        answer = await http.call("POST", "/v1/transactions/states", body, ASK_SECONDS, shard=place)
+        for item in msgspec.msgpack.decode(answer, type=Items).items:
+            if item.id not in known or known[item.id].status == 404:
+                known[item.id] = item
+    return [known[name] for name in names]
 
 
 def _noted(done: asyncio.Future[Any]) -> None:

@@ -4,6 +4,9 @@ Any server tells who the members are. A client keeps to one while that answers (
 stored their halves), prefers its own room, looks for changes every second or two, and tries another within the
 caller's deadline when one fails: ids make repeating safe. Where all addresses that it was given are https, so is every
 member that it uses: a token never goes out in the clear.
+
+Servers that divide the keys among their logs (the workers of one machine) say so: then a request is for one shard, and
+is repeated there alone.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,6 +26,7 @@ from notify.client.choosing import Candidate, Chooser, room_then_load
 from notify.client.http import HttpClient
 from notify.client.login import Shown, Token
 from notify.errors import Closed, DiskFull, InvalidRequest, NotifyError, Unavailable
+from notify.keys import shard_of_key
 from notify.wire import MSGPACK
 
 log = logging.getLogger("notify.client")
@@ -50,6 +55,15 @@ class _Member(msgspec.Struct):
 class _Members(msgspec.Struct):
     version: int
     members: list[_Member]
+    keys: list[str] = []
+    """The shards among which the servers divide the keys; empty: any server takes any key."""
+
+
+class Keyed(Protocol):
+    """A message on its way, as far as its place depends on it."""
+
+    @property
+    def key(self) -> str | None: ...
 
 
 _decode = msgspec.msgpack.Decoder(_Members).decode
@@ -91,6 +105,13 @@ class Servers:
         self._down: dict[str, float] = {}
         self._current = ""
         self._refreshing: asyncio.Task[None] | None = None
+        self._was_asked = asyncio.Event()
+        """Set once the members were asked for, whatever came of it."""
+        self.keys: tuple[str, ...] = ()
+        """The shards among which the servers divide the keys."""
+        self._apart: frozenset[str] = frozenset()
+        """The shards that some servers of the role have, and others have not."""
+        self._turn = 0
         self._closed = False
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -99,8 +120,7 @@ class Servers:
         self, method: str, path: str, body: bytes, seconds: float, kind: str = MSGPACK, shard: str | None = None
     ) -> bytes:
         """As HttpClient.call, on one server after the other within `seconds`; `shard`: of one that has it."""
-        if self._refreshing is None:
-            self._refreshing = asyncio.get_running_loop().create_task(self._refresh_for_ever())
+        self._begin_refreshing()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         tried: set[str] = set()
@@ -164,13 +184,51 @@ class Servers:
             members = [m for m in members if shard in m.shards] or members
         return [m.url for m in members]
 
+    async def known(self) -> None:
+        """Return once the members were asked for; a server that does not answer holds this up for a second or so."""
+        if not self._was_asked.is_set():
+            self._begin_refreshing()
+            await self._was_asked.wait()
+
+    def is_apart(self, shard: str | None) -> bool:
+        """Whether only some servers of the role have the shard, so that its requests are for these alone."""
+        return shard in self._apart
+
+    def places(self) -> Sequence[str]:
+        """A shard of each log, where the servers of the role have several; empty where all have the same storage."""
+        shards = {tuple(m.shards) for m in self._members if self._role in m.roles}
+        return sorted(names[0] for names in shards if names) if len(shards) > 1 else ()
+
+    def shard_of(self, messages: Iterable[Keyed]) -> str | None:
+        """The shard that messages sent as one belong to, by the first key in them; None: anywhere."""
+        if self.keys:
+            for message in messages:
+                if message.key is not None:
+                    return shard_of_key(message.key, self.keys)
+        return None
+
+    def next_shard(self) -> str:
+        """A shard for what has no key, where keys are divided: each in its turn, but for those that failed just now."""
+        now = asyncio.get_running_loop().time()
+        for _ in self.keys:
+            self._turn += 1
+            shard = self.keys[self._turn % len(self.keys)]
+            if any(self._down.get(url, 0.0) <= now for url in self.urls(shard)):
+                break
+        return shard
+
     def _candidate(self, url: str) -> Candidate:
         return next((Candidate(url, m.room, m.load) for m in self._members if m.url == url), Candidate(url))
+
+    def _begin_refreshing(self) -> None:
+        if self._refreshing is None:
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh_for_ever())
 
     async def _refresh_for_ever(self) -> None:
         while not self._closed:
             with contextlib.suppress(NotifyError):
                 await self.refresh()
+            self._was_asked.set()
             await asyncio.sleep(REFRESH_SECONDS if self._known else ALONE_REFRESH_SECONDS)
 
     async def refresh(self) -> None:
@@ -184,14 +242,17 @@ class Servers:
                 failed = error if isinstance(error, NotifyError) else failed
                 continue
             if found.version:
-                self._learn([m for m in found.members if m.kind == "server" and m.url])
+                self._learn([m for m in found.members if m.kind == "server" and m.url], tuple(found.keys))
             return
         raise failed
 
-    def _learn(self, members: list[_Member]) -> None:
+    def _learn(self, members: list[_Member], keys: tuple[str, ...]) -> None:
         members = self._not_in_the_clear(members)
         known = tuple((m.name, m.url, *m.roles, m.room) for m in members)
         self._members = members  # their loads, at any rate
+        self.keys = keys
+        of_role = [frozenset(m.shards) for m in members if self._role in m.roles]
+        self._apart = frozenset[str]().union(*of_role) - frozenset.intersection(*of_role) if of_role else frozenset()
         if known == self._known:
             return
         self._known = known
@@ -233,6 +294,7 @@ class Servers:
     def close(self) -> None:
         """Cut every connection, without waiting."""
         self._closed = True
+        self._was_asked.set()
         if self._refreshing is not None:
             self._refreshing.cancel()
         for client in (*self._clients.values(), *self._left):

@@ -13,9 +13,10 @@ import msgspec
 
 from notify import ids
 from notify.backoff import Backoff
-from notify.client.batch import Batcher, Later
+from notify.client.batch import Later
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.http import error_of
+from notify.client.lanes import Lanes, by_shard
 from notify.client.login import Shown
 from notify.client.servers import Servers
 from notify.errors import Closed, InvalidRequest, NotifyError, TooLarge, TransactionRefused, Unavailable
@@ -41,6 +42,10 @@ OUTCOME_WAIT_SECONDS = 0.2
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.05, 0.5
 ITEM_WAIT_SECONDS = 0.1
 """Until one of a batch is sent again that the server could not take for the moment."""
+Answers = Sequence[Item | Later | NotifyError]
+"""One for each item of a request, in its order."""
+NOT_NOW = (503, 421)
+"""Statuses of an item that another attempt may change."""
 _decode_items = msgspec.msgpack.Decoder(Items).decode
 
 
@@ -159,14 +164,14 @@ class TransactionClient:
         self._check_after = check_after
         self._deadlines: dict[str, float] = {}
         """By id, the deadline (the loop's time) of each item that is to be sent again."""
-        self._halves: Batcher[PackedTransaction, Item] = Batcher(
+        self._halves: Lanes[PackedTransaction, Item] = Lanes(
             self._send_halves,
             size_of=_size,
             max_items=200 if batching else 1,
             in_flight=8 if batching else 128,
         )
-        self._outcomes: Batcher[OutcomeItem, Item] = Batcher(self._send_outcomes, max_items=200, in_flight=4)
-        self._messages: Batcher[PackedPublished, Item] = Batcher(self._send_messages, size_of=size_of_message)
+        self._outcomes: Lanes[OutcomeItem, Item] = Lanes(self._send_outcomes, max_items=200, in_flight=4)
+        self._messages: Lanes[PackedPublished, Item] = Lanes(self._send_messages, size_of=size_of_message)
 
     # --- halves -----------------------------------------------------------------------------------------------
 
@@ -182,46 +187,61 @@ class TransactionClient:
         The future raises Unavailable or Timeout where that cannot be known.
         """
         after = self._check_after if check_after is None else check_after
-        return self._halves.submit(PackedTransaction(id=transaction_id, messages=messages, check_after=after))
+        half = PackedTransaction(id=transaction_id, messages=messages, check_after=after)
+        return self._halves.submit(half, self.http.shard_of(messages))
 
-    async def _send_halves(self, halves: list[PackedTransaction]) -> Sequence[Item | Later]:
+    async def _send_halves(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
+        if shard is not None:
+            return await self._send_halves_to(shard, halves)
+        await self.http.known()
+        return await by_shard(halves, lambda half: self.http.shard_of(half.messages), self._send_halves_to)
+
+    async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
         request = PackedTransactions(
             producer_group=self.group, transactions=halves, source=self.source or None, instance=self.instance
         )
         body = encode_msgpack(request)
-        return await self._items("/v1/transactions", body, [half.id for half in halves], self._half_seconds)
+        return await self._items("/v1/transactions", body, [half.id for half in halves], self._half_seconds, shard)
 
-    async def _items(self, path: str, body: bytes, names: list[str], seconds: float) -> Sequence[Item | Later]:
-        """The result for each id of `names`; Later for those that the server could not take for the moment."""
+    async def _items(self, path: str, body: bytes, names: list[str], seconds: float, shard: str | None) -> Answers:
+        """The result for each id of `names`; Later for those that the server could not take for the moment.
+
+        Where keys are divided, what has none goes to a shard that is its own for all attempts: another one would not
+        know its id.
+        """
+        if shard is None and self.http.keys:
+            shard = self.http.next_shard()
         deadline = asyncio.get_running_loop().time() + seconds
         try:
-            items = _decode_items(await self._retried(path, body, seconds)).items
+            items = _decode_items(await self._retried(path, body, seconds, shard)).items
         except NotifyError:
             for name in names:
                 self._deadlines.pop(name, None)
             raise
         return self._or_later(names, items, deadline)
 
-    def _or_later(self, names: list[str], items: list[Item], deadline: float) -> Sequence[Item | Later]:
+    def _or_later(self, names: list[str], items: list[Item], deadline: float) -> Answers:
         """The items, and Later for those that may be taken in a moment: a shard is away, or a key moves.
+
+        Also for a key that belongs elsewhere: the servers have divided the keys since the members were asked for.
 
         Until the deadline of the first attempt, which is kept by id. Where all were refused, the whole request was, and
         `_retried` has tried it again.
         """
         kept = self._deadlines
-        if not kept and all(item.status != 503 for item in items):
+        if not kept and all(item.status not in NOT_NOW for item in items):
             return items
         now = asyncio.get_running_loop().time()
         found: list[Item | Later] = []
         for name, item in zip(names, items, strict=True):
-            if item.status == 503 and now + ITEM_WAIT_SECONDS < kept.setdefault(name, deadline):
+            if _is_for_later(item) and now + ITEM_WAIT_SECONDS < kept.setdefault(name, deadline):
                 found.append(Later(ITEM_WAIT_SECONDS))
             else:
                 kept.pop(name, None)
                 found.append(item)
         return found
 
-    async def _retried(self, path: str, body: bytes, seconds: float) -> bytes:
+    async def _retried(self, path: str, body: bytes, seconds: float, shard: str | None) -> bytes:
         """Send again while the server is away, within the deadline: ids make that safe."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -229,7 +249,7 @@ class TransactionClient:
         while True:
             left = deadline - loop.time()
             try:
-                return await self.http.call("POST", path, body, max(left, 0.001))
+                return await self.http.call("POST", path, body, max(left, 0.001), shard=shard)
             except Unavailable as error:
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
@@ -240,28 +260,24 @@ class TransactionClient:
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> asyncio.Future[Item]:
         """Queue an outcome; it leaves with the next batch. The future may be dropped."""
-        return self._outcomes.submit(OutcomeItem(id=transaction_id, outcome=outcome, shard=shard))
+        return self._submit_outcome(OutcomeItem(id=transaction_id, outcome=outcome, shard=shard))
 
     async def answer(self, item: OutcomeItem) -> Item:
         """Send the answer to a check."""
-        return await self._outcomes.submit(item)
+        return await self._submit_outcome(item)
 
-    async def _send_outcomes(self, outcomes: list[OutcomeItem]) -> list[Item]:
-        by_shard: dict[str | None, list[OutcomeItem]] = {}
-        for o in outcomes:
-            by_shard.setdefault(o.shard, []).append(o)
-        if len(by_shard) == 1:
-            return await self._send_outcomes_of(outcomes, outcomes[0].shard)
-        # Several shards: any server of a shared database takes them all, but servers with a log each only their own.
-        found: dict[int, Item] = {}
-        for shard, mine in by_shard.items():
-            for o, item in zip(mine, await self._send_outcomes_of(mine, shard), strict=True):
-                found[id(o)] = item
-        return [found[id(o)] for o in outcomes]
+    def _submit_outcome(self, item: OutcomeItem) -> asyncio.Future[Item]:
+        # Any server of a shared database takes the outcomes of all shards, but servers with a log each only their own.
+        return self._outcomes.submit(item, item.shard if self.http.is_apart(item.shard) else None)
 
-    async def _send_outcomes_of(self, outcomes: list[OutcomeItem], shard: str | None) -> list[Item]:
+    async def _send_outcomes(self, shard: str | None, outcomes: list[OutcomeItem]) -> Answers:
+        if shard is not None:
+            return await self._send_outcomes_of(shard, outcomes)
+        return await by_shard(outcomes, lambda o: o.shard, self._send_outcomes_of)
+
+    async def _send_outcomes_of(self, shard: str | None, outcomes: list[OutcomeItem]) -> Answers:
         body = encode_msgpack(Outcomes(producer_group=self.group, outcomes=outcomes))
-        several = len(self.http.urls()) > len(self.http.urls(shard))
+        several = self.http.is_apart(shard)
         for attempt in range(OUTCOME_TRIES):
             try:
                 return _decode_items(
@@ -281,14 +297,22 @@ class TransactionClient:
     async def publish(self, message: PackedMessage) -> str:
         """Send a message without a transaction; its id. Raises InvalidRequest or Unavailable."""
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
-        item = await self._messages.submit(PackedPublished(**fields, id=ids.message_id(ids.new_id(), 0)))
+        published = PackedPublished(**fields, id=ids.message_id(ids.new_id(), 0))
+        item = await self._messages.submit(published, self.http.shard_of((message,)))
         if item.status not in (200, 201):
             raise error_of(item.status, item.code or "refused", item.detail or "", item.retry_after)
         return item.id
 
-    async def _send_messages(self, messages: list[PackedPublished]) -> Sequence[Item | Later]:
+    async def _send_messages(self, shard: str | None, messages: list[PackedPublished]) -> Answers:
+        if shard is not None:
+            return await self._send_messages_to(shard, messages)
+        await self.http.known()
+        return await by_shard(messages, lambda message: self.http.shard_of((message,)), self._send_messages_to)
+
+    async def _send_messages_to(self, shard: str | None, messages: list[PackedPublished]) -> Answers:
         body = encode_msgpack(PackedMessages(messages=messages))
-        return await self._items("/v1/messages", body, [message.id or "" for message in messages], OUTCOME_SECONDS)
+        names = [message.id or "" for message in messages]
+        return await self._items("/v1/messages", body, names, OUTCOME_SECONDS, shard)
 
     async def flush(self) -> None:
         """Wait until what was queued is answered, or given up."""
@@ -304,6 +328,10 @@ class TransactionClient:
         await self.http.aclose()
 
 
+def _is_for_later(item: Item) -> bool:
+    return item.status == 503 or item.code == "wrong_shard"
+
+
 def size_of_message(message: PackedMessage) -> int:
     """An upper bound of the bytes that it takes in a request: characters of keys and headers have 4 at most."""
     size = 128 + len(message.topic) + len(message.body or b"") + 4 * len(message.key or "")
@@ -316,6 +344,10 @@ def _size(half: PackedTransaction) -> int:
     return 64 + sum(map(size_of_message, half.messages))
 
 
-async def call(http: Servers, path: str, request: Any, answer: type[Any], seconds: float) -> Any:
-    """POST a struct and decode the answer as another."""
-    return msgspec.msgpack.decode(await http.call("POST", path, encode_msgpack(request), seconds), type=answer)
+async def call(
+    http: Servers, path: str, request: Any, answer: type[Any], seconds: float, shard: str | None = None
+) -> Any:
+    """POST a struct and decode the answer as another; `shard`: to a server that has it."""
+    return msgspec.msgpack.decode(
+        await http.call("POST", path, encode_msgpack(request), seconds, shard=shard), type=answer
+    )

@@ -16,6 +16,7 @@ from notify.server import admin, console, health, problems
 from notify.server.access import guard
 from notify.server.access.gate import Access
 from notify.server.access.guard import NOT_RUNNING
+from notify.server.cluster.workers import Workers
 from notify.server.connections.application import DataAnswers
 from notify.server.connections.held import Unread, Unverified
 from notify.server.connections.places import Connections
@@ -67,9 +68,12 @@ class App:
         clock: Clock = wall_clock,
         on_start: Callable[[], None] = _nothing,
         on_failure: Callable[[], None] = _nothing,
+        workers: Workers | None = None,
     ) -> None:
         """`clock` holds where there is no registry, else its database's does. `on_start` is called once the server has
-        started, `on_failure` once it has turned out that it cannot (`failed` says why)."""
+        started, `on_failure` once it has turned out that it cannot (`failed` says why). `workers`: those of the machine
+        that this is one of."""
+        self._workers = workers
         self._clock = clock
         self._started_with = settings
         self._open_store = open_store
@@ -91,7 +95,8 @@ class App:
 
     async def start(self) -> None:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
-        parts = started(self._started_with, self.url, self._open_store, self._clock, self.unread.reply_bytes)
+        reply_bytes = self.unread.reply_bytes
+        parts = started(self._started_with, self.url, self._open_store, self._clock, reply_bytes, self._workers)
         self._running = await self._parts.enter_async_context(parts)
         self.access = self._running.administration.access
         takes_messages = self._started_with.takes_messages

@@ -39,6 +39,8 @@ def answer(running: Running | None, path: str) -> Answer:
         return _status(200, "live")
     if running is None:
         return _status(503, "starting", retry_after=1)
+    if running.workers is not None and not running.workers.are_ready:
+        return _status(503, "starting", retry_after=1, waits_for="another worker")
     return _status(200, "ready", shard=running.core.settings.shard)
 
 

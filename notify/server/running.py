@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from notify.server.cluster.workers import Workers
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
@@ -43,3 +44,5 @@ class Running:
     pushes: Pushes
     shipping: Shipping | None = None
     """Ships the log to an object store; None where that is not set."""
+    workers: Workers | None = None
+    """The workers that this is one of; None where it is the only one."""

@@ -13,15 +13,19 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvicorn
 
 from notify import tracing
+from notify.clock import wall_clock
 from notify.errors import InvalidRequest, StorageFailed
 from notify.server import webhooks
 from notify.server.app import App
+from notify.server.cluster.workers import Workers
 from notify.server.configuration import first_token
+from notify.server.connections.handed import Handed
 from notify.server.connections.handshake import Handshake
 from notify.server.connections.places import allowed_by_files
 from notify.server.connections.protocol import Protocol
@@ -30,6 +34,7 @@ from notify.settings import Settings
 from notify.storage.log import LogStore
 from notify.storage.memory import MemoryStore
 from notify.storage.transactions import TransactionStore
+from notify.workers import check_count
 
 log = structlog.get_logger("notify.server")
 
@@ -67,11 +72,18 @@ def _certificates(settings: Settings) -> Certificates | None:
     return Certificates(settings)
 
 
-def serve(settings: Settings, greet: Callable[[str, int], None] | None = None) -> int:
+def serve(
+    settings: Settings,
+    greet: Callable[[str, int], None] | None = None,
+    bound: socket.socket | None = None,
+    channel: socket.socket | None = None,
+    workers: Workers | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT; the exit code.
 
-    `greet` is called once the server is ready, with its address and the number of its topics.
-    Raises InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
+    `greet` is called once the server is ready, with its address and the number of its topics. One of several `workers`
+    is given the socket that it listens on, `bound`, or a `channel` over which it is handed connections. Raises
+    InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
     """
     certificates = _prepared(settings)
     failed: list[StorageFailed] = []
@@ -86,25 +98,27 @@ def serve(settings: Settings, greet: Callable[[str, int], None] | None = None) -
         _settle_garbage()
         if certificates is not None:
             following.append(asyncio.get_running_loop().create_task(certificates.follow()))
+        if channel is not None:
+            of_uvicorn: Any = (config, server.server_state, server.lifespan.state)
+            Handed(channel, functools.partial(config.http_protocol_class, *of_uvicorn)).start()
         if greet is not None:
             # uvicorn listens after this: whoever reads the greeting may connect at once, and waits until it accepts.
-            listening.listen(config.backlog)
+            if channel is None:
+                listening.listen(config.backlog)
             greet(address, len(app.running().core.store.topics()))
 
     def stop_serving() -> None:
         server.should_exit = True
 
-    app = App(settings, lambda: _open_store(settings, stop_at_once), on_start=started, on_failure=stop_serving)
+    app = App(settings, lambda: _open_store(settings, stop_at_once), wall_clock, started, stop_serving, workers)
     app.connections.most = allowed_by_files(settings.connections)
     config = _config(app, settings, certificates)
-    with _listen(settings) as listening:
-        host, port = listening.getsockname()[:2]
-        scheme = "https" if settings.tls_certificate else "http"
-        address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    with channel or bound or listen(settings) as listening:
+        address = settings.url if channel is not None else address_of(settings, listening)
         app.url = app.url or address
         log.info("listening", url=address, data_dir=settings.data_dir, shard=settings.shard)
         server = uvicorn.Server(config)
-        server.run(sockets=[listening])
+        server.run(sockets=[listening] if channel is None else [])
         if app.failed is not None:
             raise app.failed
         return 0 if server.started and not failed else 1
@@ -129,13 +143,20 @@ def _prepared(settings: Settings) -> Certificates | None:
             tracing.export_from_environment()
         except ImportError as error:
             raise InvalidRequest(f"tracing needs the extra otel: pip install 'notify-tx[otel]' ({error})") from None
-    try:
-        Path(settings.data_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"cannot make the data directory {settings.data_dir}: {error.strerror}") from None
-    _keep_to_owner(Path(settings.data_dir))
+    make_directory(settings)
     sys.setswitchinterval(SWITCH_SECONDS)
     return certificates
+
+
+def make_directory(settings: Settings) -> None:
+    """Make the data directory, for its owner only. Raises InvalidRequest, also where it is divided among workers."""
+    directory = Path(settings.data_dir)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"cannot make the data directory {settings.data_dir}: {error.strerror}") from None
+    _keep_to_owner(directory)
+    check_count(directory, settings.workers if settings.shard not in settings.key_shards else 1)
 
 
 def _open_store(settings: Settings, on_failure: Callable[[StorageFailed], None]) -> TransactionStore:
@@ -203,7 +224,15 @@ def _settle_garbage() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _listen(settings: Settings) -> socket.socket:
+def address_of(settings: Settings, listening: socket.socket) -> str:
+    """The address of a socket that this server listens on."""
+    host, port = listening.getsockname()[:2]
+    scheme = "https" if settings.tls_certificate else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A socket that is bound to the host and port of the settings. Raises InvalidRequest where it cannot be."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

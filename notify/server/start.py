@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from notify.clock import Clock, wall_clock
 from notify.errors import InvalidRequest
 from notify.server.cluster.membership import Membership, shown
 from notify.server.cluster.work import CoreWork
+from notify.server.cluster.workers import Workers
 from notify.server.configuration.follow import Administration
 from notify.server.configuration.last_known import LastKnown
 from notify.server.configuration.records import Records
@@ -54,11 +56,13 @@ async def started(
     open_store: Callable[[], TransactionStore],
     clock: Clock,
     reply_bytes: Callable[[int], int],
+    workers: Workers | None = None,
 ) -> AsyncIterator[Running]:
     """Recover the storage and begin to serve; leaving the context makes everything durable and lets go of it.
 
-    `url` is the address to announce, `clock` holds where there is no registry (else its database's does), and
-    `reply_bytes` gives how large a reply may be at this moment. Raises StorageFailed, Corrupt, or InvalidRequest for a
+    `url` is the address to announce, `clock` holds where there is no registry (else its database's does),
+    `reply_bytes` gives how large a reply may be at this moment, and `workers` are those of the machine that this is one
+    of. Raises StorageFailed, Corrupt, or InvalidRequest for a
     registry that is none. What had started by then is stopped.
     """
     async with contextlib.AsyncExitStack() as parts:
@@ -85,6 +89,9 @@ async def started(
             pushes.follow(configuration.pushes)
 
         engine = database if membership is None else membership.engine
+        if workers is not None:
+            engine = open_database(str(workers.directory))  # settings and credentials are the same for all workers
+            parts.callback(engine.dispose)
         last_known = None if membership is None else LastKnown(Path(settings.data_dir))
         administration = Administration(settings, engine, clock, follow, last_known)
         parts.push_async_callback(administration.stop)
@@ -99,12 +106,14 @@ async def started(
         parts.push_async_callback(jobs.stop)
         await jobs.resume()
         members = (lambda: _alone(core.settings, url)) if membership is None else membership.shown
+        if workers is not None:
+            members = partial(workers.shown, settings, roles_of(settings))
         if membership is not None:
             # The last to start is the first to stop: others stop sending here before anything else ends.
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
-        yield Running(core, administration, members, *watched, jobs, data, queues, pushes, shipping)
+        yield Running(core, administration, members, *watched, jobs, data, queues, pushes, shipping, workers)
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from notify.storage.hashing import key_hash, tag_hash
+from notify.keys import key_hash
+from notify.storage.hashing import tag_hash
 from notify.storage.log.entry import (
     ENTRY,
     ENTRY_SIZE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from notify.storage.hashing import key_hash
+from notify.keys import key_hash
 from notify.storage.log.entry import Entry, EntryKind, table_of
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.queues import Queue

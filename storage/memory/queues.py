@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from notify.errors import InvalidRequest, NotFound
-from notify.storage.hashing import key_hash, tag_hash
+from notify.keys import key_hash
+from notify.storage.hashing import tag_hash
 from notify.storage.records import NewMessage, StoredMessage
 from notify.storage.topics import Topic, with_growth
 

@@ -19,7 +19,7 @@ from notify.client.transactions import TransactionClient, accepted
 from notify.clock import wall_clock
 from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.relay.relay import Relay
-from notify.storage.hashing import key_hash
+from notify.keys import key_hash
 from notify.storage.records import State
 from notify.storage.sql import key_map, placing
 from notify.storage.sql.engines import opened

@@ -74,7 +74,8 @@ def _republishing(routes: APIRouter, desk: Desk) -> None:
             items.append(item)
 
         async def do() -> Any:
-            results = iter(await desk.core.transactions.publish(PackedMessages(messages=ready)) if ready else [])
+            messages = PackedMessages(messages=ready)
+            results = iter(await desk.core.transactions.publish(messages, anywhere=True) if ready else [])
             for item in items:
                 if "status" not in item:
                     result = next(results)

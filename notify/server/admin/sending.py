@@ -44,6 +44,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         fields = write.model_dump(exclude={"reason", "dry_run"}, exclude_none=True)
         message = JsonPublished(topic=name, id=ids.message_id(ids.new_id(), 0), **fields)
         new_messages([message], desk.core.clock(), lambda _: True, lambda _: None)  # raises what its sending would
+        desk.core.transactions.check_place([message])
         groups = None
         if asker.may("view"):  # who else has the topic is nothing for those who administer it alone
             groups = [row["group"] for row in await desk.topics.groups_of(name)]

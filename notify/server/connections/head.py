@@ -7,12 +7,16 @@ import urllib.parse
 import httptools
 from httptools import HttpRequestParser
 
+from notify.errors import WrongShard
 from notify.server.access.principal import NOBODY
 from notify.server.data.request import PROBES, Request
+from notify.settings import Settings
 
 Fields = list[tuple[bytes, bytes]]
 """Header fields: names in lower case, and values."""
 
+WORKER = b"/worker-"
+"""So begins the path of a request that is for one of several workers."""
 _PROBES = tuple(path.encode() for path in PROBES)
 
 
@@ -35,6 +39,20 @@ def data_request(method: bytes, url: bytes, headers: Fields) -> Request | None:
     if "%" in path:
         path = urllib.parse.unquote(path)
     return Request(method.decode("latin-1"), path, query, headers)
+
+
+def without_worker(url: bytes, settings: Settings) -> bytes:
+    """The path of a request without the name of this worker in front; as it is where that is no worker's name.
+
+    Raises WrongShard where it is another worker's: a connection is one worker's for good.
+    """
+    name, slash, rest = url[1:].partition(b"/")
+    text = name.decode("latin-1")
+    if text not in settings.key_shards:
+        return url
+    if text != settings.shard:
+        raise WrongShard(f"this connection is {settings.shard}'s: make another one for {text}", text)
+    return b"/" + rest if slash else b"/"
 
 
 def without_upgrade(parser: HttpRequestParser, url: bytes, headers: Fields) -> bytes:

@@ -14,13 +14,13 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from notify.errors import InvalidRequest, NotifyError
+from notify.errors import InvalidRequest, NotifyError, WrongShard
 from notify.server.access.principal import NOBODY, UNVERIFIED
 from notify.server.connections import identity
 from notify.server.connections.application import Application
 from notify.server.connections.bounds import BODY_PARTS, HEADER_BYTES, HEADER_FIELDS, Refused, in_pieces, too_large
 from notify.server.connections.cycle import ANSWERED, DataCycle
-from notify.server.connections.head import data_request, without_upgrade
+from notify.server.connections.head import WORKER, data_request, without_upgrade, without_worker
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, PipelineFlow, is_known
 from notify.server.connections.places import Place, too_many
 from notify.server.connections.timers import Timers
@@ -190,6 +190,11 @@ class Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             self._is_over = True
             raise Refused
+        if self.url.startswith(WORKER):
+            try:
+                self.url = without_worker(self.url, self.app.settings)
+            except WrongShard as error:
+                self._stop(error)
         self._in_head = False
         self._quiet_bytes = 0
         if self._timers.head is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from notify.errors import InvalidRequest, NotifyError, TooLarge
+from notify.errors import InvalidRequest, NotifyError, TooLarge, WrongShard
+from notify.keys import shard_of_key
 from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
 from notify.server.access.principal import Principal
 from notify.server.core.flow import retry_after
@@ -75,6 +76,20 @@ def _decoded_body(m: JsonMessage | PackedMessage) -> bytes:
         raise InvalidRequest("body_base64 is not base64", "invalid_body") from None
 
 
+def check_place(messages: Iterable[JsonMessage | PackedMessage], shard: str, key_shards: Sequence[str]) -> None:
+    """Raises WrongShard where the first key of messages that are sent as one belongs to another shard than this."""
+    for m in messages:
+        if m.key is not None:
+            place = shard_of_key(m.key, key_shards)
+            if place != shard:
+                raise WrongShard(
+                    f"key {m.key[:40]!r} belongs to shard {place!r}, and this is {shard!r}: GET /v1/members says where "
+                    "each is; send it there",
+                    place,
+                )
+            return
+
+
 def keys_of(messages: Iterable[JsonMessage | PackedMessage]) -> set[tuple[str, str | None]]:
     """(topic, key) of each message that has a key: those of one pair are delivered in order."""
     return {(m.topic, m.key) for m in messages if m.key is not None}
@@ -82,7 +97,8 @@ def keys_of(messages: Iterable[JsonMessage | PackedMessage]) -> set[tuple[str, s
 
 def failed(item_id: str, error: NotifyError, state: str | None = None) -> Item:
     """The item of a batch that an error refuses."""
-    return Item(item_id, error.status, state, code=error.code, detail=str(error), retry_after=retry_after(error))
+    shard = error.shard if isinstance(error, WrongShard) else None
+    return Item(item_id, error.status, state, shard, None, error.code, str(error), retry_after(error))
 
 
 def check_text(what: str, text: str) -> None:

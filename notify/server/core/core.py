@@ -76,6 +76,7 @@ class Core:
             metrics=self.metrics,
             flow=self.flow,
             with_spans=settings.tracing,
+            key_shards=settings.key_shards,
         )
         self.outcomes = Outcomes(
             store,

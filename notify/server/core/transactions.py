@@ -10,6 +10,7 @@ from notify.errors import Backpressure, InvalidRequest, NotifyError
 from notify.limits import LIMITS, check_between, check_count, check_name
 from notify.server.access.principal import Principal
 from notify.server.core.admission import (
+    check_place,
     check_text,
     failed,
     keys_of,
@@ -21,7 +22,15 @@ from notify.server.topics import Topics
 from notify.storage.records import STATE_NAMES, NewMessage, NewTransaction, PartlyStored, Put, PutResult
 from notify.storage.topics import Flush
 from notify.storage.transactions import TransactionStore
-from notify.wire import Item, JsonMessages, JsonTransactions, PackedMessages, PackedTransactions
+from notify.wire import (
+    Item,
+    JsonMessage,
+    JsonMessages,
+    JsonTransactions,
+    PackedMessage,
+    PackedMessages,
+    PackedTransactions,
+)
 
 HOLD_US = round(HOLD_SECONDS * 1_000_000)
 CHECK_AFTER_US = 5_000_000
@@ -45,9 +54,11 @@ class Transactions:
         metrics: Metrics,
         flow: Flow,
         with_spans: bool = False,
+        key_shards: Sequence[str] = (),
     ) -> None:
-        """`with_spans`: add spans to the traces that messages carry."""
+        """`with_spans`: add spans to the traces that messages carry. `key_shards`: the shards that divide the keys."""
         self.shard = shard
+        self._key_shards = key_shards
         self._store = store
         self._clock = clock
         self._topics = topics
@@ -105,6 +116,8 @@ class Transactions:
                         "check_after", t.check_after, LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
                     )
                     check_after_us = round(t.check_after * 1_000_000)
+                if self._key_shards and not t.committed:  # a relay keeps its order by sending all to one
+                    self.check_place(t.messages)
                 if is_limited:
                     self._flow.check_group(group)
                 new = new_messages(t.messages, now_us, has_topic, make_topic, sender)
@@ -121,8 +134,18 @@ class Transactions:
                 refused.append(None)
         return refused, accepted
 
-    async def publish(self, request: JsonMessages | PackedMessages, principal: Principal | None = None) -> list[Item]:
-        """Messages committed at once; each is a transaction of its own. `principal`: as in `put`."""
+    def check_place(self, messages: Sequence[JsonMessage | PackedMessage]) -> None:
+        """Raises WrongShard where keys are divided, and messages that are sent as one belong to another shard."""
+        if self._key_shards:
+            check_place(messages, self.shard, self._key_shards)
+
+    async def publish(
+        self, request: JsonMessages | PackedMessages, principal: Principal | None = None, *, anywhere: bool = False
+    ) -> list[Item]:
+        """Messages committed at once; each is a transaction of its own. `principal`: as in `put`.
+
+        `anywhere`: also those whose key belongs to another shard, such as one whose half is here.
+        """
         check_count(request.messages)
         now_us = self._clock()
         sender = _bound(principal)
@@ -137,6 +160,8 @@ class Transactions:
                 if number:
                     raise InvalidRequest("a message without a transaction has the number 0", "invalid_id")
                 name = ids.message_id(transaction_id, 0)
+                if not anywhere:
+                    self.check_place((m,))
                 new = new_messages((m,), now_us, has_topic, make_topic, sender)
                 if self._gates:
                     await self._wait_for_room(new, now_us)

@@ -1,0 +1,70 @@
+"""One Batcher for each log that requests go to: a log that is slow or away holds up only what is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from notify.client.batch import Batcher, Later
+from notify.errors import NotifyError, Unavailable
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Lanes(Generic[Item, Result]):
+    """Gathers items into requests, each for one shard; those of the shard None go to any server."""
+
+    def __init__(
+        self, send: Callable[[str | None, list[Item]], Awaitable[Sequence[Result | Later | NotifyError]]], **bounds: Any
+    ) -> None:
+        """`send` gets a shard and its items, and returns as a Batcher's does; `bounds`: those of each Batcher."""
+        self._send = send
+        self._bounds = bounds
+        self._lanes: dict[str | None, Batcher[Item, Result]] = {}
+
+    def submit(self, item: Item, shard: str | None) -> asyncio.Future[Result]:
+        """The future of the item's result. Raises Unavailable where far too much waits already."""
+        lane = self._lanes.get(shard)
+        if lane is None:
+            lane = self._lanes[shard] = Batcher(functools.partial(self._send, shard), **self._bounds)
+        return lane.submit(item)
+
+    async def drain(self) -> None:
+        """Wait until nothing waits and nothing is on its way."""
+        for lane in list(self._lanes.values()):
+            await lane.drain()
+
+
+async def by_shard(
+    items: list[Item],
+    shard_of: Callable[[Item], str | None],
+    send: Callable[[str | None, list[Item]], Awaitable[Sequence[Result | Later | NotifyError]]],
+) -> Sequence[Result | Later | NotifyError]:
+    """The results of items that are sent to their shards at the same time, in the order of `items`.
+
+    A shard that is away is the result of its own items alone. Raises what is wrong with a request.
+    """
+    places: dict[str | None, list[int]] = {}
+    for number, item in enumerate(items):
+        places.setdefault(shard_of(item), []).append(number)
+    if len(places) == 1:
+        return await send(next(iter(places)), items)
+    calls = [_or_away(send(shard, [items[n] for n in numbers])) for shard, numbers in places.items()]
+    answers = await asyncio.gather(*calls)
+    results: dict[int, Result | Later | NotifyError] = {}
+    for numbers, answer in zip(places.values(), answers, strict=True):
+        told = [answer] * len(numbers) if isinstance(answer, NotifyError) else answer
+        results.update(zip(numbers, told, strict=True))
+    return [results[number] for number in range(len(items))]
+
+
+async def _or_away(
+    answer: Awaitable[Sequence[Result | Later | NotifyError]],
+) -> Sequence[Result | Later | NotifyError] | Unavailable:
+    try:
+        return await answer
+    except Unavailable as error:
+        return error

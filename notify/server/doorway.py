@@ -1,0 +1,160 @@
+"""The one port of several workers: the parent accepts each connection, and hands it to the worker that it is for.
+
+A request's path says which worker it is for: `/worker-2/v1/…`. The parent peeks at a connection's first bytes, reads
+nothing, and passes the open socket on, so that it has no part in what follows. Connections for no worker in particular
+go to the first that is ready. TLS hides the path: then each worker has a port of its own instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+log = structlog.get_logger("notify.server")
+
+SILENT_SECONDS = 5.0
+"""A connection that has sent nothing for so long is handed to any worker, which bounds the rest."""
+WAITING_SECONDS = 10.0
+"""How long a connection waits for its worker to be started again."""
+MOST = 500
+"""Connections that the parent holds, of each kind: silent ones, and those that wait for their worker."""
+AGAIN_SECONDS = 0.02
+PAUSE_SECONDS = 0.2
+"""Before the next try to accept, where the process has no more files."""
+AT_ONCE = 64
+PEEKED = 64
+
+_WHOLE = re.compile(rb"[A-Z]{1,16} /(?:worker-([0-9]{1,2})/)?")
+_PART = re.compile(rb"[A-Z]{0,16}|[A-Z]{1,16} (?:/(?:w(?:o(?:r(?:k(?:e(?:r(?:-[0-9]{0,2})?)?)?)?)?)?)?)?")
+
+
+def worker_of(first: bytes) -> int | None:
+    """The number, from 0, of the worker that a connection's first bytes name; -1: none; None: it is too early."""
+    if len(first) < PEEKED and _PART.fullmatch(first):
+        return None
+    named = _WHOLE.match(first)
+    return int(named[1]) - 1 if named and named[1] else -1
+
+
+class Doorway:
+    """Belongs to the parent's loop: what it registers with the selector has a callable as its data."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, listening: socket.socket, hand: Callable[[int, socket.socket], bool]
+    ) -> None:
+        """`hand` gives a connection to the worker of a number (-1: to any); False: it takes none at the moment."""
+        self._selector = selector
+        self._listening = listening
+        self._hand = hand
+        self._silent: deque[tuple[float, socket.socket]] = deque()
+        """Connections that have sent too little, each with the time of its coming."""
+        self._looked: set[socket.socket] = set()
+        """Those of them that have sent something, and are looked at now and then."""
+        self._waiting: deque[tuple[float, int, socket.socket]] = deque()
+        self._accept_at = 0.0
+        """When to accept again; 0: now."""
+
+    def open(self) -> None:
+        """Listen, and accept from now on."""
+        self._listening.listen(4096)
+        self._listening.setblocking(False)
+        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+
+    def close(self, *, stop_watching: bool) -> None:
+        """Let go of everything; `stop_watching`: tell the selector, too (a fork's selector is its parent's)."""
+        for held in (self._listening, *(c for _, c in self._silent), *(c for _, _, c in self._waiting)):
+            if stop_watching:
+                self._unwatch(held)
+            held.close()
+        self._silent.clear()
+        self._waiting.clear()
+        self._looked.clear()
+
+    def due_in(self) -> float:
+        """Seconds until `tick` has something to do."""
+        if self._looked or self._waiting:
+            return AGAIN_SECONDS
+        if self._accept_at:
+            return PAUSE_SECONDS
+        return SILENT_SECONDS
+
+    def tick(self) -> None:
+        """Hand over what is due."""
+        now = time.monotonic()
+        if self._accept_at and now >= self._accept_at:
+            self._accept_at = 0.0
+            self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+        for connection in list(self._looked):
+            self._look(connection)
+        while self._silent and (self._silent[0][0] < now - SILENT_SECONDS or len(self._silent) > MOST):
+            self._send(-1, self._silent[0][1])
+        for _ in range(len(self._waiting)):
+            since, number, connection = self._waiting.popleft()
+            if self._hand(number, connection) or since < now - WAITING_SECONDS or len(self._waiting) > MOST:
+                connection.close()
+            else:
+                self._waiting.append((since, number, connection))
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                log.warning("not_accepted", reason=error.strerror)
+                self._unwatch(self._listening)
+                self._accept_at = time.monotonic() + PAUSE_SECONDS
+                return
+            connection.setblocking(False)
+            self._silent.append((time.monotonic(), connection))
+            self._selector.register(connection, selectors.EVENT_READ, partial(self._look, connection))
+            self._look(connection)
+
+    def _look(self, connection: socket.socket) -> None:
+        """Hand a connection over, if it has said for whom it is."""
+        try:
+            first = connection.recv(PEEKED, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            first = b""
+        if not first:
+            self._forget(connection)
+            connection.close()
+            return
+        number = worker_of(first)
+        if number is not None:
+            self._send(number, connection)
+        elif connection not in self._looked:
+            # The selector would call for it again and again, as long as these few bytes are there.
+            self._unwatch(connection)
+            self._looked.add(connection)
+
+    def _send(self, number: int, connection: socket.socket) -> None:
+        self._forget(connection)
+        if self._hand(number, connection):
+            connection.close()  # the worker has it
+        else:
+            self._waiting.append((time.monotonic(), number, connection))
+
+    def _forget(self, connection: socket.socket) -> None:
+        """It is among the silent ones no longer."""
+        self._unwatch(connection)
+        self._looked.discard(connection)
+        for place, (_, silent) in enumerate(self._silent):
+            if silent is connection:
+                del self._silent[place]
+                return
+
+    def _unwatch(self, held: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(held)

@@ -1,0 +1,312 @@
+"""The parent of several workers: it forks them, hears of them, hands them connections, and ends them together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from notify.errors import StorageFailed
+from notify.server.doorway import Doorway
+from notify.settings import Settings
+
+log = structlog.get_logger("notify.server")
+
+STOP_SECONDS = 60.0
+"""After so long, workers that have not stopped are killed."""
+STOP_AGAIN_SECONDS = 5.0
+AGAIN_SECONDS, AGAIN_MAX_SECONDS = 0.05, 5.0
+"""Before a worker that has died is started again; it doubles with each of its deaths in the last minute."""
+DEATHS, DEATHS_SECONDS = 10, 60.0
+"""A worker that dies so often within so long is not started again: all stop."""
+READY, NOT_READY = b"r", b"w"
+"""What the parent tells its workers: whether all of them serve."""
+
+
+@dataclasses.dataclass(slots=True)
+class Worker:
+    """A worker as its parent knows it."""
+
+    number: int
+    bound: socket.socket | None
+    """The socket of its own port; None where the parent hands it connections."""
+    pid: int = 0
+    """0: it does not run."""
+    told: int = -1
+    """The end of a pipe from which the parent reads what the worker says."""
+    line: int = -1
+    """The end of a pipe whose closing tells the worker that its parent is gone."""
+    channel: socket.socket | None = None
+    """Over which the parent hands it connections."""
+    said: bytes = b""
+    is_ready: bool = False
+    failure: str = ""
+    start_at: float = 0.0
+    deaths: deque[float] = dataclasses.field(default_factory=deque)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Child:
+    """What a worker has from its parent."""
+
+    worker: Worker
+    tell: int
+    """The pipe in which it says that it is ready, or why it cannot be."""
+    hear: int
+    """The pipe in which it hears whether all are ready; its end is the parent's end."""
+    channel: socket.socket | None
+    """Over which it is handed connections."""
+
+
+class Parent:
+    """Runs in the main thread, and has no other: a fork copies only that one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        url: str,
+        sockets: Sequence[socket.socket],
+        greet: Callable[[str, int], None] | None,
+    ) -> None:
+        """`sockets`: one, whose connections this hands to the workers, or one for each worker. `greet` is called with
+        `url` and the number of topics, once all workers are ready."""
+        self.settings = settings
+        self._url = url
+        self.child: Child | None = None
+        """In a worker: what it has from its parent."""
+        self._greet = greet
+        self._topics = 0
+        self._was_ready = False
+        self._stopping_since = self._asked_to_stop = 0.0
+        self._signals: list[int] = []
+        self._failure = ""
+        self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        one = len(sockets) == 1
+        self._workers = [Worker(n, None if one else sockets[n]) for n in range(settings.workers)]
+        self._doorway = Doorway(self._selector, sockets[0], self._hand) if one else None
+
+    def run(self) -> bool:
+        """Until all workers have ended: True; False in each worker, as soon as it is forked.
+
+        Raises StorageFailed where they have ended for a reason.
+        """
+        before = self._catch_signals()
+        gc.collect()
+        gc.freeze()  # so that collections of the workers leave the memory that they share as it is
+        log.info("starting_workers", url=self._url, workers=len(self._workers))
+        while not self._is_over():
+            for worker in self._workers:
+                is_due = not (worker.pid or self._stopping_since) and time.monotonic() >= worker.start_at
+                if is_due and not self._fork(worker):
+                    self._forget_parent(before)
+                    return False
+            self._wait()
+            if self._doorway is not None:
+                self._doorway.tick()
+            self._reap()
+            self._heed_signals()
+            self._kill_if_late()
+        self._forget_parent(before)
+        if self._failure:
+            raise StorageFailed(self._failure)
+        return True
+
+    def _is_over(self) -> bool:
+        return bool(self._stopping_since) and not any(worker.pid for worker in self._workers)
+
+    # --- signals ----------------------------------------------------------------------------------------------
+
+    def _catch_signals(self) -> dict[int, Any]:
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        caught = (signal.SIGTERM, signal.SIGINT)
+        before: dict[int, Any] = {number: signal.signal(number, self._note) for number in caught}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        return before
+
+    def _note(self, number: int, _: Any) -> None:
+        self._signals.append(number)
+
+    def _heed_signals(self) -> None:
+        heard, self._signals = self._signals, []
+        if heard:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._asked_to_stop = time.monotonic()
+        self._stopping_since = self._stopping_since or self._asked_to_stop
+        for worker in self._workers:
+            if worker.pid:
+                os.kill(worker.pid, signal.SIGTERM)
+
+    def _kill_if_late(self) -> None:
+        if self._stopping_since and time.monotonic() > self._asked_to_stop + STOP_AGAIN_SECONDS:
+            self._stop()  # one that was just being forked has not heard it
+        if self._stopping_since and time.monotonic() > self._stopping_since + STOP_SECONDS:
+            for worker in self._workers:
+                if worker.pid:
+                    log.error("worker_killed", worker=self._name(worker), waited_seconds=STOP_SECONDS)
+                    os.kill(worker.pid, signal.SIGKILL)
+            self._stopping_since = time.monotonic()
+
+    def _forget_parent(self, before: dict[int, Any]) -> None:
+        """Let go of what is the parent's alone: at its end, and in a worker that was forked."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        self._selector.close()
+        if self._doorway is not None:
+            self._doorway.close(stop_watching=False)
+        for end in (self._wake, self._waker):
+            end.close()
+        for worker in self._workers:
+            self._close_pipes(worker)
+            if worker.bound is not None and (self.child is None or worker is not self.child.worker):
+                worker.bound.close()
+
+    # --- workers ----------------------------------------------------------------------------------------------
+
+    def _name(self, worker: Worker) -> str:
+        return self.settings.key_shards[worker.number]
+
+    def _fork(self, worker: Worker) -> bool:
+        """True in the parent, False in the worker."""
+        told, tell = os.pipe()
+        hear, line = os.pipe()
+        handing, taking = (None, None) if self._doorway is None else socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            os.close(told)
+            os.close(line)
+            if handing is not None:
+                handing.close()
+            self.child = Child(worker, tell, hear, taking)
+            return False
+        os.close(tell)
+        os.close(hear)
+        if taking is not None and handing is not None:
+            taking.close()
+            handing.setblocking(False)
+        worker.channel = handing
+        os.set_blocking(told, False)
+        os.set_blocking(line, False)
+        worker.pid, worker.told, worker.line = pid, told, line
+        worker.said, worker.failure = b"", ""
+        self._selector.register(told, selectors.EVENT_READ, partial(self._hear, worker))
+        return True
+
+    def _wait(self) -> None:
+        """For what workers say, for signals, and for the time at which one is started again."""
+        due = [worker.start_at for worker in self._workers if not worker.pid]
+        seconds = max(0.0, min(due) - time.monotonic()) if due and not self._stopping_since else 1.0
+        if self._doorway is not None:
+            seconds = min(seconds, self._doorway.due_in())
+        for key, _ in self._selector.select(seconds):
+            key.data()
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake.recv(4096)
+
+    def _hand(self, number: int, connection: socket.socket) -> bool:
+        """Hand a connection to a worker, -1: to the first that is ready; False where it takes none now."""
+        if number >= len(self._workers):
+            number = -1
+        for worker in self._workers if number < 0 else (self._workers[number],):
+            if worker.is_ready and worker.channel is not None:
+                try:
+                    socket.send_fds(worker.channel, [b"c"], [connection.fileno()])
+                except OSError:
+                    continue  # it has not taken those before it yet, or is ending
+                return True
+        return False
+
+    def _hear(self, worker: Worker) -> None:
+        """What a worker says: one line of JSON, once it is ready or knows that it cannot start."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(worker.told, 65536)
+            worker.said += data
+            if not data:
+                self._close_pipes(worker)
+        if not worker.said.endswith(b"\n"):
+            return
+        said = json.loads(worker.said)
+        worker.said = b""
+        if "failed" in said:
+            worker.failure = str(said["failed"])
+            return
+        worker.is_ready = True
+        self._topics = max(self._topics, int(said["topics"]))
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        """Tell each worker whether all are ready; and say so, the first time that they are."""
+        are_ready = all(worker.is_ready for worker in self._workers)
+        for worker in self._workers:
+            if worker.line >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(worker.line, READY if are_ready else NOT_READY)
+        if are_ready and not self._was_ready:
+            self._was_ready = True
+            if self._doorway is not None:
+                self._doorway.open()
+            log.info("ready", url=self._url, workers=len(self._workers), data_dir=self.settings.data_dir)
+            if self._greet is not None:
+                self._greet(self._url, self._topics)
+
+    def _reap(self) -> None:
+        for worker in self._workers:
+            if not worker.pid:
+                continue
+            pid, status = os.waitpid(worker.pid, os.WNOHANG)
+            if pid:
+                if worker.told >= 0:
+                    self._hear(worker)  # why it could not start
+                self._ended(worker, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, worker: Worker, code: int) -> None:
+        worker.pid, worker.is_ready = 0, False
+        self._close_pipes(worker)
+        if self._stopping_since:
+            return
+        why = worker.failure or (f"signal {-code}" if code < 0 else f"exit code {code}")
+        now = time.monotonic()
+        while worker.deaths and worker.deaths[0] < now - DEATHS_SECONDS:
+            worker.deaths.popleft()
+        worker.deaths.append(now)
+        if not self._was_ready or len(worker.deaths) >= DEATHS:
+            often = "" if not self._was_ready else f", {DEATHS} times within {DEATHS_SECONDS:g} s"
+            self._failure = f"{self._name(worker)} {'has ended' if self._was_ready else 'cannot start'}{often}: {why}"
+            self._stop()
+            return
+        wait = min(AGAIN_SECONDS * 2 ** (len(worker.deaths) - 1), AGAIN_MAX_SECONDS)
+        worker.start_at = now + wait
+        log.error("worker_ended", worker=self._name(worker), reason=why, again_in_seconds=wait)
+        self._tell_ready()
+
+    def _close_pipes(self, worker: Worker) -> None:
+        if worker.told >= 0:
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):  # the selector is closed, or has let go of it
+                self._selector.unregister(worker.told)
+            os.close(worker.told)
+        if worker.line >= 0:
+            os.close(worker.line)
+        if worker.channel is not None:
+            worker.channel.close()
+        worker.told = worker.line = -1
+        worker.channel = None

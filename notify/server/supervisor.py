@@ -1,0 +1,185 @@
+"""`notify serve --workers N`: a parent of N servers, each on a core of its own and with a log of its own.
+
+The parent forks them, so that what they import is in memory once, and listens for them, so that a connection waits
+while its worker is started again. It starts one that has died, stops all together, and serves nothing itself. A worker
+whose parent is gone stops: it notices the end of a pipe that only the parent holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from notify.clock import wall_clock
+from notify.errors import InvalidRequest, NotifyError
+from notify.server.cluster.workers import Workers
+from notify.server.configuration.first_token import leave_first_token
+from notify.server.configuration.records import Records
+from notify.server.database import open_database
+from notify.server.parent import READY, Child, Parent
+from notify.server.serve import address_of, check_host, listen, make_directory, serve
+from notify.settings import Settings
+from notify.workers import divide
+
+log = structlog.get_logger("notify.server")
+
+LOCK = "workers.lock"
+LOCK_SECONDS = 20.0
+"""How long a start waits for the workers of a parent that was killed: they stop as soon as they notice."""
+ORPHAN_SECONDS = 15.0
+"""A worker whose parent is gone stops in good order within so long, else at once."""
+
+
+def supervise(settings: Settings, greet: Callable[[str, int], None] | None = None) -> int:
+    """Serve with `settings.workers` workers until SIGTERM or SIGINT; the exit code, in the parent and in each worker.
+
+    `greet`: as for `serve`, once all workers are ready. Raises InvalidRequest for what cannot be served so, and
+    StorageFailed where a worker cannot start, or dies again and again.
+    """
+    _refuse_others(settings)
+    check_host(settings)
+    make_directory(settings)
+    directory = Path(settings.data_dir)
+    lock = _locked(directory)  # the workers have it, too: until the last has ended nobody else serves the directory
+    divide(directory, settings.workers)
+    _make_database(directory, settings)
+    sockets = _sockets(settings)
+    urls = _urls(settings, sockets)
+    parent = Parent(settings, address_of(settings, sockets[0]), sockets, greet)
+    if parent.run():
+        os.close(lock)
+        return 0
+    assert parent.child is not None
+    return _serve(settings, urls, parent.child)
+
+
+def _refuse_others(settings: Settings) -> None:
+    """Raises InvalidRequest for settings that mean something else than several logs of one machine."""
+    for name, why in {
+        "storage": "servers over a database are stateless: start as many as there are cores, each with its --port",
+        "kafka": "a server that shows Kafka's groups has no log",
+        "registry": "the workers of one machine know each other, and are no members of a registry",
+        "ship_to": "each worker has a log of its own; ship a server without workers, or back the workers up",
+    }.items():
+        if getattr(settings, name):
+            raise InvalidRequest(f"--workers {settings.workers} with {name}: {why}")
+    if settings.shard != "main":
+        raise InvalidRequest("--workers names the shards itself, worker-1 and so on: leave --shard out")
+
+
+def _locked(directory: Path) -> int:
+    """The descriptor that holds the lock of a data directory. Raises InvalidRequest where others hold it."""
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise InvalidRequest(
+                    f"{directory} is served already: another notify serve, or a worker of one, holds {LOCK}"
+                ) from None
+            time.sleep(0.05)
+
+
+def _make_database(directory: Path, settings: Settings) -> None:
+    """Make the database that the workers share, and the first token in it, before several of them do so at once."""
+    database = open_database(str(directory))
+    try:
+        if settings.access:
+            leave_first_token(Records(database), directory, wall_clock())
+    finally:
+        database.dispose()
+
+
+def _sockets(settings: Settings) -> Sequence[socket.socket]:
+    """The sockets that are served: one; with TLS one for each worker, on the port and on those behind it.
+
+    Raises InvalidRequest.
+    """
+    if not settings.tls_certificate:
+        return [listen(settings)]
+    if settings.port and settings.port + settings.workers - 1 > 65535:
+        raise InvalidRequest(f"--port {settings.port}: {settings.workers} workers need that many ports from it on")
+    ports = [settings.port + number if settings.port else 0 for number in range(settings.workers)]
+    bound: list[socket.socket] = []
+    try:
+        for port in ports:
+            bound.append(listen(dataclasses.replace(settings, port=port)))
+    except InvalidRequest:
+        for one in bound:
+            one.close()
+        raise
+    return bound
+
+
+def _urls(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ...]:
+    """The address of each worker: where the setting `url` says how clients reach the first, the others' are alike."""
+    own = [address_of(settings, bound) for bound in sockets]
+    if len(own) == 1:
+        base = settings.url.rstrip("/") or own[0]
+        return tuple(f"{base}/{name}" for name in settings.key_shards)
+    if not settings.url:
+        return tuple(own)
+    base, _, port = settings.url.rstrip("/").rpartition(":")
+    if not port.isdigit():
+        raise InvalidRequest(
+            f"setting url is {settings.url}: with workers and TLS it needs a port, and clients reach worker n on the "
+            "n-th port from it on"
+        )
+    return tuple(f"{base}:{int(port) + number}" for number in range(len(sockets)))
+
+
+# --- in a worker ----------------------------------------------------------------------------------------------
+
+
+def _serve(settings: Settings, urls: Sequence[str], child: Child) -> int:
+    """Serve as the worker that was forked; the exit code."""
+    worker, tell = child.worker, child.tell
+    os.setpgid(0, 0)  # Ctrl-C is for the parent, which stops its workers
+    name = settings.key_shards[worker.number]
+    directory = Path(settings.data_dir)
+    own = dataclasses.replace(settings, data_dir=str(directory / name), shard=name, url=urls[worker.number])
+    workers = Workers(worker.number, urls, directory)
+    threading.Thread(target=_follow_parent, args=(child.hear, workers), name="notify-parent", daemon=True).start()
+
+    def greet(_: str, topics: int) -> None:
+        _say(tell, topics=topics)
+
+    try:
+        return serve(own, greet, worker.bound, child.channel, workers)
+    except NotifyError as error:
+        _say(tell, failed=str(error))
+        return 2
+    except BaseException as error:
+        _say(tell, failed=f"{type(error).__name__}: {error}")
+        raise
+
+
+def _say(tell: int, **what: Any) -> None:
+    with contextlib.suppress(OSError):  # the parent is gone, and this worker will notice
+        os.write(tell, json.dumps(what).encode() + b"\n")
+
+
+def _follow_parent(hear: int, workers: Workers) -> None:
+    """Note whether all workers are ready, and stop this process once its parent is gone."""
+    while data := os.read(hear, 4096):
+        workers.are_ready = data.endswith(READY)
+    log.error("parent_is_gone", remedy="this worker stops: start notify serve again")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_SECONDS)
+    os._exit(1)

@@ -1,0 +1,81 @@
+"""A data directory that workers share: how many there are, and which directory is whose. No server's code is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from notify.errors import InvalidRequest
+
+FILE = "workers.json"
+MOST = 64
+
+
+def worker_names(count: int) -> tuple[str, ...]:
+    """The names of so many workers, which are their shards and their directories."""
+    return tuple(f"worker-{number}" for number in range(1, count + 1))
+
+
+def workers_of(directory: Path) -> int:
+    """Among how many workers a data directory is divided; 0 where it is not. Raises InvalidRequest."""
+    try:
+        text = (directory / FILE).read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError as error:
+        raise InvalidRequest(f"{directory / FILE} cannot be read: {error.strerror}") from None
+    try:
+        count = json.loads(text)["workers"]
+    except (ValueError, KeyError, TypeError):
+        count = None
+    if type(count) is not int or not 2 <= count <= MOST:
+        raise InvalidRequest(f"{directory / FILE} does not say how many workers there are: restore it, such as "
+                             '{"workers": 2} where there are worker-1 and worker-2')  # fmt: skip
+    return count
+
+
+def check_count(directory: Path, count: int) -> None:
+    """Raises InvalidRequest where a directory is divided among another number of workers, or is a single server's."""
+    divided = workers_of(directory)
+    if divided == count or (not divided and count == 1):
+        return
+    if divided:
+        raise InvalidRequest(
+            f"{directory} is divided among {divided} workers, and a key's messages are all in one worker's log: start "
+            f"it with --workers {divided}. For another number, consume what is there first, then begin in a new "
+            "directory"
+        )
+    if (directory / "log").exists():
+        raise InvalidRequest(
+            f"{directory} has the log of a server without workers: start it without --workers, or give --workers a new "
+            "directory and let consumers empty this one first"
+        )
+
+
+def divide(directory: Path, count: int) -> None:
+    """Write down that a directory is divided among so many workers, for good. Raises InvalidRequest, OSError."""
+    check_count(directory, count)
+    if workers_of(directory):
+        return
+    temporary = directory / (FILE + ".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as file:
+        json.dump({"workers": count}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / FILE)
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(held)
+    finally:
+        os.close(held)
+
+
+def refuse_divided(directory: Path, what: str) -> None:
+    """Raises InvalidRequest for a directory of workers: `what` is done for one log, such as "a backup is checked"."""
+    count = workers_of(directory)
+    if count:
+        names = " and ".join(str(directory / name) for name in worker_names(min(count, 2)))
+        more = " and so on" if count > 2 else ""
+        raise InvalidRequest(f"{directory} is divided among {count} workers: {what} for each, {names}{more}")
