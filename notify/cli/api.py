@@ -71,7 +71,7 @@ def call(url: str, method: str, *parts: str, query: str = "", body: dict[str, An
                 await http.refresh()
             path = "/v1/admin/" + "/".join(quote(part, safe="") for part in parts) + query
             data = msgspec.json.encode(body) if body is not None else b""
-            return await http.call(method, path, data, 60, JSON)
+            return await http.call(method, path, data, 60, JSON, of_all=True)
         finally:
             await http.aclose()
 

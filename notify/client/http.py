@@ -138,7 +138,7 @@ class HttpClient:
         for _ in range(1 + EXCHANGES):
             if shown is None:
                 break
-            status, answer = await self._within(seconds, method, path, body, kind, shown)
+            status, answer = await self.ask(method, path, body, seconds, kind, shown)
             if status != 401:
                 break
             shown = self._token.instead_of(shown)
@@ -146,10 +146,10 @@ class HttpClient:
             return answer
         raise _refusal(status, answer, self.url + path)
 
-    async def _within(
-        self, seconds: float, method: str, path: str, body: bytes, kind: str, shown: str
+    async def ask(
+        self, method: str, path: str, body: bytes, seconds: float, kind: str, shown: str
     ) -> tuple[int, bytes]:
-        """Status and body of an answer. Raises Unavailable, or Timeout."""
+        """Status and body of an answer; `shown`: lines of the head that say who asks. Raises Unavailable, Timeout."""
         try:
             async with asyncio.timeout(seconds):
                 async with self._room:

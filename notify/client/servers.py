@@ -117,14 +117,25 @@ class Servers:
     # --- requests ---------------------------------------------------------------------------------------------
 
     async def call(
-        self, method: str, path: str, body: bytes, seconds: float, kind: str = MSGPACK, shard: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        seconds: float,
+        kind: str = MSGPACK,
+        shard: str | None = None,
+        *,
+        of_all: bool = False,
     ) -> bytes:
-        """As HttpClient.call, on one server after the other within `seconds`; `shard`: of one that has it."""
+        """As HttpClient.call, on one server after the other within `seconds`; `shard`: of one that has it.
+
+        `of_all`: where the servers are the workers of one machine, of all of them, at the address that was given.
+        """
         self._begin_refreshing()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         tried: set[str] = set()
-        urls = self._untried(shard, tried)
+        urls = self._seeds if of_all and self.keys else self._untried(shard, tried)
         while True:
             url = self._pick(shard, urls)
             left = deadline - loop.time()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from notify import __version__
 from notify.clock import Clock, wall_clock
@@ -24,6 +25,7 @@ from notify.server.data.answer import Answer, fault_of
 from notify.server.data.openapi import describe_data_routes
 from notify.server.data.request import Request as DataRequest
 from notify.server.running import Running
+from notify.server.spread.spread import Spread
 from notify.server.start import started
 from notify.settings import Settings
 from notify.storage.transactions import TransactionStore
@@ -91,7 +93,11 @@ class App:
         """None while the server is starting or stopping: then nothing is answered."""
         self.data: DataAnswers = _NotRunning()
         self._parts = contextlib.AsyncExitStack()
-        self.fastapi = _fastapi(self)
+        self.fastapi = FastAPI(
+            title="Notify", version=__version__, lifespan=self.lifespan, docs_url=None, redoc_url=None
+        )
+        self._spread = Spread(self.fastapi, self.running_or_none)
+        _add_routes(self.fastapi, self, self._spread)
 
     async def start(self) -> None:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
@@ -163,17 +169,16 @@ class App:
             scope["headers"] = [field for field in scope["headers"] if field[0] != b"cookie"]
             receive = guard.bounded(receive, self.settings.body_timeout_seconds)
             with contextlib.suppress(Exception):  # raised once more behind the answer that `problems` gave
-                await self.fastapi(scope, receive, send)
+                await self._spread(scope, receive, send)
             return
         await self.fastapi(scope, receive, send)
 
 
-def _fastapi(app: App) -> FastAPI:
-    api = FastAPI(title="Notify", version=__version__, lifespan=app.lifespan, docs_url=None, redoc_url=None)
+def _add_routes(api: FastAPI, app: App, admin_routes: ASGIApp) -> None:
+    """`admin_routes` answers the console's pages."""
     api.include_router(health.router(app.running_or_none, app.connections))
     api.include_router(admin.router(app.running), prefix="/v1/admin")
-    api.include_router(console.router(api, app))
+    api.include_router(console.router(admin_routes, app))
     api.mount("/static", console.static_files())
     problems.answer_errors(api)
     describe_data_routes(api)
-    return api

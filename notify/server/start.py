@@ -92,6 +92,7 @@ async def started(
         if workers is not None:
             engine = open_database(str(workers.directory))  # settings and credentials are the same for all workers
             parts.callback(engine.dispose)
+            parts.push_async_callback(workers.stop)
         last_known = None if membership is None else LastKnown(Path(settings.data_dir))
         administration = Administration(settings, engine, clock, follow, last_known)
         parts.push_async_callback(administration.stop)

@@ -56,13 +56,13 @@ def supervise(settings: Settings, greet: Callable[[str, int], None] | None = Non
     divide(directory, settings.workers)
     _make_database(directory, settings)
     sockets = _sockets(settings)
-    urls = _urls(settings, sockets)
+    urls, near = _urls(settings, sockets), _near(settings, sockets)
     parent = Parent(settings, address_of(settings, sockets[0]), sockets, greet)
     if parent.run():
         os.close(lock)
         return 0
     assert parent.child is not None
-    return _serve(settings, urls, parent.child)
+    return _serve(settings, urls, near, parent.child)
 
 
 def _refuse_others(settings: Settings) -> None:
@@ -144,17 +144,28 @@ def _urls(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ..
     return tuple(f"{base}:{int(port) + number}" for number in range(len(sockets)))
 
 
+def _near(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ...]:
+    """The address at which workers reach each other: by its own name, so that it answers for itself alone."""
+    scheme = "https" if settings.tls_certificate else "http"
+    found = []
+    for number, name in enumerate(settings.key_shards):
+        host, port = sockets[number % len(sockets)].getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # any address: this machine's own
+        found.append(f"{scheme}://[{host}]:{port}/{name}" if ":" in host else f"{scheme}://{host}:{port}/{name}")
+    return tuple(found)
+
+
 # --- in a worker ----------------------------------------------------------------------------------------------
 
 
-def _serve(settings: Settings, urls: Sequence[str], child: Child) -> int:
-    """Serve as the worker that was forked; the exit code."""
+def _serve(settings: Settings, urls: Sequence[str], near: Sequence[str], child: Child) -> int:
+    """Serve as the worker that was forked; the exit code. `urls`, `near`: where clients, and workers, reach each."""
     worker, tell = child.worker, child.tell
     os.setpgid(0, 0)  # Ctrl-C is for the parent, which stops its workers
     name = settings.key_shards[worker.number]
     directory = Path(settings.data_dir)
     own = dataclasses.replace(settings, data_dir=str(directory / name), shard=name, url=urls[worker.number])
-    workers = Workers(worker.number, urls, directory)
+    workers = Workers(worker.number, urls, near, directory)
     threading.Thread(target=_follow_parent, args=(child.hear, workers), name="notify-parent", daemon=True).start()
 
     def greet(_: str, topics: int) -> None:

@@ -43,6 +43,7 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
     """Note who asks in the scope's state. Raises Unauthorized, Forbidden, Backpressure or Unavailable."""
     state = scope.setdefault("state", {})
     state["principal"] = EVERYONE if not door.settings.access else NOBODY
+    state["shown"] = b""
     refuse_foreign_pages(scope["method"], scope["headers"], door.settings)
     access = door.access
     if access is None:
@@ -54,6 +55,7 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
         return
     headers = dict(scope["headers"])
     shown = headers.get(b"authorization", b"") or token_of_cookie(headers.get(b"cookie", b""))
+    state["shown"] = shown
     certificate = scope.get("notify.certificate")
     if scope["path"].startswith(OPEN):
         # Whoever asks for these is served: nobody is looked up for it, so that health waits for no database.

@@ -1,26 +1,32 @@
-"""One worker's place among those of its machine: the addresses of all, and whether all are ready."""
+"""One worker's place among those of its machine: the addresses of all, and how it asks another one."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from notify.client.http import HttpClient
 from notify.server.cluster.membership import shown
 from notify.settings import Settings
 from notify.storage.sql.registry import Member
+from notify.wire import JSON
 
 
 class Workers:
     """The workers as one of them knows them. They are the same for as long as their parent runs."""
 
-    def __init__(self, number: int, urls: Sequence[str], directory: Path) -> None:
-        """`number`: whose view this is, counted from 0; `urls`: of all; `directory`: the one that all share."""
+    def __init__(self, number: int, urls: Sequence[str], near: Sequence[str], directory: Path) -> None:
+        """`number`: whose view this is, counted from 0; `urls`: where clients reach each, `near`: where the others do;
+        `directory`: the one that all share."""
         self.number = number
         self.urls = tuple(urls)
         self.directory = directory
         self.are_ready = False
         """Whether all of them serve, as the parent said last."""
+        self._near = tuple(near)
+        self._clients: dict[int, HttpClient] = {}
 
     def shown(self, settings: Settings, roles: tuple[str, ...]) -> dict[str, Any]:
         """The answer of `GET /v1/members`: a member for each worker, and the shards that divide the keys."""
@@ -30,3 +36,28 @@ class Workers:
             for name, url in zip(names, self.urls, strict=True)
         ]
         return {"version": 1, "members": [shown(member) for member in members], "keys": list(names)}
+
+    async def ask(
+        self, settings: Settings, number: int, method: str, target: str, body: bytes, seconds: float, head: str
+    ) -> tuple[int, bytes]:
+        """Status and body of another worker's answer; `head`: lines that say who asks. Raises Unavailable."""
+        client = self._clients.get(number)
+        if client is None:
+            client = HttpClient(self._near[number], tls=_trust(settings))
+            self._clients[number] = client
+        return await client.ask(method, target, body, seconds, JSON, head)
+
+    async def stop(self) -> None:
+        """Cut the connections to the others."""
+        for client in self._clients.values():
+            client.close()
+
+
+def _trust(settings: Settings) -> ssl.SSLContext | None:
+    """Believe the certificate of this server alone: it is the others', too, whatever name it is for."""
+    if not settings.tls_certificate:
+        return None
+    context = ssl.create_default_context(cafile=settings.tls_certificate)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context

@@ -41,18 +41,23 @@ def data_request(method: bytes, url: bytes, headers: Fields) -> Request | None:
     return Request(method.decode("latin-1"), path, query, headers)
 
 
-def without_worker(url: bytes, settings: Settings) -> bytes:
+def without_worker(url: bytes, settings: Settings) -> bytes | None:
     """The path of a request without the name of this worker in front; as it is where that is no worker's name.
 
-    Raises WrongShard where it is another worker's: a connection is one worker's for good.
+    None where it is another worker's: a connection is one worker's for good.
     """
     name, slash, rest = url[1:].partition(b"/")
     text = name.decode("latin-1")
     if text not in settings.key_shards:
         return url
     if text != settings.shard:
-        raise WrongShard(f"this connection is {settings.shard}'s: make another one for {text}", text)
+        return None
     return b"/" + rest if slash else b"/"
+
+
+def another_worker() -> WrongShard:
+    """Why a request is refused that names another worker than the connection's."""
+    return WrongShard("this connection is another worker's: make one for each", "")
 
 
 def without_upgrade(parser: HttpRequestParser, url: bytes, headers: Fields) -> bytes:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from notify.errors import InvalidRequest, NotifyError, WrongShard
+from notify.errors import InvalidRequest, NotifyError
 from notify.server.access.principal import NOBODY, UNVERIFIED
 from notify.server.connections import identity
 from notify.server.connections.application import Application
 from notify.server.connections.bounds import BODY_PARTS, HEADER_BYTES, HEADER_FIELDS, Refused, in_pieces, too_large
 from notify.server.connections.cycle import ANSWERED, DataCycle
-from notify.server.connections.head import WORKER, data_request, without_upgrade, without_worker
+from notify.server.connections.head import WORKER, another_worker, data_request, without_upgrade, without_worker
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, PipelineFlow, is_known
 from notify.server.connections.places import Place, too_many
 from notify.server.connections.timers import Timers
@@ -30,8 +30,8 @@ from notify.server.data.request import PROBES, Request
 HEADER_SECONDS = 10.0
 """A head must be complete so long after its first byte, or after the answers of the requests before it are written."""
 LINGER_SECONDS = 2.0
-"""How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and how
-long a connection that is closed may take to hand over what is written."""
+"""How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and
+how long a connection that is closed may take to hand over what is written."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -175,7 +175,7 @@ class Protocol(HttpToolsProtocol):
             self.expect_100_continue = True
         self.headers.append((name, value))
 
-    def _stop(self, error: NotifyError) -> None:
+    def _stop(self, error: NotifyError) -> NoReturn:
         """Stop the parser. Raises Refused, which comes out of it as an HttpParserError."""
         self._refusal = error
         raise Refused
@@ -190,11 +190,9 @@ class Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             self._is_over = True
             raise Refused
-        if self.url.startswith(WORKER):
-            try:
-                self.url = without_worker(self.url, self.app.settings)
-            except WrongShard as error:
-                self._stop(error)
+        self._is_alone = self.url.startswith(WORKER)
+        if self._is_alone:
+            self.url = without_worker(self.url, self.app.settings) or self._stop(another_worker())
         self._in_head = False
         self._quiet_bytes = 0
         if self._timers.head is not None:
@@ -231,7 +229,7 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers = self.scope["headers"] = headers
-        self.scope["notify.certificate"] = self._certificate  # type: ignore[typeddict-unknown-key]
+        self.scope |= {"notify.certificate": self._certificate, "notify.alone": self._is_alone}  # type: ignore[misc]
         super().on_headers_complete()
         self.cycle.keep_alive = self.cycle.keep_alive and not self._is_beyond
 

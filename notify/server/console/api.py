@@ -57,7 +57,7 @@ class Api:
             "client": None,
             "server": None,
             "root_path": "",
-            "state": {"principal": self._request.state.principal},
+            "state": {"principal": self._request.state.principal, "shown": self._request.state.shown},
         }
         sent: list[Message] = []
 

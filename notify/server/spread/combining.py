@@ -1,0 +1,129 @@
+"""One answer of several workers' answers: what counts is added up, what is the same is said once, rows are listed.
+
+Rows that are one worker's own, such as the queues of a topic, get a field `worker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Answer = dict[str, Any]
+
+SAME = frozenset(
+    ("number", "retention", "retention_bytes", "ttl", "backlog", "max_attempts", "retry_min", "retry_max", "epoch",
+     "replay", "share", "weight", "total", "free", "used_share", "status", "step_seconds", "job")
+)  # fmt: skip
+"""Numbers that do not add up: policies, which are every worker's, and figures of the one machine."""
+LARGEST = frozenset(
+    ("oldest_seconds", "oldest_undelivered_seconds", "newest_at", "last_at", "topics", "groups", "consumers")
+)  # fmt: skip
+SMALLEST = frozenset(("first_at", "started_at"))
+NAMED_BY = {
+    "topics": ("name",),
+    "groups": ("name", "group"),
+    "lagging": ("name",),
+    "subscriptions": ("topic",),
+    "patterns": ("topic",),
+    "instances": ("name",),
+    "failures": ("fingerprint",),
+    "classes": ("name",),
+}
+"""Lists whose rows are the same thing at several workers, and the fields that say which: they are combined."""
+ONCE = {"alarms": ("name", "target"), "silences": ("name", "target"), "held_back": ("topic",)}
+"""Lists whose rows are alike at several workers: the first is shown."""
+ITEMS = "items"
+"""The results of single messages: a worker that does not know one says 404, and another one knows it."""
+
+
+def combined(names: Sequence[str], answers: Sequence[Answer]) -> Answer:
+    """`names` of the workers, and the answer of each."""
+    labels = list(names)
+    return {key: _field(key, labels, [a.get(key) for a in answers]) for key in _keys(answers)}
+
+
+def _keys(answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for answer in answers for key in answer))
+
+
+def _field(key: str, names: list[str], values: list[Any]) -> Any:
+    pairs = [(name, value) for name, value in zip(names, values, strict=True) if value is not None]
+    if not pairs:
+        return None
+    names, values = [name for name, _ in pairs], [value for _, value in pairs]
+    first = values[0]
+    if isinstance(first, bool):
+        return any(values)
+    if isinstance(first, dict):
+        return combined(names, values)
+    if isinstance(first, list):
+        return _list(key, names, values)
+    if key in SAME:
+        return first
+    if key in LARGEST:
+        return max(values)
+    if key in SMALLEST:
+        return min(values)
+    if isinstance(first, int | float):
+        return round(sum(values), 6) if isinstance(first, float) else sum(values)
+    return first
+
+
+def _list(key: str, names: list[str], lists: list[list[Any]]) -> list[Any]:
+    if not all(isinstance(row, dict) for rows in lists for row in rows):
+        return list(dict.fromkeys(value for rows in lists for value in rows))
+    if key in NAMED_BY:
+        return _by_name(names, lists, NAMED_BY[key])
+    if key in ONCE:
+        fields = ONCE[key]
+        found = {tuple(row.get(f) for f in fields): row for rows in reversed(lists) for row in reversed(rows)}
+        return list(reversed(found.values()))
+    if key == ITEMS:
+        return _items(lists)
+    return [row | {"worker": name} for name, rows in zip(names, lists, strict=True) for row in rows]
+
+
+def _by_name(names: list[str], lists: list[list[Answer]], fields: Sequence[str]) -> list[Answer]:
+    alike: dict[Any, tuple[list[str], list[Answer]]] = {}
+    for name, rows in zip(names, lists, strict=True):
+        for row in rows:
+            place = next((row[field] for field in fields if field in row), None)
+            of, found = alike.setdefault(place, ([], []))
+            of.append(name)
+            found.append(row)
+    return [combined(of, rows) for of, rows in alike.values()]
+
+
+def _items(lists: list[list[Answer]]) -> list[Answer]:
+    best: dict[Any, Answer] = {}
+    for rows in lists:
+        for row in rows:
+            known = best.get(row.get("id"))
+            if known is None or (known.get("status") == 404 and row.get("status") != 404):
+                best[row.get("id")] = row
+    return list(best.values())
+
+
+def ordered(rows: str, key: Callable[[Answer], Any], *, largest_first: bool = False) -> Callable[[Answer, int], Answer]:
+    """A function that orders the list `rows` of a combined answer, and cuts it to a length."""
+
+    def order(answer: Answer, most: int) -> Answer:
+        found = sorted(answer[rows], key=key, reverse=largest_first)
+        return answer | {rows: found[:most]}
+
+    return order
+
+
+def columns(names: Sequence[str], answers: Sequence[Answer]) -> Answer:
+    """Charts of several workers as one: their times, and at each time what they say together."""
+    times = sorted({at for answer in answers for at in answer["at"]})
+    merged: Answer = {}
+    for key in _keys(answers):
+        if key == "at":
+            merged[key] = times
+        elif isinstance(answers[0].get(key), list):
+            of = [dict(zip(a["at"], a.get(key, []), strict=False)) for a in answers]
+            merged[key] = [_field(key, list(names), [values.get(at) for values in of]) for at in times]
+        else:
+            merged[key] = answers[0].get(key)
+    return merged

@@ -1,0 +1,183 @@
+"""What a request that names no worker means: which workers are asked, and how their answers become one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum, auto
+from typing import Any
+
+from notify.errors import InvalidRequest
+from notify.server.spread.combining import Answer, columns, combined, ordered
+
+
+class Asked(Enum):
+    """Which workers a request is for."""
+
+    HERE = auto()
+    """Any one: it is about what all share."""
+    ALL = auto()
+    """All of them; those that do not know the name have nothing to say."""
+    KNOWING = auto()
+    """The one that knows the id."""
+    OF_KEY = auto()
+    """This one, or that of the message's key."""
+    JOB = auto()
+    """The one that the job's number names."""
+    NONE = auto()
+    """None: it is about one log, and has to name its worker."""
+
+
+Combine = Callable[[Sequence[str], Sequence[Answer], Mapping[str, str]], Answer]
+"""Called with the workers' names, the answer of each, and the request's query."""
+
+
+def _simply(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    return combined(names, answers)
+
+
+def _charts(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    return columns(names, answers)
+
+
+def _topics(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    figures: dict[str, Callable[[Answer], Any]] = {
+        "newest": lambda row: row.get("newest_at") or "",
+        "rate": lambda row: row.get("per_second") or 0.0,
+        "lag": lambda row: row.get("lag") or 0,
+        "sent": lambda row: sum(q["end"] for q in row["queues"]),
+        "kept": lambda row: sum(q["end"] - q["start"] for q in row["queues"]),
+    }
+    figure = figures.get(query.get("sort", "name"))
+    order = ordered("topics", figure or (lambda row: row["name"]), largest_first=figure is not None)
+    of = max(answer["of"] for answer in answers)
+    return order(combined(names, answers), _most(query, 1_000_000)) | {"of": of}
+
+
+def _groups(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    order = ordered("groups", lambda row: row["name"])
+    of = max(answer["of"] for answer in answers)
+    return order(combined(names, answers), _most(query, 1_000_000)) | {"of": of}
+
+
+def _transactions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    return ordered("transactions", lambda row: str(row.get("stored_at", "")))(
+        combined(names, answers), _most(query, 100)
+    )
+
+
+def _messages(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    """The newest first continues behind its last message, at every worker."""
+    newest = query.get("newest", "").lower() in ("true", "1", "yes", "on")
+    order = ordered("messages", lambda row: (row["committed_at"], row["queue"], row["offset"]), largest_first=newest)
+    whole = combined(names, answers)
+    cut = order(whole, _most(query, 100))
+    if "next" in cut:
+        rows = cut["messages"]
+        is_more = len(whole["messages"]) > len(rows) or any(answer.get("next") for answer in answers)
+        cut["next"] = _place(rows[-1]) if rows and is_more else ""
+    return cut
+
+
+def _place(row: Answer) -> str:
+    at = datetime.fromisoformat(row["committed_at"]).astimezone(UTC)
+    whole = int(at.replace(microsecond=0).timestamp()) * 1_000_000 + at.microsecond
+    return f"{whole}.{row['queue']}.{row['offset']}"
+
+
+def _letters(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    """The newest of all workers. A list goes on at one worker alone: an offset is one log's."""
+    most = _most(query, 100)
+    order = ordered("messages", lambda row: row["dead_at"], largest_first="newest" in query)
+    cut = order(combined(names, answers), most)
+    more = [n for n, a in zip(names, answers, strict=True) if a.get("next_before") or len(a["messages"]) >= most]
+    return cut | dict.fromkeys({"next_before", "next_offset"} & cut.keys(), 0) | {"more_at": more}
+
+
+def _counted(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    return ordered("groups", lambda row: row["count"], largest_first=True)(combined(names, answers), _most(query, 100))
+
+
+def _overview(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    whole = combined(names, answers)
+    queues = whole.get("queues")
+    if queues:
+        whole["queues"] = ordered("lagging", lambda row: row["lag"], largest_first=True)(queues, 10)
+    return whole
+
+
+def job_number(worker: int, number: int) -> int:
+    """The number of a worker's job among all workers' jobs; `worker` from 0."""
+    return number * 100 + worker + 1
+
+
+def job_of(number: int) -> tuple[int, int]:
+    """The worker, from 0, and its own number of a job."""
+    return number % 100 - 1, number // 100
+
+
+def _jobs(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    return ordered("jobs", lambda row: row["started_at"], largest_first=True)(
+        combined(names, answers), _most(query, 100)
+    )
+
+
+def _most(query: Mapping[str, str], otherwise: int) -> int:
+    text = query.get("max", "")
+    return int(text) if text.isascii() and text.isdigit() else otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """For a route: which workers are asked, and how their answers become one."""
+
+    asked: Asked
+    combine: Combine = _simply
+
+
+_SHARED = "settings|settings/.*|limits|credentials|credentials/.*|actions|check-webhooks|pushes|audits|audits/.*|nodes"
+_RULES: tuple[tuple[str, str, Rule], ...] = (
+    ("*", _SHARED, Rule(Asked.HERE)),
+    ("PUT DELETE", "groups/[^/]+/push", Rule(Asked.HERE)),
+    ("GET", "groups/[^/]+/priorities", Rule(Asked.ALL)),
+    ("GET", "overview", Rule(Asked.ALL, _overview)),
+    ("GET", "(.*/)?history", Rule(Asked.ALL, _charts)),
+    ("GET", "topics", Rule(Asked.ALL, _topics)),
+    ("GET", "groups", Rule(Asked.ALL, _groups)),
+    ("GET", "transactions", Rule(Asked.ALL, _transactions)),
+    ("GET", "messages", Rule(Asked.ALL, _messages)),
+    ("GET", "jobs", Rule(Asked.ALL, _jobs)),
+    ("GET", "dead-letters", Rule(Asked.ALL, _counted)),
+    ("GET", "groups/[^/]+/dead-letters", Rule(Asked.ALL, _letters)),
+    ("*", "transactions/[^/]+(/.*)?", Rule(Asked.KNOWING)),
+    ("GET", "messages/[^/]+", Rule(Asked.KNOWING)),
+    ("*", "jobs/.*", Rule(Asked.JOB)),
+    ("POST", "topics/[^/]+/messages", Rule(Asked.OF_KEY)),
+    ("POST", "groups/[^/]+/dead-letters/edit", Rule(Asked.KNOWING)),
+    ("GET", "bridges/[^/]+", Rule(Asked.KNOWING)),
+    ("POST DELETE", "backups(/.*)?", Rule(Asked.NONE)),
+    ("GET", "backups/.*", Rule(Asked.NONE)),
+    ("*", ".*", Rule(Asked.ALL)),
+)
+_COMPILED = [(methods.split(), re.compile(path), rule) for methods, path, rule in _RULES]
+
+
+def rule_of(method: str, path: str) -> Rule:
+    """The rule of a route; `path` behind `/v1/admin/`."""
+    for methods, pattern, rule in _COMPILED:
+        if (methods == ["*"] or method in methods) and pattern.fullmatch(path):
+            return rule
+    raise AssertionError("the last rule is for every route")
+
+
+def refuse_offsets(path: str, body: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest where a write names an offset, which is one worker's."""
+    for field in ("to", "start"):
+        if type(body.get(field)) is int and path.startswith("groups/"):
+            raise InvalidRequest(
+                f"{field} is an offset, and each worker has offsets of its own: give an instant, earliest or latest, "
+                "or ask the worker that you mean at its own address (GET /v1/members)",
+                "names_no_worker",
+            )

@@ -1,0 +1,291 @@
+"""Admin requests that name no worker: asked of those that they are for, and answered as one.
+
+A request under a worker's own address, such as `/worker-2/v1/admin/topics`, is that worker's alone. Who asks shows the
+other workers the same token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, Unavailable
+from notify.keys import shard_of_key
+from notify.server import problems
+from notify.server.cluster.workers import Workers
+from notify.server.running import Running
+from notify.server.spread import exposition
+from notify.server.spread.combining import Answer
+from notify.server.spread.rules import Asked, Rule, job_number, job_of, refuse_offsets, rule_of
+from notify.settings import Settings
+
+ADMIN = "/v1/admin/"
+METRICS = "/metrics"
+READ_SECONDS, WRITE_SECONDS = 10.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request as it is asked of each worker."""
+
+    scope: Scope
+    method: str
+    path: str
+    body: bytes
+    head: str
+    """Lines of the head that say who asks."""
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The body, where it is a JSON object; else empty: the route says what is wrong with it."""
+        try:
+            read = json.loads(self.body)
+        except ValueError:
+            return {}
+        return read if isinstance(read, dict) else {}
+
+
+Told = tuple[int, bytes]
+"""Status and body of an answer."""
+
+
+class Spread:
+    """ASGI, in front of the routes that FastAPI serves."""
+
+    def __init__(self, api: ASGIApp, running: Callable[[], Running | None]) -> None:
+        """`running` gives None before the start."""
+        self._api = api
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        running = self._running() if scope["type"] == "http" else None
+        path = scope["path"] if running is not None else ""
+        if (
+            running is None
+            or running.workers is None
+            or scope.get("notify.alone")
+            or not (path.startswith(ADMIN) or path == METRICS)
+        ):
+            await self._api(scope, receive, send)
+            return
+        try:
+            question = _Question(scope, scope["method"], path, await _read(receive), _head(scope))
+            response = await _Spreading(self._api, running, running.workers, question).answer()
+        except NotifyError as error:
+            response = problems.refused(scope, error)
+        await response(scope, receive, send)
+
+
+class _Spreading:
+    """One request on its way to the workers."""
+
+    def __init__(self, api: ASGIApp, running: Running, workers: Workers, question: _Question) -> None:
+        self._api = api
+        self._settings: Settings = running.core.settings
+        self._names = self._settings.key_shards
+        self._workers = workers
+        self._question = question
+
+    async def answer(self) -> Response:
+        question = self._question
+        if question.path == METRICS:
+            return await self._metrics()
+        path = question.path.removeprefix(ADMIN)
+        rule = rule_of(question.method, path)
+        refuse_offsets(path, question.fields)
+        if rule.asked is Asked.NONE:
+            raise InvalidRequest(
+                "a backup is of one worker's log: ask each worker at its own address, as GET /v1/members has it",
+                "names_no_worker",
+            )
+        if rule.asked is Asked.KNOWING:
+            return await self._of_who_knows()
+        if rule.asked is Asked.OF_KEY:
+            key = question.fields.get("key")
+            number = self._workers.number
+            if isinstance(key, str):
+                number = self._names.index(shard_of_key(key, self._names))
+            return _response(await self._ask(number))
+        if rule.asked is Asked.JOB:
+            return await self._job(path)
+        if rule.asked is Asked.ALL:
+            return await self._of_all(rule)
+        return _response(await self._ask(self._workers.number))
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    async def _ask(self, number: int, *, path: str = "", body: bytes | None = None) -> Told:
+        """A worker's answer; `path` and `body`: others than the request's. Raises Unavailable, Forbidden."""
+        question = self._question
+        path = path or question.path
+        body = question.body if body is None else body
+        if number == self._workers.number:
+            return await _asked_here(self._api, question.scope, path, body)
+        raw = question.scope.get("raw_path", question.path.encode()) if path == question.path else path.encode()
+        query = question.scope["query_string"].decode("latin-1")
+        target = raw.decode("latin-1") + ("?" + query if query else "")
+        seconds = READ_SECONDS if question.method == "GET" else WRITE_SECONDS
+        name = self._names[number]
+        try:
+            status, answer = await self._workers.ask(
+                self._settings, number, question.method, target, body, seconds, question.head
+            )
+        except Unavailable as error:
+            raise Unavailable(f"{name} does not answer ({error}); try again, or ask the others alone") from None
+        if status == 401:
+            raise Forbidden(
+                f"{name} does not know who asks: workers ask each other with the token of the request, and a client "
+                "certificate is not passed on. Show a token, or ask each worker at its own address"
+            )
+        return status, answer
+
+    async def _of_who_knows(self) -> Response:
+        """The first answer other than 404."""
+        away: Unavailable | None = None
+        unknown: Told | None = None
+        for number in self._nearest_first():
+            try:
+                told = await self._ask(number)
+            except Unavailable as error:
+                away = error
+                continue
+            if told[0] != 404:
+                return _response(told)
+            unknown = told
+        if away is not None or unknown is None:
+            raise away or NotFound("no worker knows it")
+        return _response(unknown)
+
+    def _nearest_first(self) -> Sequence[int]:
+        own = self._workers.number
+        return [own, *(n for n in range(len(self._names)) if n != own)]
+
+    async def _job(self, path: str) -> Response:
+        """The job of the worker that its number names."""
+        noun, number, *rest = path.split("/")
+        if not (number.isascii() and number.isdigit() and len(number) < 18):
+            return _response(await self._ask(self._workers.number))
+        worker, own = job_of(int(number))
+        if not 0 <= worker < len(self._names):
+            raise NotFound(f"there is no job {number}")
+        status, body = await self._ask(worker, path=ADMIN + "/".join((noun, str(own), *rest)))
+        return _response((status, _renumbered(worker, body)))
+
+    async def _of_all(self, rule: Rule) -> Response:
+        """The answers of all as one. A write is first asked of all as a dry run: where one refuses, none does it."""
+        question = self._question
+        if question.method != "GET" and not question.fields.get("dry_run"):
+            trial = json.dumps(question.fields | {"dry_run": True}).encode()
+            refused = _refusal(await self._all(trial))
+            if refused is not None:
+                return _response(refused)
+        answers = await self._all(None)
+        refused = _refusal(answers)
+        if refused is not None:
+            return _response(refused)
+        told = [(n, _renumbered(n, body)) for n, (status, body) in enumerate(answers) if status == 200]
+        read: list[Answer] = [json.loads(body) for _, body in told]
+        names = [self._names[number] for number, _ in told]
+        whole = rule.combine(names, read, question.query)
+        result = whole.get("result")
+        if isinstance(result, dict) and "job" in result:
+            result["jobs"] = [answer["result"]["job"] for answer in read]
+        return JSONResponse(whole)
+
+    async def _all(self, body: bytes | None) -> list[Told]:
+        return list(await asyncio.gather(*(self._ask(number, body=body) for number in range(len(self._names)))))
+
+    async def _metrics(self) -> Response:
+        """Each worker's metrics, with its name as a label."""
+        answers = await asyncio.gather(*map(self._ask, range(len(self._names))), return_exceptions=True)
+        texts: dict[str, str] = {}
+        for name, told in zip(self._names, answers, strict=True):
+            if isinstance(told, Unavailable):
+                continue  # its absence is what a monitor sees
+            if isinstance(told, BaseException):
+                raise told
+            if told[0] != 200:
+                return Response(told[1], told[0])
+            texts[name] = told[1].decode()
+        return PlainTextResponse(exposition.joined(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _refusal(answers: Sequence[Told]) -> Told | None:
+    """The answer that refuses, if one does; a worker that does not know the name counts only where none does."""
+    refusals = [told for told in answers if told[0] != 200]
+    others = [told for told in refusals if told[0] != 404]
+    if others:
+        return others[0]
+    return refusals[0] if len(refusals) == len(answers) else None
+
+
+def _renumbered(worker: int, body: bytes) -> bytes:
+    """An answer whose jobs have numbers among all workers' jobs."""
+    if b'"job' not in body and b'"progress"' not in body:
+        return body
+    answer = json.loads(body)
+    if isinstance(answer, dict):
+        for row in (answer, *answer.get("jobs", ())):
+            if isinstance(row, dict) and "progress" in row:
+                row["id"] = job_number(worker, row["id"])
+        result = answer.get("result")
+        if isinstance(result, dict):
+            if isinstance(result.get("job"), int):
+                result["job"] = job_number(worker, result["job"])
+            if "progress" in result:
+                result["id"] = job_number(worker, result["id"])
+    return json.dumps(answer).encode()
+
+
+def _response(told: Told) -> Response:
+    status, body = told
+    return Response(body, status, media_type="application/json" if status == 200 else "application/problem+json")
+
+
+def _head(scope: Scope) -> str:
+    """Lines of the head that say who asks: the token that came with the request, and a name where access is off."""
+    headers = dict(scope["headers"])
+    shown = scope.get("state", {}).get("shown", b"")
+    lines = {"authorization": shown, "x-notify-user": headers.get(b"x-notify-user", b"")}
+    return "".join(f"{name}: {value.decode('latin-1')}\r\n" for name, value in lines.items() if value)
+
+
+async def _read(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b"".join(parts)
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _asked_here(api: ASGIApp, scope: Scope, path: str, body: bytes) -> Told:
+    """This worker's own answer."""
+    sent: list[Message] = []
+    given = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        return given.pop() if given else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+    own = {**scope, "path": path, "headers": headers, "state": dict(scope.get("state", {}))}
+    if path != scope["path"]:
+        own["raw_path"] = path.encode()
+    await api(own, receive, send)
+    return int(sent[0]["status"]), b"".join(message.get("body", b"") for message in sent[1:])
