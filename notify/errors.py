@@ -111,7 +111,7 @@ class WrongShard(NotifyError):
     code = "wrong_shard"
     status = 421
 
-    def __init__(self, detail: str, shard: str) -> None:
+    def __init__(self, detail: str, *, shard: str) -> None:
         super().__init__(detail)
         self.shard = shard
 

@@ -78,8 +78,7 @@ class Settings:
     workers: int = _setting(
         1,
         "How many processes serve, each on a core and with a log of its own; they divide the keys among themselves. "
-        "The data directory remembers the number. The first listens on `port`, the others on the ports behind it (with "
-        "0 on any), and clients find them by themselves.",
+        "The data directory remembers the number. With TLS each has a port of its own, from `port` on.",
         1,
         MOST,
     )

@@ -46,6 +46,8 @@ def check_count(directory: Path, count: int) -> None:
             f"it with --workers {divided}. For another number, consume what is there first, then begin in a new "
             "directory"
         )
+    if (directory / worker_names(count + 1)[-1]).exists():
+        raise InvalidRequest(f"{directory} has logs of more than {count} workers: start it with as many as it has")
     if (directory / "log").exists():
         raise InvalidRequest(
             f"{directory} has the log of a server without workers: start it without --workers, or give --workers a new "
@@ -73,9 +75,9 @@ def divide(directory: Path, count: int) -> None:
 
 
 def refuse_divided(directory: Path, what: str) -> None:
-    """Raises InvalidRequest for a directory of workers: `what` is done for one log, such as "a backup is checked"."""
+    """Raises InvalidRequest for a directory of workers; `what` is said once for each, such as "name --log"."""
     count = workers_of(directory)
     if count:
-        names = " and ".join(str(directory / name) for name in worker_names(min(count, 2)))
-        more = " and so on" if count > 2 else ""
-        raise InvalidRequest(f"{directory} is divided among {count} workers: {what} for each, {names}{more}")
+        names = ", ".join(f"{name}={directory / name}" for name in worker_names(count)[:2])
+        more = ", …" if count > 2 else ""
+        raise InvalidRequest(f"{directory} is divided among {count} workers: {what} for each of them, {names}{more}")

@@ -23,6 +23,7 @@ from notify.storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header
 from notify.storage.log.index import index_name
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.segments import segment_name
+from notify.workers import refuse_divided
 
 _READ_BYTES = 8 << 20
 
@@ -127,6 +128,7 @@ class LocalFiles:
     def of(cls, given: Path | str) -> LocalFiles:
         """`given`: the data directory, or the directory of the log in it. Raises InvalidRequest without one."""
         path = Path(given)
+        refuse_divided(path, "name --log")
         log = path / "log" if (path / "log").is_dir() else path
         if not log.is_dir():
             raise InvalidRequest(f"{given} has no log: there is no such directory")

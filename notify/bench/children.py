@@ -34,6 +34,7 @@ def start_load(url: str, ids: Path, *, clients: int, seconds: float, **others: A
         "dsn": None,
         "body": 256,
         "topics": 16,
+        "keys": 0,
         "rate": 0.0,
         "warmup": 1.0,
         "batching": True,

@@ -42,7 +42,7 @@ class Load:
     async def caller(self, client: TransactionClient, number: int) -> None:
         """Store half and outcome repeatedly; with a rate, at fixed times."""
         spec = self.spec
-        topics = spec["topics"]
+        topics, keys = spec["topics"], spec["keys"]
         interval = spec["all_clients"] / spec["rate"] if spec["rate"] else 0.0
         next_at = time.perf_counter() + interval * (number / max(spec["clients"], 1))
         turn = number
@@ -56,7 +56,8 @@ class Load:
                 return
             # The callers together go through all topics in turn.
             turn += spec["clients"]
-            message = pack(Message(f"bench-{turn % topics}", self.body))
+            key = str(turn % keys) if keys else None
+            message = pack(Message(f"bench-{turn % topics}", self.body, key=key))
             try:
                 item = await client.half([message])
                 if self.commits is not None and self.measuring:

@@ -13,6 +13,7 @@ from typing import Any
 
 from notify.bench import children
 from notify.bench.verify import count_in_queues, missing_in_database
+from notify.testing import usage
 from notify.testing.process import ServerProcess
 
 
@@ -40,6 +41,8 @@ class Plan:
     url: str | None = None
     dsn: str | None = None
     storage: str | None = None
+    workers: int = 1
+    keys: int = 0
 
 
 def run(plan: Plan) -> dict[str, Any]:
@@ -56,6 +59,8 @@ def run(plan: Plan) -> dict[str, Any]:
 
                 schema.upgrade(open_engine(plan.storage), "main")
                 flags = ["--storage", plan.storage]
+            if plan.workers > 1:
+                flags = ["--workers", str(plan.workers)]
             server = ServerProcess(directory / "data", flags=flags).start()
             stack.callback(server.stop)
             url = server.url
@@ -91,6 +96,7 @@ def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subproces
         dsn=plan.dsn,
         body=plan.body,
         topics=plan.topics,
+        keys=plan.keys,
         rate=plan.rate,
         batching=plan.batching,
         queues_outcomes=plan.queues_outcomes,
@@ -120,11 +126,15 @@ class _Cpu:
 
     def begin(self) -> None:
         if self._server is not None:
-            self._at, self._used = time.perf_counter(), self._server.cpu_seconds()
+            self._at, self._used = time.perf_counter(), self._seconds(self._server)
 
     def end(self) -> None:
         if self._server is not None:
-            self.cores = (self._server.cpu_seconds() - self._used) / (time.perf_counter() - self._at)
+            self.cores = (self._seconds(self._server) - self._used) / (time.perf_counter() - self._at)
+
+    @staticmethod
+    def _seconds(server: ServerProcess) -> float:
+        return server.cpu_seconds() + sum(map(usage.cpu_seconds, server.workers()))
 
 
 def _summary(
@@ -141,7 +151,7 @@ def _summary(
         "lost": lost,
         "duplicated": duplicated,
         "flush": "sync",
-        "cores": round(cpu.cores, 2) if cpu.cores is not None else None,
+        "cores": round(cpu.cores, 3) if cpu.cores is not None else None,
         "client_cores": round(sum(r["cpu"] / r["seconds"] for r in results), 2),
         "errors": sum(r["errors"] for r in results),
     }

@@ -14,9 +14,17 @@ from notify.client.http import HttpClient
 from notify.wire import Delivered, Items, Pulled, States, encode_msgpack
 
 
+class _Queue(msgspec.Struct):
+    queue: int
+    start: int
+    end: int
+    worker: str = ""
+    """Whose it is; empty where one server has them all."""
+
+
 class _Topic(msgspec.Struct):
     name: str
-    queues: list[dict[str, int]]
+    queues: list[_Queue]
 
 
 class _Topics(msgspec.Struct):
@@ -42,6 +50,7 @@ def count_in_queues(url: str, prefix: str) -> dict[str, int]:
 
 async def _count(url: str, prefix: str) -> dict[str, int]:
     http = HttpClient(url)
+    logs: dict[str, HttpClient] = {}
     counts: Counter[str] = Counter()
     try:
         answer = await http.call("GET", "/v1/admin/topics", b"", 60)
@@ -51,12 +60,16 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
             if not topic.name.startswith(prefix):
                 continue
             for queue in topic.queues:
-                async for message in pulled(http, topic.name, queue["queue"], queue["start"]):
+                of = http
+                if queue.worker:
+                    of = logs.setdefault(queue.worker, HttpClient(f"{url}/{queue.worker}"))
+                async for message in pulled(of, topic.name, queue.queue, queue.start):
                     counts[message.id.partition(".")[0]] += 1
                     if time.monotonic() > deadline:
                         break
     finally:
-        http.close()
+        for client in (http, *logs.values()):
+            client.close()
     return dict(counts)
 
 
@@ -92,5 +105,5 @@ async def _committed(url: str, acknowledged: list[str], sent_besides: int) -> tu
     finally:
         http.close()
     topics = msgspec.json.decode(answered, type=_Topics).topics
-    stored = sum(queue["end"] - queue["start"] for topic in topics for queue in topic.queues)
+    stored = sum(queue.end - queue.start for topic in topics for queue in topic.queues)
     return missing, max(0, stored - sent_besides - len(acknowledged))

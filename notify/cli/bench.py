@@ -45,6 +45,8 @@ def transactions(
     url: str | None = typer.Option(None, help="A running server, instead of a new one."),
     dsn: str | None = typer.Option(None, help="Database for --mode threads (default: SQLite)."),
     storage: str | None = typer.Option(None, help="A database as the server's storage, instead of the log."),
+    workers: int = typer.Option(1, min=1, max=64, help="Workers of the server."),
+    keys: int = typer.Option(0, min=0, help="Distinct keys; 0: messages without a key."),
     as_json: bool = _AS_JSON,
 ) -> None:
     """Measure transactions a second (half and outcome durably recorded)."""
@@ -64,6 +66,8 @@ def transactions(
         url=url,
         dsn=dsn,
         storage=storage,
+        workers=workers,
+        keys=keys,
     )
     show(transactions_bench.run(plan), as_json)
 

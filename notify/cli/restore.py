@@ -14,6 +14,7 @@ from rich.progress import Progress
 from notify.cli.api import AS_JSON, show
 from notify.cli.data_directory import begun, facts_of, place, take_place
 from notify.errors import InvalidRequest, NotifyError
+from notify.workers import refuse_divided
 
 
 def register(app: typer.Typer) -> None:
@@ -57,6 +58,7 @@ def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
         source = place(directory, name)
         if not source.is_file() or source.stat().st_size != size:
             raise InvalidRequest(f"{source} is missing, or its size has changed since the backup: take another backup")
+    refuse_divided(data_dir, "restore --data-dir")
     partial = begun(data_dir)
     for name in expected:
         target = place(partial, name)
@@ -78,6 +80,7 @@ def _of_store(url: str, data_dir: Path, until: int | None, quiet: bool) -> dict[
     from notify.storage.shipped.store import Store
     from notify.wire import instant
 
+    refuse_divided(data_dir, "restore --data-dir")
     store = Store(url)
     partial = begun(data_dir, goes_on=True)
     restoring = Restoring(store, partial, until)

@@ -12,6 +12,14 @@ from notify import settings as settings_module
 from notify.cli.printed import is_terminal, say
 from notify.settings import Settings
 
+TLS_CERTIFICATE = typer.Option(None, help="PEM file of the certificate for TLS. [env: NOTIFY_TLS_CERTIFICATE]")
+TLS_KEY = typer.Option(None, help="PEM file of its key. [env: NOTIFY_TLS_KEY]")
+TLS_CLIENT_CA = typer.Option(None, help="PEM file of authorities for client certificates. [env: NOTIFY_TLS_CLIENT_CA]")
+WORKERS = typer.Option(
+    None, help="Processes that serve, each on a core and with a log of its own. [env: NOTIFY_WORKERS]"
+)
+CONFIG = typer.Option(None, help="TOML file of settings. [env: NOTIFY_CONFIG]", envvar="NOTIFY_CONFIG")
+
 
 def register(app: typer.Typer) -> None:
     @app.command()
@@ -33,9 +41,7 @@ def register(app: typer.Typer) -> None:
         ),
         room: str | None = typer.Option(None, help="Label of this server's place. [env: NOTIFY_ROOM]"),
         shard: str | None = typer.Option(None, help="Name of this log among several. [env: NOTIFY_SHARD]"),
-        workers: int | None = typer.Option(
-            None, help="Processes that serve, each on a core and with a log of its own. [env: NOTIFY_WORKERS]"
-        ),
+        workers: int | None = WORKERS,
         ship_to: str | None = typer.Option(
             None, help="Object store to ship the log to: s3://bucket/prefix, file:///directory. [env: NOTIFY_SHIP_TO]"
         ),
@@ -49,16 +55,10 @@ def register(app: typer.Typer) -> None:
         access: bool | None = typer.Option(
             None, "--access/--no-access", help="Require a token or certificate. [env: NOTIFY_ACCESS]"
         ),
-        tls_certificate: str | None = typer.Option(
-            None, help="PEM file of the certificate for TLS. [env: NOTIFY_TLS_CERTIFICATE]"
-        ),
-        tls_key: str | None = typer.Option(None, help="PEM file of its key. [env: NOTIFY_TLS_KEY]"),
-        tls_client_ca: str | None = typer.Option(
-            None, help="PEM file of authorities for client certificates. [env: NOTIFY_TLS_CLIENT_CA]"
-        ),
-        config: Path | None = typer.Option(
-            None, help="TOML file of settings. [env: NOTIFY_CONFIG]", envvar="NOTIFY_CONFIG"
-        ),
+        tls_certificate: str | None = TLS_CERTIFICATE,
+        tls_key: str | None = TLS_KEY,
+        tls_client_ca: str | None = TLS_CLIENT_CA,
+        config: Path | None = CONFIG,
     ) -> None:
         """Run a server: transactions and queues in one log on the local disk, or transactions in a database."""
         from notify.server.serve import serve

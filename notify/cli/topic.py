@@ -24,7 +24,7 @@ from notify.cli.api import (
 
 COLUMNS: Columns = {
     "topic": itemgetter("name"),
-    "queues": lambda t: len(t["queues"]),
+    "queues": lambda t: len({q["queue"] for q in t["queues"]}),
     "starts": lambda t: ", ".join(str(q["start"]) for q in t["queues"]),
     "ends": lambda t: ", ".join(str(q["end"]) for q in t["queues"]),
     "flush": itemgetter("flush"),

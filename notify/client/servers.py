@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import ssl
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -38,6 +39,8 @@ DOWN_SECONDS = 1.0
 """A server that failed is not asked again for so long, if another can be."""
 LONG_POLL_SECONDS = 15.0
 SHORTEST_ATTEMPT_SECONDS = 0.5
+KEEPS_SECONDS, LARGE_REQUEST = 0.5, 100
+"""How long small requests without keys keep to one shard of several, and the items of a request that is not small."""
 CLOSE_ROUNDS = 1000
 """Looks whether the requests under way have ended, a millisecond or more apart."""
 
@@ -107,11 +110,15 @@ class Servers:
         self._refreshing: asyncio.Task[None] | None = None
         self._was_asked = asyncio.Event()
         """Set once the members were asked for, whatever came of it."""
+        self._look = asyncio.Event()
+        """Set where the members are to be asked for at once."""
         self.keys: tuple[str, ...] = ()
         """The shards among which the servers divide the keys."""
         self._apart: frozenset[str] = frozenset()
         """The shards that some servers of the role have, and others have not."""
-        self._turn = 0
+        self._turn = random.randrange(1 << 16)
+        """Counts through the shards of what has no key; not all clients begin with the same one."""
+        self._moves_at = 0.0
         self._closed = False
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -201,6 +208,10 @@ class Servers:
             self._begin_refreshing()
             await self._was_asked.wait()
 
+    def look_again(self) -> None:
+        """Ask for the members soon: a server says that they are others."""
+        self._look.set()
+
     def is_apart(self, shard: str | None) -> bool:
         """Whether only some servers of the role have the shard, so that its requests are for these alone."""
         return shard in self._apart
@@ -218,14 +229,21 @@ class Servers:
                     return shard_of_key(message.key, self.keys)
         return None
 
-    def next_shard(self) -> str:
-        """A shard for what has no key, where keys are divided: each in its turn, but for those that failed just now."""
+    def shard_for(self, count: int) -> str:
+        """A shard for so many items without a key in one request, where keys are divided.
+
+        Small requests keep to one shard for a while: divided, they would be more and smaller ones, and cost more. A
+        large one goes to the next shard, and so does what would go to one that failed just now.
+        """
         now = asyncio.get_running_loop().time()
-        for _ in self.keys:
+        if count >= LARGE_REQUEST or now >= self._moves_at:
             self._turn += 1
+            self._moves_at = now + KEEPS_SECONDS
+        for _ in self.keys:
             shard = self.keys[self._turn % len(self.keys)]
             if any(self._down.get(url, 0.0) <= now for url in self.urls(shard)):
                 break
+            self._turn += 1
         return shard
 
     def _candidate(self, url: str) -> Candidate:
@@ -240,7 +258,10 @@ class Servers:
             with contextlib.suppress(NotifyError):
                 await self.refresh()
             self._was_asked.set()
-            await asyncio.sleep(REFRESH_SECONDS if self._known else ALONE_REFRESH_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_SECONDS if self._known else ALONE_REFRESH_SECONDS):
+                    await self._look.wait()
+            self._look.clear()
 
     async def refresh(self) -> None:
         """Ask any server who is there. Raises Unavailable where none answers."""

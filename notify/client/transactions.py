@@ -210,7 +210,7 @@ class TransactionClient:
         know its id.
         """
         if shard is None and self.http.keys:
-            shard = self.http.next_shard()
+            shard = self.http.shard_for(len(names))
         deadline = asyncio.get_running_loop().time() + seconds
         try:
             items = _decode_items(await self._retried(path, body, seconds, shard)).items
@@ -231,6 +231,8 @@ class TransactionClient:
         kept = self._deadlines
         if not kept and all(item.status not in NOT_NOW for item in items):
             return items
+        if any(item.code == "wrong_shard" for item in items):
+            self.http.look_again()
         now = asyncio.get_running_loop().time()
         found: list[Item | Later] = []
         for name, item in zip(names, items, strict=True):

@@ -32,7 +32,7 @@ AGAIN_SECONDS, AGAIN_MAX_SECONDS = 0.05, 5.0
 DEATHS, DEATHS_SECONDS = 10, 60.0
 """A worker that dies so often within so long is not started again: all stop."""
 READY, NOT_READY = b"r", b"w"
-"""What the parent tells its workers: whether all of them serve."""
+"""The parent tells its workers by these whether all of them serve."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,7 +59,7 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Child:
-    """What a worker has from its parent."""
+    """The ends of pipes and sockets that a worker has from its parent."""
 
     worker: Worker
     tell: int
@@ -116,8 +116,8 @@ class Parent:
             self._wait()
             if self._doorway is not None:
                 self._doorway.tick()
+            self._heed_signals()  # before the ends of workers: a service manager may have told them, too
             self._reap()
-            self._heed_signals()
             self._kill_if_late()
         self._forget_parent(before)
         if self._failure:
@@ -237,7 +237,7 @@ class Parent:
         return False
 
     def _hear(self, worker: Worker) -> None:
-        """What a worker says: one line of JSON, once it is ready or knows that it cannot start."""
+        """A worker says one line of JSON, once it is ready or knows that it cannot start."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(worker.told, 65536)
             worker.said += data

@@ -90,9 +90,7 @@ async def started(
 
         engine = database if membership is None else membership.engine
         if workers is not None:
-            engine = open_database(str(workers.directory))  # settings and credentials are the same for all workers
-            parts.callback(engine.dispose)
-            parts.push_async_callback(workers.stop)
+            engine = await parts.enter_async_context(_shared(workers))
         last_known = None if membership is None else LastKnown(Path(settings.data_dir))
         administration = Administration(settings, engine, clock, follow, last_known)
         parts.push_async_callback(administration.stop)
@@ -106,15 +104,24 @@ async def started(
         jobs = Jobs(JobRecords(database), queues.letters, clock)
         parts.push_async_callback(jobs.stop)
         await jobs.resume()
-        members = (lambda: _alone(core.settings, url)) if membership is None else membership.shown
-        if workers is not None:
-            members = partial(workers.shown, settings, roles_of(settings))
+        members = _members(core, url, membership, workers)
         if membership is not None:
             # The last to start is the first to stop: others stop sending here before anything else ends.
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
         yield Running(core, administration, members, *watched, jobs, data, queues, pushes, shipping, workers)
+
+
+@contextlib.asynccontextmanager
+async def _shared(workers: Workers) -> AsyncIterator[Engine]:
+    """The database of settings and credentials, which are the same for all workers."""
+    engine = open_database(str(workers.directory))
+    try:
+        yield engine
+    finally:
+        await workers.stop()
+        engine.dispose()
 
 
 @contextlib.asynccontextmanager
@@ -232,7 +239,17 @@ def roles_of(settings: Settings) -> tuple[str, ...]:
     return roles
 
 
-def _alone(settings: Settings, url: str) -> dict[str, Any]:
+def _members(
+    core: Core, url: str, membership: Membership | None, workers: Workers | None
+) -> Callable[[], dict[str, Any]]:
+    """A function that gives the answer of `GET /v1/members`."""
+    if workers is not None:
+        return partial(workers.shown, core.settings, roles_of(core.settings))
+    return partial(_alone, core, url) if membership is None else membership.shown
+
+
+def _alone(core: Core, url: str) -> dict[str, Any]:
     """The members where there is no registry: this server."""
+    settings = core.settings
     server = Member("server", "server", url, roles_of(settings), (settings.shard,), settings.room)
     return {"version": 0, "members": [shown(server)]}

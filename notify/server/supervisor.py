@@ -134,14 +134,14 @@ def _urls(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ..
         base = settings.url.rstrip("/") or own[0]
         return tuple(f"{base}/{name}" for name in settings.key_shards)
     if not settings.url:
-        return tuple(own)
+        return tuple(f"{url}/{name}" for url, name in zip(own, settings.key_shards, strict=True))
     base, _, port = settings.url.rstrip("/").rpartition(":")
     if not port.isdigit():
         raise InvalidRequest(
             f"setting url is {settings.url}: with workers and TLS it needs a port, and clients reach worker n on the "
             "n-th port from it on"
         )
-    return tuple(f"{base}:{int(port) + number}" for number in range(len(sockets)))
+    return tuple(f"{base}:{int(port) + number}/{name}" for number, name in enumerate(settings.key_shards))
 
 
 def _near(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ...]:

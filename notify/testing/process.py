@@ -146,6 +146,11 @@ class ServerProcess:
         assert self.process is not None
         return usage.cpu_seconds(self.process.pid)
 
+    def workers(self) -> list[int]:
+        """The processes of its workers, in no order; empty without `--workers` (Linux)."""
+        assert self.process is not None
+        return usage.children(self.process.pid)
+
     def anonymous_bytes(self) -> int:
         """RssAnon of the process (Linux)."""
         assert self.process is not None

@@ -13,6 +13,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def children(pid: int) -> list[int]:
+    """The processes that the main thread of a process has started, and that it has not yet heard the end of."""
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def anonymous_bytes(pid: int) -> int:
     """RssAnon of a process: its own memory, without the files that it maps. 0 once it has ended."""
     match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())

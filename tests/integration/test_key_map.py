@@ -18,8 +18,8 @@ from notify.client.http import HttpClient
 from notify.client.transactions import TransactionClient, accepted
 from notify.clock import wall_clock
 from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
-from notify.relay.relay import Relay
 from notify.keys import key_hash
+from notify.relay.relay import Relay
 from notify.storage.records import State
 from notify.storage.sql import key_map, placing
 from notify.storage.sql.engines import opened

@@ -41,23 +41,21 @@ def data_request(method: bytes, url: bytes, headers: Fields) -> Request | None:
     return Request(method.decode("latin-1"), path, query, headers)
 
 
-def without_worker(url: bytes, settings: Settings) -> bytes | None:
-    """The path of a request without the name of this worker in front; as it is where that is no worker's name.
-
-    None where it is another worker's: a connection is one worker's for good.
-    """
+def own_path(url: bytes, settings: Settings) -> tuple[bytes, bool] | None:
+    """The path of a request without the name of this worker in front, and whether that was there: then it is for this
+    worker alone. None where it names another worker: a connection is one worker's for good."""
+    if not url.startswith(WORKER):
+        return url, False
     name, slash, rest = url[1:].partition(b"/")
     text = name.decode("latin-1")
     if text not in settings.key_shards:
-        return url
-    if text != settings.shard:
-        return None
-    return b"/" + rest if slash else b"/"
+        return url, False
+    return (b"/" + rest if slash else b"/", True) if text == settings.shard else None
 
 
 def another_worker() -> WrongShard:
     """Why a request is refused that names another worker than the connection's."""
-    return WrongShard("this connection is another worker's: make one for each", "")
+    return WrongShard("this connection is another worker's: make one for each", shard="")
 
 
 def without_upgrade(parser: HttpRequestParser, url: bytes, headers: Fields) -> bytes:

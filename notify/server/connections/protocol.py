@@ -20,7 +20,7 @@ from notify.server.connections import identity
 from notify.server.connections.application import Application
 from notify.server.connections.bounds import BODY_PARTS, HEADER_BYTES, HEADER_FIELDS, Refused, in_pieces, too_large
 from notify.server.connections.cycle import ANSWERED, DataCycle
-from notify.server.connections.head import WORKER, another_worker, data_request, without_upgrade, without_worker
+from notify.server.connections.head import another_worker, data_request, own_path, without_upgrade
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, PipelineFlow, is_known
 from notify.server.connections.places import Place, too_many
 from notify.server.connections.timers import Timers
@@ -30,8 +30,7 @@ from notify.server.data.request import PROBES, Request
 HEADER_SECONDS = 10.0
 """A head must be complete so long after its first byte, or after the answers of the requests before it are written."""
 LINGER_SECONDS = 2.0
-"""How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and
-how long a connection that is closed may take to hand over what is written."""
+"""A client may go on sending for so long what was refused already, so that it reads the answer instead of a reset."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -190,9 +189,7 @@ class Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             self._is_over = True
             raise Refused
-        self._is_alone = self.url.startswith(WORKER)
-        if self._is_alone:
-            self.url = without_worker(self.url, self.app.settings) or self._stop(another_worker())
+        self.url, self._is_alone = own_path(self.url, self.app.settings) or self._stop(another_worker())
         self._in_head = False
         self._quiet_bytes = 0
         if self._timers.head is not None:

@@ -85,7 +85,7 @@ def check_place(messages: Iterable[JsonMessage | PackedMessage], shard: str, key
                 raise WrongShard(
                     f"key {m.key[:40]!r} belongs to shard {place!r}, and this is {shard!r}: GET /v1/members says where "
                     "each is; send it there",
-                    place,
+                    shard=place,
                 )
             return
 

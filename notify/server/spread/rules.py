@@ -1,4 +1,4 @@
-"""What a request that names no worker means: which workers are asked, and how their answers become one."""
+"""Rules for requests that name no worker: which workers are asked, and how their answers become one."""
 
 from __future__ import annotations
 
@@ -30,12 +30,19 @@ class Asked(Enum):
     """None: it is about one log, and has to name its worker."""
 
 
+HIGHEST_QUEUE = 99_999
+"""Above the number of any queue."""
+
 Combine = Callable[[Sequence[str], Sequence[Answer], Mapping[str, str]], Answer]
 """Called with the workers' names, the answer of each, and the request's query."""
 
 
 def _simply(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     return combined(names, answers)
+
+
+def _unchanged(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
+    return query
 
 
 def _charts(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
@@ -69,9 +76,13 @@ def _transactions(names: Sequence[str], answers: Sequence[Answer], query: Mappin
 
 
 def _messages(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    """The newest first continues behind its last message, at every worker."""
+    """The newest first continues behind its last message, at every worker (see `_continued`)."""
     newest = query.get("newest", "").lower() in ("true", "1", "yes", "on")
-    order = ordered("messages", lambda row: (row["committed_at"], row["queue"], row["offset"]), largest_first=newest)
+    order = ordered(
+        "messages",
+        lambda row: (row["committed_at"], row["worker"], row["queue"], row["offset"]),
+        largest_first=newest,
+    )
     whole = combined(names, answers)
     cut = order(whole, _most(query, 100))
     if "next" in cut:
@@ -84,7 +95,21 @@ def _messages(names: Sequence[str], answers: Sequence[Answer], query: Mapping[st
 def _place(row: Answer) -> str:
     at = datetime.fromisoformat(row["committed_at"]).astimezone(UTC)
     whole = int(at.replace(microsecond=0).timestamp()) * 1_000_000 + at.microsecond
-    return f"{whole}.{row['queue']}.{row['offset']}"
+    return f"{whole}.{row['queue']}.{row['offset']}@{row['worker']}"
+
+
+def _continued(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
+    """The query as it is for one worker: an offset is only its own worker's, at the others the time counts.
+
+    At the very time of the last message shown, those of workers behind it by name have been shown, the others have not.
+    """
+    place, at, last = query.get("before", "").partition("@")
+    if not at or not place.partition(".")[0].isdigit():
+        return query
+    if name != last:
+        at_us = int(place.partition(".")[0]) - (name > last)
+        place = f"{at_us}.{HIGHEST_QUEUE}.0"
+    return {**query, "before": place}
 
 
 def _letters(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
@@ -135,6 +160,8 @@ class Rule:
 
     asked: Asked
     combine: Combine = _simply
+    query: Callable[[str, Mapping[str, str]], Mapping[str, str]] = _unchanged
+    """The query for a worker, of its name and the request's query."""
 
 
 _SHARED = "settings|settings/.*|limits|credentials|credentials/.*|actions|check-webhooks|pushes|audits|audits/.*|nodes"
@@ -147,7 +174,7 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
     ("GET", "topics", Rule(Asked.ALL, _topics)),
     ("GET", "groups", Rule(Asked.ALL, _groups)),
     ("GET", "transactions", Rule(Asked.ALL, _transactions)),
-    ("GET", "messages", Rule(Asked.ALL, _messages)),
+    ("GET", "messages", Rule(Asked.ALL, _messages, _continued)),
     ("GET", "jobs", Rule(Asked.ALL, _jobs)),
     ("GET", "dead-letters", Rule(Asked.ALL, _counted)),
     ("GET", "groups/[^/]+/dead-letters", Rule(Asked.ALL, _letters)),
@@ -164,8 +191,10 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
 _COMPILED = [(methods.split(), re.compile(path), rule) for methods, path, rule in _RULES]
 
 
-def rule_of(method: str, path: str) -> Rule:
+def rule_of(method: str, path: str, query: Mapping[str, str]) -> Rule:
     """The rule of a route; `path` behind `/v1/admin/`."""
+    if path == "messages" and query.get("id"):
+        return Rule(Asked.KNOWING)
     for methods, pattern, rule in _COMPILED:
         if (methods == ["*"] or method in methods) and pattern.fullmatch(path):
             return rule

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -44,7 +44,7 @@ class _Question:
 
     @property
     def query(self) -> Mapping[str, str]:
-        return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class _Spreading:
         if question.path == METRICS:
             return await self._metrics()
         path = question.path.removeprefix(ADMIN)
-        rule = rule_of(question.method, path)
+        rule = rule_of(question.method, path, question.query)
         refuse_offsets(path, question.fields)
         if rule.asked is Asked.NONE:
             raise InvalidRequest(
@@ -125,15 +125,15 @@ class _Spreading:
 
     # --- asking -----------------------------------------------------------------------------------------------
 
-    async def _ask(self, number: int, *, path: str = "", body: bytes | None = None) -> Told:
-        """A worker's answer; `path` and `body`: others than the request's. Raises Unavailable, Forbidden."""
+    async def _ask(self, number: int, *, path: str = "", body: bytes | None = None, query: str | None = None) -> Told:
+        """A worker's answer; `path`, `body`, `query`: others than the request's. Raises Unavailable, Forbidden."""
         question = self._question
         path = path or question.path
         body = question.body if body is None else body
+        query = question.scope["query_string"].decode("latin-1") if query is None else query
         if number == self._workers.number:
-            return await _asked_here(self._api, question.scope, path, body)
+            return await _asked_here(self._api, question.scope, path, query, body)
         raw = question.scope.get("raw_path", question.path.encode()) if path == question.path else path.encode()
-        query = question.scope["query_string"].decode("latin-1")
         target = raw.decode("latin-1") + ("?" + query if query else "")
         seconds = READ_SECONDS if question.method == "GET" else WRITE_SECONDS
         name = self._names[number]
@@ -187,10 +187,10 @@ class _Spreading:
         question = self._question
         if question.method != "GET" and not question.fields.get("dry_run"):
             trial = json.dumps(question.fields | {"dry_run": True}).encode()
-            refused = _refusal(await self._all(trial))
+            refused = _refusal(await self._all(rule, trial))
             if refused is not None:
                 return _response(refused)
-        answers = await self._all(None)
+        answers = await self._all(rule, None)
         refused = _refusal(answers)
         if refused is not None:
             return _response(refused)
@@ -203,8 +203,13 @@ class _Spreading:
             result["jobs"] = [answer["result"]["job"] for answer in read]
         return JSONResponse(whole)
 
-    async def _all(self, body: bytes | None) -> list[Told]:
-        return list(await asyncio.gather(*(self._ask(number, body=body) for number in range(len(self._names)))))
+    async def _all(self, rule: Rule, body: bytes | None) -> list[Told]:
+        query = self._question.query
+        asked = [
+            self._ask(number, body=body, query=urlencode(rule.query(name, query)))
+            for number, name in enumerate(self._names)
+        ]
+        return list(await asyncio.gather(*asked))
 
     async def _metrics(self) -> Response:
         """Each worker's metrics, with its name as a label."""
@@ -272,7 +277,7 @@ async def _read(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def _asked_here(api: ASGIApp, scope: Scope, path: str, body: bytes) -> Told:
+async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: bytes) -> Told:
     """This worker's own answer."""
     sent: list[Message] = []
     given = [{"type": "http.request", "body": body, "more_body": False}]
@@ -284,7 +289,13 @@ async def _asked_here(api: ASGIApp, scope: Scope, path: str, body: bytes) -> Tol
         sent.append(message)
 
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
-    own = {**scope, "path": path, "headers": headers, "state": dict(scope.get("state", {}))}
+    own = {
+        **scope,
+        "path": path,
+        "query_string": query.encode(),
+        "headers": headers,
+        "state": dict(scope.get("state", {})),
+    }
     if path != scope["path"]:
         own["raw_path"] = path.encode()
     await api(own, receive, send)

@@ -1,0 +1,341 @@
+"""`notify serve --workers 2`: one port, two logs, each key in one of them; workers that die, and a parent that does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import ssl
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
+from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer
+from notify.client.reader import Reader
+from notify.client.transactions import TransactionClient
+from notify.errors import Unavailable
+from notify.keys import shard_of_key
+from notify.testing.process import ServerProcess
+from notify.wire import PackedMessage
+from notify.workers import worker_names
+from tests.support.authority import Authority
+from tests.support.clock import eventually
+from tests.support.commands import cli
+from tests.support.groups import lag, redrive, running, subscribe
+from tests.support.http import admin, ask, call, post, refusal
+from tests.support.servers import stop_if_running
+from tests.support.transactions import half_request, new_id
+
+NAMES = worker_names(2)
+
+
+def keys_of(worker: str, count: int = 3) -> list[str]:
+    """So many keys that belong to a worker."""
+    return [key for key in map(str, range(1000)) if shard_of_key(key, NAMES) == worker][:count]
+
+
+KEYS = [key for name in NAMES for key in keys_of(name)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("workers")
+    made = ServerProcess(directory / "data", flags=["--workers", "2"]).start()
+    try:
+        yield made
+    finally:
+        stop_if_running(made)
+
+
+def stored(url: str, topic: str) -> dict[str, list[dict[str, Any]]]:
+    """The messages of a topic in the order of each worker's log, by worker."""
+    logs = {}
+    for name in NAMES:
+        status, answer = ask(url, "GET", f"/{name}/v1/topics/{topic}/queues/0/messages?max=10000")
+        logs[name] = answer["messages"] if status == 200 else []
+    return logs
+
+
+class Sending:
+    """Sends 0, 1, 2, … for each key, in a thread for each; a message that may not have been stored is sent again."""
+
+    def __init__(self, url: str, topic: str, keys: Sequence[str], count: int) -> None:
+        self.sent = dict.fromkeys(keys, 0)
+        self._producer = TransactionProducer(url, group="orders")
+        self._threads = [threading.Thread(target=self._send, args=(topic, key, count)) for key in keys]
+
+    def _send(self, topic: str, key: str, count: int) -> None:
+        for n in range(count):
+            while True:
+                try:
+                    prepared = self._producer.prepare([Message(topic, {"n": n}, key=key)])
+                    break
+                except Unavailable:
+                    continue
+            while True:
+                try:
+                    prepared.commit()
+                    break
+                except Unavailable:
+                    continue
+            self.sent[key] = n + 1
+
+    def __enter__(self) -> Sending:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join()
+        self._producer.close()
+
+
+class Received:
+    """A consumer, and the numbers that it was given for each key, in their order."""
+
+    def __init__(self, url: str, group: str, topic: str, mode: Any = "ordered") -> None:
+        self.consumer = Consumer(url, group=group)
+        self.numbers: dict[str, list[int]] = defaultdict(list)
+
+        @self.consumer.subscribe(topic, mode=mode, start="earliest")
+        def handle(message: ReceivedMessage) -> None:
+            assert message.key is not None
+            self.numbers[message.key].append(message.json()["n"])
+
+    def count(self) -> int:
+        return sum(map(len, self.numbers.values()))
+
+
+def test_each_key_is_in_one_log_in_order_and_a_consumer_reads_all(server: ServerProcess) -> None:
+    received = Received(server.url, "all", "divided")
+    with running(received.consumer), Sending(server.url, "divided", KEYS, 20):
+        eventually(lambda: received.count() >= 20 * len(KEYS), "every message")
+    assert received.numbers == {key: list(range(20)) for key in KEYS}
+    for name, messages in stored(server.url, "divided").items():
+        assert {m["key"] for m in messages} == set(keys_of(name))
+
+
+def test_large_requests_without_keys_are_divided(server: ServerProcess) -> None:
+    async def send() -> None:
+        client = TransactionClient(server.url, "orders", instance="i")
+        try:
+            await asyncio.gather(*(client.publish(PackedMessage(topic="unkeyed", body=b"")) for _ in range(1000)))
+        finally:
+            await client.close()
+
+    asyncio.run(send())
+    first, second = map(len, stored(server.url, "unkeyed").values())
+    assert first + second == 1000
+    assert min(first, second) >= 100
+
+
+def test_a_check_finds_the_producer_whichever_worker_has_the_half(server: ServerProcess) -> None:
+    class Committed(CheckMessageListener):
+        topics = ("checked",)
+
+        def check(self, half: HalfMessage) -> Outcome:
+            return Outcome.COMMIT
+
+    with TransactionProducer(server.url, group="checks", check_after=1) as producer:
+        producer.add_check_listener(Committed())
+        for key in KEYS:
+            producer.prepare([Message("checked", b"", key=key)])
+        eventually(lambda: [len(m) for m in stored(server.url, "checked").values()] == [3, 3], "the answers to checks")
+
+
+def test_a_key_at_the_wrong_worker_is_refused_with_the_right_one(server: ServerProcess) -> None:
+    key = keys_of("worker-2")[0]
+    request = half_request(key=key)
+    (item,) = post(server.url, "/worker-1/v1/transactions", request)["items"]
+    assert (item["status"], item["code"], item["shard"]) == (421, "wrong_shard", "worker-2")
+    (item,) = post(server.url, f"/{item['shard']}/v1/transactions", request)["items"]
+    assert (item["status"], item["shard"]) == (201, "worker-2")
+    request["transactions"][0] |= {"id": new_id(), "committed": True}  # a relay's, which sends all to one worker
+    (item,) = post(server.url, "/worker-1/v1/transactions", request)["items"]
+    assert (item["status"], item["shard"]) == (201, "worker-1")
+    (item,) = post(server.url, "/worker-1/v1/messages", {"messages": [{"topic": "t", "body": "", "key": key}]})["items"]
+    assert (item["status"], item["shard"]) == (421, "worker-2")
+
+
+def test_a_connection_belongs_to_one_worker(server: ServerProcess) -> None:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.settimeout(60)
+        for path in ("/worker-2/v1/limits", "/worker-1/v1/limits"):
+            connection.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+            answer = connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200" if "2" in path else b"HTTP/1.1 421"), answer
+
+
+def test_a_request_that_comes_byte_by_byte_finds_its_worker(server: ServerProcess) -> None:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(60)
+        for byte in b"GET /worker-2/readyz HTTP/1.1\r\nhost: localhost\r\n\r\n":
+            connection.sendall(bytes([byte]))
+        assert b'"shard":"worker-2"' in connection.recv(65536)
+
+
+def test_topics_and_groups_are_made_and_shown_at_all_workers(server: ServerProcess) -> None:
+    admin(server.url, "PUT", "topics/made", {"ttl": 3600.0})
+    subscribe(server.url, "made", "made")
+    for name in NAMES:
+        assert call(server.url, "GET", f"/{name}/v1/admin/topics/made")["ttl"] == 3600
+    with TransactionProducer(server.url, group="orders") as producer:
+        for key in KEYS:
+            producer.publish(Message("made", b"", key=key))
+    assert lag(server.url, "made") == len(KEYS)
+    (row,) = [row for row in admin(server.url, "GET", "groups")["groups"] if row["name"] == "made"]
+    assert row["lag"] == len(KEYS)
+    found = admin(server.url, "GET", "messages?topic=made&newest=true&max=4")
+    rest = admin(server.url, "GET", f"messages?topic=made&newest=true&max=4&before={found['next']}")
+    assert sorted(m["key"] for m in found["messages"] + rest["messages"]) == sorted(KEYS)
+    moved = admin(server.url, "POST", "groups/made/reset", {"topic": "made", "to": "latest"})
+    assert sum(queue["left_out"] for queue in moved["result"]["queues"]) == len(KEYS)
+    assert lag(server.url, "made") == 0
+    assert refusal(server.url, "POST", "groups/made/reset", topic="made", to=0) == (422, "names_no_worker")
+    admin(server.url, "DELETE", "topics/made", {})
+    assert [ask(server.url, "GET", f"/{name}/v1/admin/topics/made")[0] for name in NAMES] == [404, 404]
+
+
+def test_a_write_that_one_worker_refuses_is_done_by_none(server: ServerProcess) -> None:
+    key = keys_of("worker-2")[0]
+    subscribe(server.url, "behind", "bounded")
+    post(server.url, "/worker-2/v1/messages", {"messages": [{"topic": "bounded", "body": "", "key": key}] * 2})
+    assert refusal(server.url, "PUT", "topics/bounded", backlog=1) == (422, "backlog_below_stored")
+    assert admin(server.url, "GET", "topics/bounded")["backlog"] == 0
+    assert call(server.url, "GET", "/worker-1/v1/admin/topics/bounded")["backlog"] == 0
+
+
+def test_an_action_reaches_the_worker_that_knows_the_transaction(server: ServerProcess) -> None:
+    for name in NAMES:
+        request = half_request(transaction_id=new_id(), topic="forced", key=keys_of(name)[0])
+        post(server.url, f"/{name}/v1/transactions", request)
+        (transaction,) = [t["id"] for t in request["transactions"]]
+        assert admin(server.url, "GET", f"transactions/{transaction}")["shard"] == name
+        admin(server.url, "POST", f"transactions/{transaction}/commit", {})
+        (life,) = admin(server.url, "GET", f"messages?id={transaction}.0")["messages"]
+        assert life["message"]["topic"] == "forced"
+    assert [len(messages) for messages in stored(server.url, "forced").values()] == [1, 1]
+    assert refusal(server.url, "GET", f"transactions/{new_id()}") == (404, "not_found")
+
+
+def test_dead_letters_of_all_workers_are_listed_and_sent_again(server: ServerProcess) -> None:
+    subscribe(server.url, "grave", "dying")
+    for name in NAMES:
+        key = keys_of(name)[0]
+        post(server.url, f"/{name}/v1/messages", {"messages": [{"topic": "dying", "body": "b", "key": key}]})
+        answer = post(server.url, f"/{name}/v1/groups/grave/receive", {"instance": "me", "max": 1, "wait": 30})
+        items = [{"receipt": m["receipt"], "action": "dead_letter", "reason": "no"} for m in answer["messages"]]
+        assert len(items) == 1
+        post(server.url, f"/{name}/v1/groups/grave/settle", {"items": items})
+    letters = admin(server.url, "GET", "groups/grave/dead-letters")["messages"]
+    assert {letter["worker"] for letter in letters} == set(NAMES)
+    jobs = redrive(server.url, "grave", all=True)["jobs"]
+    assert len(jobs) == 2
+    for job in jobs:
+        eventually(lambda job=job: admin(server.url, "GET", f"jobs/{job}")["state"] == "done", "the job's end")  # type: ignore[misc]
+    assert lag(server.url, "grave") == 2
+
+
+def test_commands_mean_all_workers(server: ServerProcess) -> None:
+    code, answer = cli("topic", "create", "by-hand", "--reason", "r", "--url", server.url)
+    assert code == 0, answer
+    assert [ask(server.url, "GET", f"/{name}/v1/admin/topics/by-hand")[0] for name in NAMES] == [200, 200]
+
+
+def test_metrics_say_which_worker(server: ServerProcess) -> None:
+    _, text = ask(server.url, "GET", "/metrics")
+    for name in NAMES:
+        assert f'notify_topics{{worker="{name}"}}' in text
+    assert text.count("# TYPE notify_topics ") == 1
+
+
+def test_a_reader_reads_one_worker_after_the_other(server: ServerProcess) -> None:
+    with TransactionProducer(server.url, group="orders") as producer:
+        for key in KEYS:
+            producer.publish(Message("read", b"", key=key))
+    with Reader(server.url) as reader:
+        assert sorted(m.key or "" for m in reader.read("read")) == sorted(KEYS)
+        assert sorted(m.key or "" for m in reader.read("read", shard="worker-2", offset=1)) == keys_of("worker-2")[1:]
+
+
+def test_console_pages_show_all_workers(server: ServerProcess) -> None:
+    with TransactionProducer(server.url, group="orders") as producer:
+        for key in KEYS:
+            producer.publish(Message("paged", b"", key=key))
+    subscribe(server.url, "pages", "paged")
+    pages = {"/": "", "/topics/paged": "worker-2/0", "/groups/pages": "worker-2: paged/0", "/nodes": "worker-2"}
+    for path, text in (pages | {"/messages?topic=paged": "worker-2: paged/0", "/dead-letters": ""}).items():
+        status, page = ask(server.url, "GET", path, headers={"accept": "text/html"})
+        assert status == 200, (path, page)
+        assert text in page, path
+
+
+@pytest.mark.crash
+def test_a_worker_that_is_killed_comes_back_and_nothing_is_lost_or_out_of_order(server: ServerProcess) -> None:
+    received = Received(server.url, "killed", "killed")
+    sending = Sending(server.url, "killed", KEYS, 60)
+    with running(received.consumer), sending:
+        for victim in (1, 0):
+            before = dict(sending.sent)
+            old = server.workers()
+            os.kill(old[victim], signal.SIGKILL)
+            eventually(lambda old=old: len(set(server.workers()) - set(old)) == 1, "another worker")  # type: ignore[misc]
+            eventually(
+                lambda before=before: all(n > before[k] or n == 60 for k, n in sending.sent.items()),  # type: ignore[misc]
+                "every key to go on",
+            )
+        eventually(lambda: all(set(received.numbers[key]) == set(range(60)) for key in KEYS), "every message")
+    for messages in stored(server.url, "killed").values():
+        by_key = defaultdict(list)
+        for m in messages:
+            by_key[m["key"]].append(json.loads(m["body"])["n"])
+        for key, numbers in by_key.items():
+            assert list(dict.fromkeys(numbers)) == list(range(60)), key
+
+
+@pytest.mark.crash
+def test_workers_stop_when_their_parent_is_killed_and_the_next_one_serves_their_logs(server: ServerProcess) -> None:
+    with TransactionProducer(server.url, group="orders") as producer:
+        for key in KEYS:
+            producer.publish(Message("orphans", b"", key=key))
+    orphans = server.workers()
+    server.kill()
+    server.start()  # waits for the orphans, which hold the directory's lock
+    assert not any(Path(f"/proc/{pid}/cmdline").exists() and pid in server.workers() for pid in orphans)
+    assert [len(messages) for messages in stored(server.url, "orphans").values()] == [3, 3]
+
+
+def test_with_tls_each_worker_has_a_port_and_a_token_holds_at_all(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    secrets = {"NOTIFY_ACCESS": "1", "NOTIFY_TLS_CERTIFICATE": str(authority.issue("server"))}
+    trust = ssl.create_default_context(cafile=str(authority.file))
+    # On port 0 no other test's server can have the second port already; the parent prints the first.
+    server = ServerProcess(
+        tmp_path / "data", environment=secrets, flags=["--workers", "2", "--port", "0"], ca=authority.file
+    )
+    server.start()
+    try:
+        admin_token = (tmp_path / "data" / "admin.token").read_text().strip()
+        status, overview = ask(server.url, "GET", "/v1/admin/overview", token=admin_token, tls=trust)
+        assert (status, overview["shards"]) == (200, list(NAMES))
+        fields = {"name": "p", "rights": ["publish:t", "check:g"], "reason": "a test"}
+        status, made = ask(server.url, "POST", "/v1/admin/credentials", fields, admin_token, tls=trust)
+        assert status == 200, made
+        with TransactionProducer(server.url, group="g", token=made["token"], tls=trust) as producer:
+            for key in KEYS:
+                producer.publish(Message("t", b"", key=key))
+        _, topic = ask(server.url, "GET", "/v1/admin/topics/t", token=admin_token, tls=trust)
+        assert [queue["end"] for queue in topic["queues"]] == [3, 3]
+    finally:
+        stop_if_running(server)

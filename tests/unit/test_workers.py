@@ -1,0 +1,122 @@
+"""Workers without processes: how many a directory has, for whom a connection is, answers that are added up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from notify.errors import InvalidRequest
+from notify.server.doorway import PEEKED, worker_of
+from notify.server.spread import exposition
+from notify.server.spread.combining import columns, combined
+from notify.server.spread.rules import Asked, job_number, job_of, rule_of
+from notify.settings import Settings
+from notify.workers import check_count, divide, refuse_divided, workers_of
+
+
+def test_a_directory_remembers_how_many_workers_it_has(tmp_path: Path) -> None:
+    divide(tmp_path, 2)
+    divide(tmp_path, 2)
+    assert workers_of(tmp_path) == 2
+    for other in (1, 3):
+        with pytest.raises(InvalidRequest, match="start it with --workers 2"):
+            check_count(tmp_path, other)
+    with pytest.raises(InvalidRequest, match="name --log for each of them, worker-1="):
+        refuse_divided(tmp_path, "name --log")
+
+
+def test_a_directory_that_is_served_otherwise_is_not_divided(tmp_path: Path) -> None:
+    (tmp_path / "one" / "log").mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match="without --workers"):
+        divide(tmp_path / "one", 2)
+    (tmp_path / "four" / "worker-3").mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match="more than 2 workers"):
+        divide(tmp_path / "four", 2)
+    (tmp_path / "workers.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match="does not say how many"):
+        workers_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "worker"),
+    [
+        (b"GET /worker-2/v1/limits HTTP/1.1\r\n", 1),
+        (b"POST /worker-12/v1/messages HTTP", 11),
+        (b"GET /v1/limits HTTP/1.1\r\n", -1),
+        (b"GET /worker-2x/ HTTP/1.1\r\n", -1),
+        (b"GET /worker-123/ HTTP/1.1\r\n", -1),
+        (b"GET / HTTP/1.1\r\n", -1),
+        (b"\x16\x03\x01\x02\x00", -1),
+        (b"get /", -1),
+        (b"G", None),
+        (b"POST", None),
+        (b"POST /wor", None),
+        (b"POST /worker-1", None),
+        (b"A" * PEEKED, -1),
+    ],
+)
+def test_the_first_bytes_of_a_connection_say_for_whom_it_is(first: bytes, worker: int | None) -> None:
+    assert worker_of(first) == worker
+
+
+def test_counts_are_added_up_and_policies_are_said_once() -> None:
+    row = {"name": "t", "ttl": 5.0, "lag": 2, "newest_at": "1", "queues": [{"queue": 0, "end": 3}], "paused": False}
+    other = row | {"lag": 5, "newest_at": "2", "queues": [{"queue": 0, "end": 4}], "paused": True}
+    made = combined(("a", "b"), [{"topics": [row]}, {"topics": [other, {"name": "u", "lag": 1}]}])
+    assert made["topics"] == [
+        {
+            "name": "t",
+            "ttl": 5.0,
+            "lag": 7,
+            "newest_at": "2",
+            "queues": [{"queue": 0, "end": 3, "worker": "a"}, {"queue": 0, "end": 4, "worker": "b"}],
+            "paused": True,
+        },
+        {"name": "u", "lag": 1},
+    ]
+
+
+def test_a_message_that_one_worker_does_not_know_is_another_ones() -> None:
+    items = [[{"id": "x", "status": 404}, {"id": "y", "status": 201}], [{"id": "x", "status": 201}]]
+    made = combined(("a", "b"), [{"items": rows} for rows in items])
+    assert made["items"] == [{"id": "x", "status": 201}, {"id": "y", "status": 201}]
+
+
+def test_charts_are_added_up_at_each_time() -> None:
+    one = {"span": "hour", "at": [60, 120], "lag": [1.0, 2.0], "oldest_seconds": [3.0, None]}
+    two = {"span": "hour", "at": [120, 180], "lag": [5.0, None], "oldest_seconds": [1.0, 2.0]}
+    assert columns(("a", "b"), [one, two]) == {
+        "span": "hour",
+        "at": [60, 120, 180],
+        "lag": [1.0, 7.0, None],
+        "oldest_seconds": [3.0, 1.0, 2.0],
+    }
+
+
+def test_metrics_of_workers_are_one_text() -> None:
+    text = '# HELP a_b Text of a\n# TYPE a_b gauge\na_b{topic="t"} 1.0\n# HELP c Text\n# TYPE c counter\nc_total 2.0\n'
+    assert exposition.joined({"worker-1": text, "worker-2": text}) == (
+        '# HELP a_b Text of a\n# TYPE a_b gauge\na_b{worker="worker-1",topic="t"} 1.0\n'
+        'a_b{worker="worker-2",topic="t"} 1.0\n'
+        '# HELP c Text\n# TYPE c counter\nc_total{worker="worker-1"} 2.0\nc_total{worker="worker-2"} 2.0\n'
+    )
+
+
+def test_jobs_of_workers_have_numbers_of_their_own() -> None:
+    assert [job_of(job_number(worker, 7)) for worker in (0, 63)] == [(0, 7), (63, 7)]
+
+
+def test_every_admin_route_has_a_rule() -> None:
+    assert rule_of("GET", "settings", {}).asked is Asked.HERE
+    assert rule_of("PUT", "topics/t", {}).asked is Asked.ALL
+    assert rule_of("POST", "transactions/x/commit", {}).asked is Asked.KNOWING
+    assert rule_of("GET", "messages", {"id": "x"}).asked is Asked.KNOWING
+    assert rule_of("POST", "topics/t/messages", {}).asked is Asked.OF_KEY
+    assert rule_of("POST", "jobs/101/cancel", {}).asked is Asked.JOB
+    assert rule_of("POST", "backups", {}).asked is Asked.NONE
+
+
+def test_one_server_divides_no_keys() -> None:
+    assert Settings().key_shards == ()
+    assert Settings(workers=2).key_shards == ("worker-1", "worker-2")
