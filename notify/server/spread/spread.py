@@ -44,7 +44,7 @@ class _Question:
 
     @property
     def query(self) -> Mapping[str, str]:
-        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        return _query(self.scope)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -70,17 +70,11 @@ class Spread:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         running = self._running() if scope["type"] == "http" else None
-        path = scope["path"] if running is not None else ""
-        if (
-            running is None
-            or running.workers is None
-            or scope.get("notify.alone")
-            or not (path.startswith(ADMIN) or path == METRICS)
-        ):
+        if running is None or running.workers is None or not _is_spread(scope):
             await self._api(scope, receive, send)
             return
         try:
-            question = _Question(scope, scope["method"], path, await _read(receive), _head(scope))
+            question = _Question(scope, scope["method"], scope["path"], await _read(receive), _head(scope))
             response = await _Spreading(self._api, running, running.workers, question).answer()
         except NotifyError as error:
             response = problems.refused(scope, error)
@@ -119,9 +113,7 @@ class _Spreading:
             return _response(await self._ask(number))
         if rule.asked is Asked.JOB:
             return await self._job(path)
-        if rule.asked is Asked.ALL:
-            return await self._of_all(rule)
-        return _response(await self._ask(self._workers.number))
+        return await self._of_all(rule)
 
     # --- asking -----------------------------------------------------------------------------------------------
 
@@ -183,33 +175,49 @@ class _Spreading:
         return _response((status, _renumbered(worker, body)))
 
     async def _of_all(self, rule: Rule) -> Response:
-        """The answers of all as one. A write is first asked of all as a dry run: where one refuses, none does it."""
+        """The answers of all as one. A write is first asked of all as a dry run: where one refuses, none does it.
+
+        A read is answered without a worker that is away, which `missing` names.
+        """
         question = self._question
-        if question.method != "GET" and not question.fields.get("dry_run"):
+        is_read = question.method == "GET"
+        if not (is_read or question.fields.get("dry_run")):
             trial = json.dumps(question.fields | {"dry_run": True}).encode()
-            refused = _refusal(await self._all(rule, trial))
+            refused = _refusal(list((await self._all(rule, trial)).values()))
             if refused is not None:
                 return _response(refused)
-        answers = await self._all(rule, None)
-        refused = _refusal(answers)
+        answers = await self._all(rule, None, without_away=is_read)
+        refused = _refusal(list(answers.values()))
         if refused is not None:
             return _response(refused)
-        told = [(n, _renumbered(n, body)) for n, (status, body) in enumerate(answers) if status == 200]
-        read: list[Answer] = [json.loads(body) for _, body in told]
-        names = [self._names[number] for number, _ in told]
-        whole = rule.combine(names, read, question.query)
+        told = {n: _renumbered(n, body) for n, (status, body) in answers.items() if status == 200}
+        read: list[Answer] = [json.loads(body) for body in told.values()]
+        whole = rule.combine([self._names[number] for number in told], read, question.query)
+        missing = [name for number, name in enumerate(self._names) if number not in answers]
+        if missing:
+            whole["missing"] = missing
         result = whole.get("result")
         if isinstance(result, dict) and "job" in result:
             result["jobs"] = [answer["result"]["job"] for answer in read]
         return JSONResponse(whole)
 
-    async def _all(self, rule: Rule, body: bytes | None) -> list[Told]:
+    async def _all(self, rule: Rule, body: bytes | None, *, without_away: bool = False) -> dict[int, Told]:
+        """The answers by the workers' numbers; `without_away`: of those that answer, if any. Raises Unavailable."""
         query = self._question.query
         asked = [
             self._ask(number, body=body, query=urlencode(rule.query(name, query)))
             for number, name in enumerate(self._names)
         ]
-        return list(await asyncio.gather(*asked))
+        answers: dict[int, Told] = {}
+        for number, told in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
+            if isinstance(told, Unavailable) and without_away:
+                continue
+            if isinstance(told, BaseException):
+                raise told
+            answers[number] = told
+        if not answers:
+            raise Unavailable("no worker answers; try again")
+        return answers
 
     async def _metrics(self) -> Response:
         """Each worker's metrics, with its name as a label."""
@@ -224,6 +232,19 @@ class _Spreading:
                 return Response(told[1], told[0])
             texts[name] = told[1].decode()
         return PlainTextResponse(exposition.joined(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _is_spread(scope: Scope) -> bool:
+    """Whether a request is for others than the worker that has it."""
+    path = scope["path"]
+    if scope.get("notify.alone") or not (path.startswith(ADMIN) or path == METRICS):
+        return False
+    rule = rule_of(scope["method"], path.removeprefix(ADMIN), _query(scope))
+    return path == METRICS or rule.asked is not Asked.HERE
+
+
+def _query(scope: Scope) -> Mapping[str, str]:
+    return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
 
 def _refusal(answers: Sequence[Told]) -> Told | None:
