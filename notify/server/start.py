@@ -61,9 +61,8 @@ async def started(
     """Recover the storage and begin to serve; leaving the context makes everything durable and lets go of it.
 
     `url` is the address to announce, `clock` holds where there is no registry (else its database's does),
-    `reply_bytes` gives how large a reply may be at this moment, and `workers` are those of the machine that this is one
-    of. Raises StorageFailed, Corrupt, or InvalidRequest for a
-    registry that is none. What had started by then is stopped.
+    `reply_bytes` gives how large a reply may be at this moment, and `workers` are those that this is one of. Raises
+    StorageFailed, Corrupt, or InvalidRequest for a registry that is none. What had started by then is stopped.
     """
     async with contextlib.AsyncExitStack() as parts:
         store = open_store()
