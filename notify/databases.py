@@ -74,8 +74,7 @@ def is_doubled(error: BaseException | None) -> bool:
         return getattr(error, "sqlite_errorcode", None) in _SQLITE_UNIQUE_CODES
     arguments: tuple[object, ...] = getattr(error, "args", ())
     number = getattr(error, "errno", arguments[0] if arguments else None)
-    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    return number in _UNIQUE_CODES or state == _UNIQUE_STATE
+    return number in _UNIQUE_CODES or _state_of(error) == _UNIQUE_STATE
 
 
 def drop_lost_sessions(engine: Engine) -> None:
@@ -154,46 +153,27 @@ def _autocommits(driver: Any) -> bool:
     return bool(said == 1)  # a bool or a number; in sqlite3 -1 means that `isolation_level` decides
 
 
-IN_ERROR = 3
-"""libpq's number for a transaction that an error has aborted."""
+_ABORTED_STATE = "25P02"
+_NO_SAVEPOINT_STATES = ("3B001", "25P01")
+_NO_SAVEPOINT_CODE = 1305
 
 
-def is_aborted(connection: Connection) -> bool:
-    """Whether PostgreSQL has aborted the transaction after an error that somebody caught: its COMMIT would be a
-    rollback, and say nothing. Elsewhere the statement alone is undone."""
-    if connection.dialect.name != "postgresql":
-        return False
-    info = getattr(connection.connection.driver_connection, "info", None)
-    status = getattr(info, "transaction_status", None)
-    if status is not None:  # psycopg keeps it with the connection
-        return int(status) == IN_ERROR
-    try:
-        connection.execute(sa.select(1))
-    except sa.exc.DBAPIError:
-        return True
-    return False
+def is_of_aborted(error: BaseException | None) -> bool:
+    """Whether a driver's error says that PostgreSQL has aborted the transaction after an earlier one."""
+    return _state_of(error) == _ABORTED_STATE
 
 
-IDLE = 0
-"""libpq's number for a connection without a transaction."""
-IN_TRANSACTION = 1
-"""The bit of the status that MySQL and MariaDB send with each answer."""
+def is_savepoint_gone(error: BaseException | None) -> bool:
+    """Whether a driver's error says that there is no such savepoint: its transaction has ended since."""
+    if isinstance(error, sqlite3.Error):
+        return "no such savepoint" in str(error)
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    number = getattr(error, "errno", arguments[0] if arguments else None)
+    return _state_of(error) in _NO_SAVEPOINT_STATES or number == _NO_SAVEPOINT_CODE
 
 
-def is_over(connection: Connection) -> bool:
-    """Whether somebody has ended the transaction behind SQLAlchemy's back, by `COMMIT` or `ROLLBACK` as SQL or by the
-    driver's own methods. As the driver last heard it, so that a statement that followed may hide it."""
-    pooled: Any = connection.connection
-    driver = pooled.driver_connection
-    libpq: Any = getattr(driver, "info", None)
-    if hasattr(libpq, "transaction_status"):
-        return int(libpq.transaction_status) == IDLE
-    if hasattr(driver, "in_transaction"):
-        return not driver.in_transaction
-    if hasattr(driver, "is_in_transaction"):
-        return not driver.is_in_transaction()
-    status = getattr(driver, "server_status", IN_TRANSACTION)
-    return isinstance(status, int) and not status & IN_TRANSACTION
+def _state_of(error: BaseException | None) -> object:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
 def roll_back_driver(connection: Connection) -> None:

@@ -245,6 +245,10 @@ class Settle(Fields):
     items: list[SettleItem]
 
 
+class Leave(Fields):
+    instance: str
+
+
 # --- answers --------------------------------------------------------------------------------------------------
 
 

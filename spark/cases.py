@@ -18,13 +18,13 @@ from notify.spark import findings, life, searches
 from notify.spark.columns import name_hash
 from notify.spark.databases import Database
 from notify.spark.evidence import LOCAL, NOT_GIVEN, STATES, detail
+from notify.spark.expressions import Expressions
 from notify.spark.findings import BY_NAME
 from notify.spark.life import Groups
 from notify.spark.result import Found, Inputs
 from notify.spark.small_table import small_table
 from notify.spark.terms import SKEW_US
 from notify.spark.times import instant_text
-from notify.storage.sql.rows import microseconds_of
 
 AT_ONCE = 500
 """So many inbox rows are looked up in one query."""
@@ -235,6 +235,7 @@ def _effects_of(database: Database, group: str, message_ids: Sequence[str]) -> l
     if notify_inbox.name not in database.tables:
         return []
     t = notify_inbox.c
-    query = sa.select(t.message_id, t.created_at).where(t.consumer_group == group, t.message_id.in_(message_ids))
+    at_us = sa.literal_column(Expressions(database.kind).microseconds("created_at"), sa.BigInteger())
+    query = sa.select(t.message_id, at_us).where(t.consumer_group == group, t.message_id.in_(message_ids))
     with database.reading() as connection:
-        return [(str(name), microseconds_of(at)) for name, at in connection.execute(query)]
+        return [(str(name), us or 0) for name, us in connection.execute(query)]

@@ -35,9 +35,9 @@ MESSAGES = pa.schema(
         ("key_hash", pa.int64()),
         ("size", pa.int32()),
         ("position", pa.int64()),  # of the payload in the log
-        ("digest", pa.int64()),  # of the body, as notify.digest makes it; null: this segment does not have the payload
+        ("digest", pa.int64()),  # of the contents, as digest.hashes makes it; null: the payload is not in this segment
         ("id_hash", pa.int64()),  # of the message's id, as spark.digest.hashes makes it
-        ("body_hash", pa.int64()),  # of the message's id and the body's digest; null without a digest
+        ("body_hash", pa.int64()),  # of the message's id and the contents' digest; null without a digest
         # Each group's progress with the message in this segment: bit n stands for the nth group of the segment's list.
         ("acked", pa.int64()),
         ("settled", pa.int64()),
@@ -155,7 +155,7 @@ def message_rows(
 ) -> tuple[pa.Table, NDArray[np.int64]]:
     """One row for each message, with its half, outcome and place if these entries have them; and each entry's row.
 
-    For each entry, `sources` has the hash of its half's database, and `digests` that of its body; 0: not known.
+    For each entry, `sources` has the hash of its half's database, and `digests` that of its contents; 0: not known.
 
     A message that is in several queues, or twice in one, has a row for each place. A rollback whose half is in another
     segment has one row, number 0, without `half_us`.

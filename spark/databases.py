@@ -22,6 +22,7 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.spark import jdbc
 from notify.spark.bounds import READ_SECONDS, bounded
 from notify.spark.columns import source_of
+from notify.spark.digest import hashes
 from notify.spark.digest.drill import Drill
 from notify.spark.expressions import MOST_NUMBER, Expressions
 from notify.spark.pacing import Pace
@@ -183,7 +184,7 @@ class Database:
             return None
         if drill is None:
             edges, odd = self.parts.by_id(half_message.c.transaction_id, span), self.odd_ids(half_message, span)
-            is_sound = self._sql.is_id("transaction_id")
+            is_sound = f"{self._sql.is_id('transaction_id')} AND {self._sql.is_instant('created_at')}"
             guarded = bool(odd) or self._has_odd(half_message.name, "transaction_id", edges, is_sound)
             conditions = conditions_of("transaction_id", edges) + odd
         else:
@@ -192,13 +193,18 @@ class Database:
             f"{self._sql.id_bytes('transaction_id', guarded=guarded)} AS id, message_no AS no, producer_group, "
             f"CASE WHEN mode = 'outbox' THEN 1 ELSE 0 END AS is_outbox, {UNMOVED_SQL} AS unmoved, "
             "CASE state WHEN 'COMMITTED' THEN 1 WHEN 'ROLLED_BACK' THEN 2 ELSE 3 END AS state, "
-            f"topic, {self._sql.microseconds('created_at')} AS at_us, transaction_id" + ", digest" * self.has_digests
+            f"topic, {self._sql.microseconds('created_at')} AS at_us, transaction_id"
         )
         schema = "id binary, no int, producer_group string, is_outbox int, unmoved int, state int, topic string, "
-        schema += "at_us bigint" + ", digest bigint" * self.has_digests
+        schema += "at_us bigint"
+        if self.has_digests:
+            columns += f", digest, {hashes.quoted_key(self.kind)}, tag"
+            schema += ", digest bigint, key string, tag string"
         rows = _with_ids(self._read(spark, half_message.name, columns, conditions, schema).drop("transaction_id"))
         rows = rows.where(F.col("no").between(0, MOST_NUMBER))  # malformed.py reports the others
-        return rows if self.has_digests else rows.withColumn("digest", F.lit(None).cast("bigint"))
+        if not self.has_digests:
+            return rows.withColumn("digest", F.lit(None).cast("bigint"))
+        return rows.withColumn("digest", hashes.of_local_contents()).drop("key", "tag")
 
     def transactions(self, spark: SparkSession, span: Span | None, condition: str) -> DataFrame:
         """(id): the transactions of rows of half_message with ids made in `span` for which a condition holds."""
@@ -218,8 +224,9 @@ class Database:
             return None
         if drill is None:
             edges = self.parts.by_time(notify_inbox.c.created_at, span)
-            guarded = self._has_odd(notify_inbox.name, "created_at", edges, self._sql.is_message_id("message_id"))
-            conditions = conditions_of("created_at", edges)
+            is_sound = f"{self._sql.is_message_id('message_id')} AND {self._sql.is_instant('created_at')}"
+            guarded = self._has_odd(notify_inbox.name, "created_at", edges, is_sound)
+            conditions = conditions_of("created_at", edges) + self.undated(span)
         else:
             conditions, guarded = self._drilled_effects(drill, span), self._sql.is_strict
         number = self._sql.message_number("message_id", guarded=guarded)
@@ -236,7 +243,8 @@ class Database:
         listed = ", ".join("'" + group.replace("'", "''") + "'" for group in sorted(self.inbox_groups()))
         among = f"consumer_group IN ({listed}) AND " if listed else ""
         if span is not None:
-            among += f"created_at >= '{text_of(span.start_us)}' AND "
+            is_undated = self._sql.is_no_instant("created_at")
+            among += f"(created_at >= '{text_of(span.start_us)}' OR {is_undated}) AND "
         return [f"{among}({condition})" for condition in drill.conditions("message_id")]
 
     def doubled(self, spark: SparkSession, query: str, between: Span | None = None) -> DataFrame:
@@ -327,7 +335,12 @@ class Database:
             return []
         with self.reading() as connection:
             known = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
-            columns = [column for column in table.c if column.name in known]  # a table of an older version has fewer
+            # A table of an older version has fewer.
+            columns: list[sa.ColumnElement[Any]] = [column for column in table.c if column.name in known]
+            is_instant = sa.literal_column(self._sql.is_instant("created_at"), sa.Boolean())
+            # Drivers cannot read what is no time: it is read as NULL.
+            columns.append(sa.case((is_instant, table.c.created_at)).label("created_at"))
+            columns.remove(table.c.created_at)
             return [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]
 
     # --- queries ----------------------------------------------------------------------------------------------
@@ -336,6 +349,18 @@ class Database:
         """Conditions for the rows of a table whose ids are of no time, as far as there are any."""
         conditions = span.odd("transaction_id") if span is not None else []
         return [c for c in conditions if self.rows(f"SELECT 1 FROM {table.name} WHERE {c} LIMIT 1")]
+
+    def undated(self, span: Span | None) -> list[str]:
+        """A condition for the inbox rows whose time is none, and lies before the span, if there are any; their ids are
+        of its time."""
+        if span is None:
+            return []
+        condition = (
+            f"{self._sql.is_no_instant('created_at')} AND created_at < '{text_of(span.start_us)}' "
+            f"AND message_id >= '{id_at(span.start_us)}' AND message_id < '{id_at(span.end_us)}'"
+        )
+        found = self.rows(f"SELECT 1 FROM {notify_inbox.name} WHERE {condition} LIMIT 1")
+        return [condition] if found else []
 
     def _has_odd(self, table: str, column: str, edges: Sequence[str], is_sound: str) -> bool:
         """Whether a row between the first and the last edge has no sound id, in a database that would refuse it."""

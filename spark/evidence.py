@@ -47,7 +47,7 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
         if row["topic"] != row["other_topic"]:
             return f"the local row and the log name different topics, one of them {case.topic or 'in no log'}"
         if row["digest"] != row["other_digest"]:
-            return "the body in the queue is not the one whose digest the local row has"
+            return "body, key or tag in the queue are not those of the local row"
         if row["producer_group"] != row["other_producer_group"]:
             return f"the local row and the log name different producer groups, one of them {case.producer_group}"
         if row["t_state"] // DATABASE != row["other_state"] // DATABASE:

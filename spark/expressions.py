@@ -6,6 +6,7 @@ upper case are converted; malformed.py reports both.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 MOST_NUMBER = 9999
@@ -18,6 +19,8 @@ _ID_GLOB = "-".join([_DIGIT * 8, _DIGIT * 4, "7" + _DIGIT * 3, "[89ab]" + _DIGIT
 _SHAPE = "________-____-____-____-____________"
 _ID_CHARACTERS = len(_SHAPE)
 _VERSION_AT, _VARIANT_AT = 15, 20
+_FIRST, _LAST = "0001-01-01", "9999-12-31 23:59:59.999999"
+_INSTANT_GLOB = re.sub("0", "[0-9]", "0000-00-00 00:00:00*")
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,30 @@ class Expressions:
         return f"CAST({number} AS {'SIGNED' if self.kind == 'mysql' else 'INTEGER'})"
 
     def microseconds(self, column: str) -> str:
-        """An instant in microseconds since 1970."""
-        return {
+        """An instant in microseconds since 1970; NULL for what is none."""
+        if self.kind == "mysql":
+            return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})"
+        if self.kind == "postgresql":
             # A double, exact to the microsecond until 2106; EXTRACT computes in decimals, which takes longer.
-            "postgresql": f"CAST(date_part('epoch', {column}) * 1000000 AS bigint)",
-            "mysql": f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})",
-            "sqlite": f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 "
-            f"+ CAST(substr({column}, 21, 6) AS INTEGER))",
+            value = f"CAST(date_part('epoch', {column}) * 1000000 AS bigint)"
+        else:
+            value = f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 + CAST(substr({column}, 21, 6) AS INTEGER))"
+        return f"CASE WHEN {self.is_instant(column)} THEN {value} END"
+
+    def is_instant(self, column: str) -> str:
+        """Whether a column of instants has one: SQLite takes any text, PostgreSQL infinity, MySQL a day 0."""
+        return {
+            "postgresql": f"({column} >= '{_FIRST}' AND {column} <= '{_LAST}')",
+            "mysql": f"{column} >= '{_FIRST}'",
+            "sqlite": f"({column} GLOB '{_INSTANT_GLOB}' AND strftime('%s', {column}) IS NOT NULL)",
+        }[self.kind]
+
+    def is_no_instant(self, column: str) -> str:
+        """The opposite, as ranges of an index where there is one."""
+        return {
+            "postgresql": f"({column} < '{_FIRST}' OR {column} > '{_LAST}')",
+            "mysql": f"{column} < '{_FIRST}'",
+            "sqlite": f"NOT {self.is_instant(column)}",
         }[self.kind]
 
 

@@ -145,8 +145,8 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "ALTERED",
-        "The local row is not what was sent: it has the digest of another body than the queue, names another topic or "
-        "producer group, or is in another database than the one that the half came from.",
+        "The local row is not what was sent: its body, key or tag is another than the queue's, it names another topic "
+        "or producer group, or is in another database than the one that the half came from.",
         "Find out who changed the row, or the message on its way; consumers handled what the queue has.",
         when=lambda: _c("is_altered"),
     ),

@@ -39,7 +39,7 @@ _SHAPE: dict[str, tuple[str, str]] = {
     "topic": ("bigint", "max"),  # hash of its name
     "producer_group": ("bigint", "max"),  # hash of its name; null: sent without a transaction
     "origin": ("int", "max"),  # number of the database that the half came from; ABROAD, or null: not known
-    "digest": ("bigint", "max"),  # of the body
+    "digest": ("bigint", "max"),  # of the contents: body, key and tag
     "half_us": ("bigint", "min"),
     "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both, with the parts above
     "due_us": ("bigint", "max"),

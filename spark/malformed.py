@@ -1,4 +1,4 @@
-"""Rows with ids or numbers that no version of the SDK writes: nothing can be joined with them; each is a finding."""
+"""Rows with ids, numbers or times that no version of the SDK writes: each is a finding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from notify.client.table import half_message, notify_inbox
 from notify.spark.databases import Database
 from notify.spark.digest.drill import Drill
 from notify.spark.expressions import HAS_NUMBER, MOST_NUMBER, Expressions
-from notify.spark.ranges import Span, id_at
+from notify.spark.ranges import Span, id_at, made_us
 from notify.spark.result import Found
-from notify.storage.sql.rows import microseconds_of, text_of
+from notify.storage.sql.rows import text_of
 
 MOST_SHOWN = 1000
 """The most rows of a table that are shown; all are counted."""
@@ -32,31 +32,33 @@ def malformed(database: Database, span: Span | None, drill: Drill | None = None)
         table = column.table.name
         if table not in database.tables or (span is None and table in database.sound):
             continue
-        where = f"NOT ({is_sound})" + _within(table, span) + (f" AND {drill.where(column.name)}" if drill else "")
+        where = _within(table, span, f"NOT ({is_sound})", expressions.is_no_instant("created_at"))
+        where += f" AND {drill.where(column.name)}" if drill else ""
         count, rows = _rows(database, table, column.name, where)
         total += count
         cases += [_case(database, table, row) for row in rows]
     return total, cases
 
 
-def _within(table: str, span: Span | None) -> str:
-    """The condition for rows of a time. No index of half_message is by time, and its key is: an id is read from where
-    rows of that time stand, or from where ids of no time stand."""
+def _within(table: str, span: Span | None, is_odd: str, is_undated: str) -> str:
+    """The condition for odd rows of a time. No index of half_message is by time, and its key is: an id is read from
+    where rows of that time stand, or from where ids of no time stand. A row without a time has that of its id."""
     if span is None:
-        return ""
-    times = f" AND created_at >= '{text_of(span.start_us)}' AND created_at < '{text_of(span.end_us)}'"
-    if table == notify_inbox.name:
-        return times
+        return f"({is_odd} OR {is_undated})"
+    of_time = f"({is_odd} AND created_at >= '{text_of(span.start_us)}' AND created_at < '{text_of(span.end_us)}')"
     low, high = id_at(span.start_us), id_at(span.end_us)
+    if table == notify_inbox.name:
+        return f"({of_time} OR ({is_undated} AND message_id >= '{low}' AND message_id < '{high}'))"
     places = [
         f"(transaction_id >= '{a}' AND transaction_id < '{b}')" for a, b in ((low, high), (low.upper(), high.upper()))
     ]
-    return f" AND ({' OR '.join([*places, *span.odd('transaction_id')])}){times}"
+    return f"({' OR '.join([*places, *span.odd('transaction_id')])}) AND ({of_time} OR {is_undated})"
 
 
 def _rows(database: Database, table: str, column: str, where: str) -> tuple[int, Sequence[Any]]:
     more = "producer_group AS name, message_no AS no" if table == half_message.name else "consumer_group AS name"
-    query = f"SELECT {column} AS id, created_at, {more} FROM {table} WHERE {where} LIMIT {MOST_SHOWN}"
+    at_us = Expressions(database.kind).microseconds("created_at")
+    query = f"SELECT {column} AS id, {at_us} AS at_us, {more} FROM {table} WHERE {where} LIMIT {MOST_SHOWN}"
     rows = database.rows(query)
     count = len(rows)
     if count == MOST_SHOWN:
@@ -68,11 +70,13 @@ def _case(database: Database, table: str, row: Any) -> Found:
     is_local = table == half_message.name
     if is_local and not 0 <= row.no <= MOST_NUMBER:
         detail = f"{table} of {row.name} has the message number {row.no}, which no message has, in {row.id[:60]!r}"
+    elif row.at_us is None:
+        detail = f"{table} of {row.name} has a created_at that is no time, in {row.id[:60]!r}"
     else:
         kind = "transaction" if is_local else "message"
         detail = f"{table} of {row.name} has the id {row.id[:60]!r}, which is no {kind} id"
     return Found(
-        "MALFORMED", detail=detail, database=database.name, at_us=microseconds_of(row.created_at),
+        "MALFORMED", detail=detail, database=database.name, at_us=row.at_us or made_us(row.id) or 0,
         producer_group=row.name if is_local else "", groups=[] if is_local else [row.name],
         evidence={"id": row.id, "table": table},
     )  # fmt: skip

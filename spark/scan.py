@@ -35,6 +35,7 @@ from notify.spark.columns import (
     with_bits,
 )
 from notify.spark.damage import Broken, Damages, examine
+from notify.spark.digest import hashes
 from notify.spark.facts import Hole, Scanned, Sent
 from notify.spark.letters import LETTERS, letter_of
 from notify.storage.log import meta
@@ -317,18 +318,21 @@ _WITH_PRODUCER = (RecordType.HALF, RecordType.MESSAGE)
 _WITH_PAYLOADS = (*_WITH_PRODUCER, RecordType.DEAD_LETTER, RecordType.CARRY)
 
 
-class _Body(msgspec.Struct):
-    """The part of a payload that has a digest."""
+class _Contents(msgspec.Struct):
+    """The parts of a payload that have a digest."""
 
     body: bytes
+    key: str | None = None
+    tag: str | None = None
 
 
-_decode_body = msgspec.msgpack.Decoder(_Body).decode
+_decode_contents = msgspec.msgpack.Decoder(_Contents).decode
 
 
 def _digest_of(payload: bytes) -> int:
-    """The digest of a payload's body; 0 for one that cannot be read."""
+    """The digest of a payload's contents; 0 for one that cannot be read."""
     try:
-        return body_digest(_decode_body(payload).body)
+        contents = _decode_contents(payload)
     except msgspec.MsgspecError:
         return 0
+    return hashes.of_contents(body_digest(contents.body), contents.key, contents.tag)

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from notify import ids
 from notify.client.table import half_message
 from notify.spark.databases import Database
+from notify.spark.expressions import Expressions
 from notify.spark.ranges import EPOCH_US, id_at
 from notify.spark.result import Found
 from notify.storage.sql.rows import microseconds_of, text_of
@@ -33,6 +34,7 @@ def strays(database: Database, from_us: int, slack_us: int) -> list[Found]:
     ]
     columns = (name, t.message_no, t.topic, t.producer_group, t.created_at)
     query = sa.select(*columns).where(name >= id_at(EPOCH_US), t.state != "ROLLED_BACK", sa.or_(*written))
+    query = query.where(sa.literal_column(Expressions(database.kind).is_instant("created_at"), sa.Boolean()))
     with database.reading() as connection:
         rows = connection.execute(query.order_by(name, t.message_no).limit(MOST)).all()
     return [_found(database.name, *row) for row in rows if _is_id(row[0])]  # malformed.py reports the others

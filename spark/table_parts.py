@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from notify.spark.expressions import Expressions
 from notify.spark.ranges import (
     FIRST_ID,
     LAST_ID,
@@ -48,7 +49,10 @@ class TableParts:
     def by_time(self, column: sa.Column[Any], span: Span | None) -> list[str]:
         """Edges of ranges of a column of instants; only the start of `span` counts."""
         start = text_of(span.start_us) if span is not None else ""
-        within: sa.ColumnElement[bool] = column >= sa.literal_column(f"'{start}'") if start else sa.true()
+        is_instant = Expressions(self._kind).is_instant(column.name)
+        within: sa.ColumnElement[bool] = sa.literal_column(is_instant, sa.Boolean())
+        if start:
+            within = sa.and_(within, column >= sa.literal_column(f"'{start}'"))
         first, last = self._extent(column, within)
         if first is None:
             return [start, ""]

@@ -111,7 +111,7 @@ def local_rows(made: Made) -> Iterator[list[str | int | None]]:
     """Rows of half_message as lines for COPY and LOAD DATA."""
     digest = body_digest(bytes(BODY_BYTES))
     for n in range(made.begin, made.count):
-        yield local_row(ids.to_text(made.id(n)), topic_of(n), made.at(n) + 20, digest)
+        yield local_row(ids.to_text(made.id(n)), topic_of(n), made.at(n) + 20, digest, key=f"k{n % KEYS}")
 
 
 def inbox_rows(made: Made) -> Iterator[list[str | int | None]]:
@@ -120,8 +120,10 @@ def inbox_rows(made: Made) -> Iterator[list[str | int | None]]:
         yield [CONSUMERS, f"{ids.to_text(made.id(n))}.0", text_of(made.at(n) + EFFECTIVE_AFTER_US)]
 
 
-def local_row(name: str, topic: str, at_us: int, digest: int, group: str = PRODUCERS) -> list[str | int | None]:
-    return [name, 0, group, "half", "COMMITTED", "", topic, None, 1, text_of(at_us), digest]
+def local_row(
+    name: str, topic: str, at_us: int, digest: int, group: str = PRODUCERS, key: str | None = None
+) -> list[str | int | None]:
+    return [name, 0, group, "half", "COMMITTED", "", topic, key, 1, text_of(at_us), digest]
 
 
 LOCAL_COLUMNS = (

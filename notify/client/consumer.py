@@ -17,7 +17,14 @@ from typing import Any, ClassVar, TypeVar
 from notify import tracing
 from notify.client.banner import announce, begun, warn_of_broadcasts
 from notify.client.gathering import Gathering
-from notify.client.handlers import Handler, call_to_the_end, check_callable, check_options, refuse_unfinished
+from notify.client.handlers import (
+    Handler,
+    NotTried,
+    call_to_the_end,
+    check_callable,
+    check_options,
+    refuse_unfinished,
+)
 from notify.client.http import HttpClient
 from notify.client.inbox import Inbox, check_inbox
 from notify.client.instance import instance_name
@@ -265,6 +272,9 @@ class _Consumer:
                 await self._call_handler(handler, message)
             else:
                 await self._gathering.handle(handler, message)
+        except NotTried as given_back:
+            self._leave(given_back.cause)
+            raise
         except BaseException as error:
             self.failed += 1
             if not isinstance(error, Exception | asyncio.CancelledError):
@@ -274,8 +284,9 @@ class _Consumer:
 
     def _leave(self, error: BaseException) -> None:
         """A handler wants the process to end: stop, and have `run` raise it once all is settled."""
-        log.warning("a handler raised %s: the consumer stops", type(error).__name__)
-        self._left = self._left or error
+        if self._left is None:
+            log.warning("a handler raised %s: the consumer stops", type(error).__name__)
+            self._left = error
         if self._stopping is not None:
             self._stopping.set()
 

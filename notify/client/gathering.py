@@ -10,11 +10,12 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from notify.client.handlers import Handler, is_cancelled, reason_of
+from notify.client.claims import Partial
+from notify.client.handlers import Handler, NotTried, is_cancelled, reason_of
 from notify.client.typed import Read
 from notify.message import ReceivedMessage
 
@@ -131,6 +132,10 @@ class Gathering:
                 part = [arrival for arrival in parts.pop() if not arrival.fate.done()]
                 if part:
                     parts += reversed(await self._handle(batch.handler, part))
+        except BaseException as error:
+            if is_cancelled(error):
+                raise
+            _fail(batch.arrivals, NotTried(error))
         finally:
             for arrival in batch.arrivals:
                 arrival.fate.cancel()
@@ -142,6 +147,11 @@ class Gathering:
         except BaseException as error:
             if is_cancelled(error):
                 raise
+            if isinstance(error, Partial):
+                _fail(part, error)  # the halves would count as handled
+                return []
+            if len(part) > 1 and not isinstance(error, Exception | asyncio.CancelledError):
+                raise  # the process is to end, for whichever of them
             if len(part) > 1:
                 log.info(
                     "the handler of %s failed on %d messages, and gets them in two halves: %s",
@@ -149,8 +159,7 @@ class Gathering:
                 )  # fmt: skip
                 middle = len(part) // 2
                 return [part[:middle], part[middle:]]
-            if not part[0].fate.done():
-                part[0].fate.set_exception(error)
+            _fail(part, error)
             return []
         for arrival in part:
             if not arrival.fate.done():
@@ -164,6 +173,13 @@ class Gathering:
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=CANCEL_SECONDS)
+
+
+def _fail(arrivals: Iterable[Arrival], error: BaseException) -> None:
+    """Tell those who still wait for these messages that they failed."""
+    for arrival in arrivals:
+        if not arrival.fate.done():
+            arrival.fate.set_exception(error)
 
 
 def _look(fate: asyncio.Future[None]) -> None:

@@ -165,6 +165,14 @@ def refuse_unfinished(result: object) -> None:
     )
 
 
+class NotTried(Exception):
+    """A message is given back, and no attempt counts: `cause` ended the call that it was in, for whatever reason."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"{type(cause).__name__} ended the call of its batch")
+        self.cause = cause
+
+
 def call_to_the_end(function: Callable[..., Any], *given: Any) -> None:
     """Call a plain handler. Raises what it raises, and InvalidRequest where it returned its work undone."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
 
@@ -11,7 +11,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from notify.check.local import is_async as is_async_engine
-from notify.client.claims import check_transactions, claim, claim_all
+from notify.client.claims import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.handlers import call_to_the_end, refuse_unfinished
 from notify.client.table import (
     CLOCK_SKEW,
@@ -22,7 +22,7 @@ from notify.client.table import (
     notify_inbox,
     notify_source,
 )
-from notify.databases import check_engine, in_transaction, in_transaction_async, is_aborted, is_over, roll_back_driver
+from notify.databases import check_engine, in_transaction, in_transaction_async, roll_back_driver
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
 
@@ -105,13 +105,20 @@ class Inbox:
         What the handler raises rolls both back and is raised; InvalidRequest where it ends the session's transaction
         itself, or returns a coroutine instead of doing its work.
         """
-        with InboxSession(self.engine) as session, session.begin() as transaction:
-            if not claim(_guarded(session.connection(), session), group, message):
-                _allow_commit(session, transaction)
-                return False
-            call_to_the_end(handler, message, session)
-            _allow_commit(session, transaction)
-            _refuse_lost(session.connection())
+        guard = None
+        try:
+            with InboxSession(self.engine) as session, session.begin() as transaction:
+                connection = _guarded(session.connection(), session)
+                if not claim(connection, group, message):
+                    _allow_commit(session, transaction)
+                    return False
+                with Guard(connection) as guard:
+                    call_to_the_end(handler, message, session)
+                    _finish(session, transaction, guard)
+        except BaseException as error:
+            if guard is not None and guard.is_lost:
+                refuse_partial(self.call(is_claimed, group, [message]), error)
+            raise
         return True
 
     def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
@@ -120,13 +127,21 @@ class Inbox:
         One transaction: what the handler raises rolls back the claims and effects of all, and is raised. The handler
         is not called where there are none. Raises InvalidRequest as `run` does.
         """
-        with InboxSession(self.engine) as session, session.begin() as transaction:
-            fresh = claim_all(_guarded(session.connection(), session), group, messages)
-            if fresh:
-                call_to_the_end(handler, fresh, session)
-            _allow_commit(session, transaction)
-            if fresh:
-                _refuse_lost(session.connection())
+        guard, fresh = None, []
+        try:
+            with InboxSession(self.engine) as session, session.begin() as transaction:
+                connection = _guarded(session.connection(), session)
+                fresh = claim_all(connection, group, messages)
+                if not fresh:
+                    _allow_commit(session, transaction)
+                    return 0
+                with Guard(connection) as guard:
+                    call_to_the_end(handler, fresh, session)
+                    _finish(session, transaction, guard)
+        except BaseException as error:
+            if guard is not None and guard.is_lost:
+                refuse_partial(self.call(is_claimed, group, fresh), error)
+            raise
         return len(fresh)
 
     def purge(self, older_than: float, *, batch: int = 10_000) -> int:
@@ -150,64 +165,76 @@ class Inbox:
 
     async def run_async(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """The same for a coroutine function and an AsyncSession."""
-        from sqlalchemy.ext.asyncio import AsyncSession
-
-        async with AsyncSession(self.engine, sync_session_class=InboxSession) as session, session.begin():
-            transaction = session.sync_session.get_transaction()
-            connection = await session.connection()
-            await connection.run_sync(_guarded, session.sync_session)
-            if not await connection.run_sync(claim, group, message):
-                _allow_commit(session.sync_session, transaction)
-                return False
-            refuse_unfinished(await handler(message, session))
-            _allow_commit(session.sync_session, transaction)
-            await connection.run_sync(_refuse_lost)
+        guard = None
+        try:
+            async with _session(self.engine) as session, session.begin():
+                connection = await session.connection()
+                await connection.run_sync(_guarded, session.sync_session)
+                if not await connection.run_sync(claim, group, message):
+                    _allow_commit(session.sync_session, session.sync_session.get_transaction())
+                    return False
+                guard = Guard(connection.sync_connection)
+                await _to_the_end(guard, session, connection, handler(message, session))
+        except BaseException as error:
+            if guard is not None and guard.is_lost:
+                refuse_partial(await self.call_async(is_claimed, group, [message]), error)
+            raise
         return True
 
     async def run_batch_async(
         self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]
     ) -> int:
         """`run_batch` for a coroutine function and an AsyncSession."""
-        from sqlalchemy.ext.asyncio import AsyncSession
-
-        async with AsyncSession(self.engine, sync_session_class=InboxSession) as session, session.begin():
-            transaction = session.sync_session.get_transaction()
-            connection = await session.connection()
-            await connection.run_sync(_guarded, session.sync_session)
-            fresh = await connection.run_sync(claim_all, group, messages)
-            if fresh:
-                refuse_unfinished(await handler(fresh, session))
-            _allow_commit(session.sync_session, transaction)
-            if fresh:
-                await connection.run_sync(_refuse_lost)
+        guard, fresh = None, []
+        try:
+            async with _session(self.engine) as session, session.begin():
+                connection = await session.connection()
+                await connection.run_sync(_guarded, session.sync_session)
+                fresh = await connection.run_sync(claim_all, group, messages)
+                if not fresh:
+                    _allow_commit(session.sync_session, session.sync_session.get_transaction())
+                    return 0
+                guard = Guard(connection.sync_connection)
+                await _to_the_end(guard, session, connection, handler(fresh, session))
+        except BaseException as error:
+            if guard is not None and guard.is_lost:
+                refuse_partial(await self.call_async(is_claimed, group, fresh), error)
+            raise
         return len(fresh)
+
+
+def _session(engine: Any) -> Any:
+    """An AsyncSession for a handler."""
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    return AsyncSession(engine, sync_session_class=InboxSession)
+
+
+async def _to_the_end(guard: Guard, session: Any, connection: Any, work: Awaitable[object]) -> None:
+    """The same for a coroutine as `with guard` is for a plain handler."""
+    transaction = session.sync_session.get_transaction()
+    try:
+        refuse_unfinished(await work)
+        await session.run_sync(_finish, transaction, guard)
+    except Exception:
+        await connection.run_sync(lambda _: guard.look())
+        raise
+
+
+def _finish(session: Session, transaction: SessionTransaction | None, guard: Guard) -> None:
+    """All of the effect but the commit. Raises InvalidRequest where it would not be that of the whole effect."""
+    _allow_commit(session, transaction)
+    while (nested := session.get_nested_transaction()) is not None:
+        nested.commit()  # a savepoint that the handler has left open
+    session.flush()
+    guard.release()
 
 
 def _allow_commit(session: Session, transaction: SessionTransaction | None) -> None:
     """Raises InvalidRequest if the claim has left the session's transaction, and so has the effect."""
     if transaction is None or session.get_transaction() is not transaction or not transaction.is_active:
-        raise _has_ended()
+        raise has_ended()
     session.info[MAY_COMMIT] = True
-
-
-def _has_ended() -> InvalidRequest:
-    return InvalidRequest(
-        "the handler has ended the inbox's transaction, so its effect cannot be committed with the message; raise "
-        "what should roll it back, and use begin_nested() for a part that may fail alone",
-        "inbox_commit",
-    )
-
-
-def _refuse_lost(connection: sa.Connection) -> None:
-    """Raises InvalidRequest where the commit would be a rollback, without an error, or has nothing to commit."""
-    if is_over(connection):
-        raise _has_ended()
-    if is_aborted(connection):
-        raise InvalidRequest(
-            "the transaction was aborted by an error that the handler caught, so its effect cannot be committed with "
-            "the message; raise what should roll it back, and use begin_nested() for a part that may fail alone",
-            "inbox_commit",
-        )
 
 
 def whole_from(connection: sa.Connection) -> datetime:

@@ -20,20 +20,18 @@ import msgspec
 
 from notify.backoff import Backoff
 from notify.client.banner import begun
-from notify.client.batch import Batcher, Later
 from notify.client.failure_log import FailureLog
-from notify.client.handlers import Handler, handler_of, is_cancelled, reason_of
+from notify.client.handlers import Handler, NotTried, handler_of, is_cancelled, reason_of
 from notify.client.http import HttpClient
+from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
 from notify.errors import DeadLetter, InvalidRequest, NotFound, NotifyError
 from notify.message import ReceivedMessage
 from notify.wire import (
     JSON,
     Delivered,
+    Leave,
     Receive,
     Received,
-    Settle,
-    SettledItem,
-    SettledItems,
     SettleItem,
     encode_msgpack,
 )
@@ -41,9 +39,8 @@ from notify.wire import (
 log = logging.getLogger("notify.consumer")
 
 POLL_SECONDS = 20.0
-CALL_SECONDS = 10.0
-RETRY_SECONDS = 0.1
-RETRY_MAX_SECONDS = 5.0
+LEAVE_SECONDS = 2.0
+"""How long a consumer that stops waits for a server that it leaves."""
 CANCEL_SECONDS = 1.0
 """How long coroutines that are cancelled may take to end."""
 NAMED_IN_LOG = 10
@@ -51,7 +48,6 @@ CAUTIOUS = 32
 """Messages in hand, at most, of a consumer of batches at its start, and while most come again: each message in hand
 counts an attempt where its process dies, and one of those may be what ends it."""
 _decode_received = msgspec.msgpack.Decoder(Received).decode
-_decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
 
 
 @dataclass(slots=True)
@@ -73,21 +69,13 @@ class Work:
     """The task of each message that was received and is not settled yet."""
 
 
-@dataclass(slots=True)
-class _Settling:
-    """A message's fate on its way to the server, which would not take it after `until` (the loop's clock)."""
-
-    item: SettleItem
-    until: float
-
-
 class Session:
     """Belongs to one event loop. `run` it once."""
 
     def __init__(self, work: Work, http: HttpClient) -> None:
         self._work = work
         self._http = http
-        self._settler: Batcher[_Settling, SettledItem] = Batcher(self._settle, in_flight=2)
+        self._settler = Settler(http, work.group, work.lease)
         self._in_hand: dict[asyncio.Task[None], str] = {}
         """The tasks of this session's messages, and the messages' ids."""
         self._renewals: dict[str, asyncio.TimerHandle] = {}
@@ -99,8 +87,6 @@ class Session:
         """When it began: what was sent since, is its own, also where it subscribed to the latest."""
         self._has_admin_routes_alone = False
         """The server is an older one, which has no route of consumers to subscribe."""
-        self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
-        """Before what the server did not take is sent again; it doubles."""
         self._is_cautious = self._takes_batches = any(h.batch is not None for h in work.handlers.values())
 
     def end(self) -> None:
@@ -146,7 +132,18 @@ class Session:
             task.cancel()
         if self._in_hand:
             await asyncio.wait(self._in_hand, timeout=CANCEL_SECONDS)
+        await self._leave()
         self._http.close()
+
+    async def _leave(self) -> None:
+        """Have what this instance has to itself go to another at once: exclusive and failover topics.
+
+        Where the server does not hear of it, or is an older one, that goes when its lease is over.
+        """
+        if self.is_subscribed:
+            body = encode_msgpack(Leave(self._work.instance))
+            with contextlib.suppress(NotifyError):
+                await self._http.call("POST", f"/v1/groups/{self._work.group}/leave", body, LEAVE_SECONDS)
 
     # --- receiving --------------------------------------------------------------------------------------------
 
@@ -327,6 +324,8 @@ class Session:
                 raise InvalidRequest(f"this consumer has no handler for topic {d.topic!r}; another of its group may")
             await self._work.call(handler, message)
             item = SettleItem(receipt=d.receipt, action="ack")
+        except NotTried:
+            item = SettleItem(receipt=d.receipt, action="give_back")
         except DeadLetter as error:
             item = SettleItem(receipt=d.receipt, action="dead_letter", reason=reason_of(error, named=False) or None)
         except BaseException as error:
@@ -337,17 +336,12 @@ class Session:
         finally:
             self._renewals.pop(d.receipt).cancel()
         try:
-            settled = await self._settler.submit(self._settling(item))
+            settled = await self._settler.submit(item)
         except NotifyError as error:
             log.warning("settling %s failed, it may be delivered again: %s", d.id, error)
         else:
             if settled.status != 200:
                 log.warning("%s was not settled, it may be delivered again: %s", d.id, settled.detail or settled.code)
-
-    # --- settling ---------------------------------------------------------------------------------------------
-
-    def _settling(self, item: SettleItem) -> _Settling:
-        return _Settling(item, asyncio.get_running_loop().time() + self._work.lease)
 
     def _renew_later(self, receipt: str) -> None:
         loop = asyncio.get_running_loop()
@@ -356,37 +350,5 @@ class Session:
     def _renew(self, receipt: str) -> None:
         """The handler takes long: keep its lease."""
         with contextlib.suppress(NotifyError):
-            self._settler.submit(self._settling(SettleItem(receipt=receipt, action="renew", lease=self._work.lease)))
+            self._settler.submit(SettleItem(receipt=receipt, action="renew", lease=self._work.lease))
         self._renew_later(receipt)
-
-    async def _settle(self, settlings: list[_Settling]) -> list[SettledItem | Later]:
-        """Tell the server. What it cannot take now is sent again until the message's lease is surely over."""
-        now = asyncio.get_running_loop().time()
-        body = encode_msgpack(Settle([settling.item for settling in settlings]))
-        path = f"/v1/groups/{self._work.group}/settle"
-        try:
-            answered = _decode_settled(await self._http.call("POST", path, body, CALL_SECONDS)).items
-        except NotifyError as error:
-            if not is_away(error):
-                raise
-            answered = [SettledItem(s.item.receipt, error.status, error.code, str(error)) for s in settlings]
-        refused = next((settled for settled in answered if _may_be_taken_later(settled)), None)
-        wait = 0.0
-        if refused is None:
-            self._backoff.reset()
-        else:
-            wait = self._backoff.next()
-            log.warning("the server does not settle, again in %.1f s: %s", wait, refused.detail or refused.code)
-        return [
-            Later(wait) if _may_be_taken_later(settled) and settling.until > now else settled
-            for settling, settled in zip(settlings, answered, strict=True)
-        ]
-
-
-def _may_be_taken_later(settled: SettledItem) -> bool:
-    return settled.status == 429 or settled.status >= 500 or settled.code == "wrong_role"
-
-
-def is_away(error: NotifyError) -> bool:
-    """Whether the same request may succeed later. A server without queues may learn who has them."""
-    return error.retryable or error.code == "wrong_role"

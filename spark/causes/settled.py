@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from notify.client.table import notify_inbox
 from notify.spark.columns import ATTEMPTED, name_hash
+from notify.spark.expressions import Expressions
 from notify.spark.result import Found, Inputs
 from notify.storage.sql.rows import microseconds_of, moment_of
 
@@ -66,7 +67,8 @@ def _last_effects(inputs: Inputs, groups: Collection[str], from_us: int) -> dict
     last: dict[str, int] = {}
     for database in inputs.databases:
         if notify_inbox.name in database.tables:
+            is_instant = sa.literal_column(Expressions(database.kind).is_instant("created_at"), sa.Boolean())
             with database.reading() as connection:
-                for group, at in connection.execute(newest):
+                for group, at in connection.execute(newest.where(is_instant)):
                     last[group] = max(last.get(group, 0), microseconds_of(at))
     return last

@@ -173,7 +173,7 @@ class Comparison:
         first_us, last_us = (slot + 1) * SLOT_US - slack_us, log.first_acked_us + slack_us
         for rows in self._effects:
             for group, row in rows.get(slot, {}).items():
-                if row.replays or group not in self._inbox_groups:
+                if row.replays or row.undated or group not in self._inbox_groups:
                     return False
                 if row.first_us < first_us or row.last_us > last_us:
                     return False

@@ -1,7 +1,10 @@
 """The hashes that a digest is made of, computed alike by numpy, Python, Spark and each database.
 
-A message's hash is half the MD5 of its id as text, `{transaction}.{n}`, and with the digest of its body that of
+A message's hash is half the MD5 of its id as text, `{transaction}.{n}`, and with the digest of its contents that of
 `{transaction}.{n}:{digest}`. The hashes of a slot are combined by XOR: in any order, part by part.
+
+The digest of contents is that of the body (notify.digest), combined by XOR with the hash of `t{tag} k{key}` where the
+message has one of the two: a local row holds these as text.
 """
 
 from __future__ import annotations
@@ -25,6 +28,13 @@ def of_text(text: str) -> int:
     """The first 8 bytes of the MD5 of a text, as a signed number."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def of_contents(body: int, key: str | None, tag: str | None) -> int:
+    """The digest of a message's contents, from the digest of its body."""
+    if key is None and tag is None:
+        return body
+    return body ^ of_text(f"{'' if tag is None else 't' + tag} {'' if key is None else 'k' + key}")
 
 
 # --- numpy --------------------------------------------------------------------------------------------------------
@@ -75,13 +85,27 @@ def of_rows(identity: str = "id", number: str = "no") -> Column:
     """The hash of each message of a table, from its transaction's 16 bytes and its number."""
     digits = F.lower(F.hex(identity))
     parts = [F.substring(digits, start + 1, end - start) for start, end in _PARTS]
-    text = F.concat(F.concat_ws("-", *parts), F.lit("."), F.col(number).cast("string"))
+    return _of_column(F.concat(F.concat_ws("-", *parts), F.lit("."), F.col(number).cast("string")))
+
+
+def of_local_contents() -> Column:
+    """The digest of the contents of each local row, from the columns digest, key and tag; null without a digest."""
+    key, tag = F.col("key"), F.col("tag")
+    text = F.concat(_marked("t", tag), F.lit(" "), _marked("k", key))
+    return F.when(key.isNull() & tag.isNull(), F.col("digest")).otherwise(F.col("digest").bitwiseXOR(_of_column(text)))
+
+
+def _marked(mark: str, column: Column) -> Column:
+    return F.coalesce(F.concat(F.lit(mark), column), F.lit(""))
+
+
+def _of_column(text: Column) -> Column:
     return F.conv(F.substring(F.md5(text), 1, 16), 16, -10).cast("bigint")
 
 
 # --- databases ----------------------------------------------------------------------------------------------------
 
-SQLITE_HASH, SQLITE_XOR = "notify_hash", "notify_xor"
+SQLITE_HASH, SQLITE_XOR, SQLITE_CONTENTS = "notify_hash", "notify_xor", "notify_contents"
 """Functions that SQLite lacks, and connections are given."""
 
 
@@ -106,3 +130,22 @@ def xor_of_sql(kind: str, hashes: str) -> str:
 def joined_by_sql(kind: str, *texts: str) -> str:
     """Texts one after the other, as an expression of SQL; NULL if one of them is."""
     return f"CONCAT({', '.join(texts)})" if kind == "mysql" else f"({' || '.join(texts)})"
+
+
+def contents_of_sql(kind: str) -> str:
+    """The digest of the contents of a row of half_message as an expression of SQL; NULL without a digest."""
+    key = quoted_key(kind)
+    if kind == "sqlite":
+        return f"{SQLITE_CONTENTS}(digest, {key}, tag)"
+    marked = [f"COALESCE({joined_by_sql(kind, mark, name)}, '')" for mark, name in (("'t'", "tag"), ("'k'", key))]
+    text = joined_by_sql(kind, marked[0], "' '", marked[1])
+    if kind == "mysql":
+        combined = f"CAST(digest ^ {of_sql(kind, text)} AS SIGNED)"
+    else:
+        combined = f"digest # {of_sql(kind, text)}"
+    return f"CASE WHEN {key} IS NULL AND tag IS NULL THEN digest ELSE {combined} END"
+
+
+def quoted_key(kind: str) -> str:
+    """The name of the column `key`, which is a word of MySQL's own."""
+    return "`key`" if kind == "mysql" else '"key"'

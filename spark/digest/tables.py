@@ -35,11 +35,11 @@ class LocalSlot:
     hash: int
     """XOR over the topics, of the hash of what they have: see `topic_text`."""
     digests: int
-    """How many of the committed rows have a digest of the body."""
+    """How many of the committed rows have a digest."""
     tombstones: int
     tombstones_hash: int
     odd: int
-    """Rows of another state."""
+    """Rows of another state, or whose time is none."""
     first_us: int
     last_us: int
 
@@ -54,6 +54,8 @@ class EffectSlot:
     """Rows of effects that were repeated on purpose; they are not in the others."""
     first_us: int = 1 << 62
     last_us: int = 0
+    undated: int = 0
+    """Rows whose time is none."""
 
 
 @dataclass
@@ -101,7 +103,7 @@ class TableDigest:
             for condition in conditions_of("transaction_id", self._id_edges()) + odd:
                 begun.append(pool.submit(self._ask, self._local_query(condition), self._take_local))
         if notify_inbox.name in tables:
-            for condition in conditions_of("created_at", self._time_edges()):
+            for condition in conditions_of("created_at", self._time_edges()) + self._database.undated(self._span):
                 begun.append(pool.submit(self._ask, self._effects_query(condition), self._take_effects))
         return begun
 
@@ -153,11 +155,13 @@ class TableDigest:
         has_digests = self._database.has_digests
         message = ["transaction_id", "'.'", self._text("message_no")]
         if has_digests:
-            message.append(f"COALESCE({join(repr(':'), self._text('digest'))}, '')")
+            contents = hashes.contents_of_sql(self._kind)
+            message.append(f"COALESCE({join(repr(':'), self._text(contents))}, '')")
         inner = (
             f"SELECT substr(transaction_id, 1, {SLOT_CHARACTERS}) AS slot, producer_group, topic, state, "
             f"COUNT(*) AS n, {self._xor(self._hash(join(*message)))} AS x, "
-            f"{'COUNT(digest)' if has_digests else '0'} AS digests, MIN(created_at) AS low, MAX(created_at) AS high "
+            f"{'COUNT(digest)' if has_digests else '0'} AS digests, MIN(created_at) AS low, MAX(created_at) AS high, "
+            f"SUM({self._is_undated}) AS undated "
             f"FROM half_message WHERE {condition} GROUP BY 1, 2, 3, 4"
         )
         of_topic = self._hash(join(self._text("x"), "':'", self._text("n"), "':'", "topic"))
@@ -169,25 +173,30 @@ class TableDigest:
             f"SELECT slot, producer_group, SUM({of('COMMITTED', 'n', ' ELSE 0')}), "
             f"{self._xor(of('COMMITTED', of_topic))}, SUM({of('COMMITTED', 'digests', ' ELSE 0')}), "
             f"SUM({of('ROLLED_BACK', 'n', ' ELSE 0')}), {self._xor(of('ROLLED_BACK', 'x'))}, "
-            "SUM(CASE WHEN state IN ('COMMITTED', 'ROLLED_BACK') THEN 0 ELSE n END), "
+            "SUM(CASE WHEN state IN ('COMMITTED', 'ROLLED_BACK') THEN undated ELSE n END), "
             f"{self._sql.microseconds('MIN(low)')}, {self._sql.microseconds('MAX(high)')} "
             f"FROM ({inner}) topics GROUP BY slot, producer_group"
         )
 
+    @property
+    def _is_undated(self) -> str:
+        """1 for a row whose time is none, as an expression of SQL."""
+        return f"CASE WHEN {self._sql.is_instant('created_at')} THEN 0 ELSE 1 END"
+
     def _effects_query(self, condition: str) -> str:
-        """Rows (slot, group, count, hash, replays, first, last) of a range."""
+        """Rows (slot, group, count, hash, replays, undated, first, last) of a range."""
         of_effect = f"CASE WHEN replay = 0 THEN {self._hash('message_id')} END"
         return (
             f"SELECT substr(message_id, 1, {SLOT_CHARACTERS}), consumer_group, "
             "SUM(CASE WHEN replay = 0 THEN 1 ELSE 0 END), "
             f"{self._xor(of_effect)}, "
-            "SUM(CASE WHEN replay = 0 THEN 0 ELSE 1 END), "
+            f"SUM(CASE WHEN replay = 0 THEN 0 ELSE 1 END), SUM({self._is_undated}), "
             f"{self._sql.microseconds('MIN(created_at)')}, {self._sql.microseconds('MAX(created_at)')} "
             f"FROM notify_inbox WHERE {condition} GROUP BY 1, 2"
         )
 
     def _text(self, number: str) -> str:
-        return f"{number}::text" if self._kind == "postgresql" else f"CAST({number} AS CHAR)"
+        return f"({number})::text" if self._kind == "postgresql" else f"CAST({number} AS CHAR)"
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -200,13 +209,14 @@ class TableDigest:
             self.slots.local[slot, name] = known
 
     def _take_effects(self, rows: Sequence[sa.Row[Any]]) -> None:
-        for slot, name, count, combined, replays, first_us, last_us in self._sound(rows):
+        for slot, name, count, combined, replays, undated, first_us, last_us in self._sound(rows):
             known = self.slots.effects.setdefault((slot, name), EffectSlot())
             known.count += int(count)
             known.hash ^= int(combined or 0)
             known.replays += int(replays)
-            known.first_us = min(known.first_us, int(first_us))
-            known.last_us = max(known.last_us, int(last_us))
+            known.undated += int(undated)
+            known.first_us = min(known.first_us, int(first_us or 0))
+            known.last_us = max(known.last_us, int(last_us or 0))
 
     def _sound(self, rows: Sequence[sa.Row[Any]]) -> Iterator[tuple[Any, ...]]:
         """The rows whose slot is one."""
@@ -235,8 +245,13 @@ class _Xor:
 def _give_functions(connection: sa.Connection) -> None:
     driver: Any = connection.connection.driver_connection
     driver.create_function(hashes.SQLITE_HASH, 1, _hash_or_none, deterministic=True)
+    driver.create_function(hashes.SQLITE_CONTENTS, 3, _contents_or_none, deterministic=True)
     driver.create_aggregate(hashes.SQLITE_XOR, 1, _Xor)
 
 
 def _hash_or_none(text: str | None) -> int | None:
     return None if text is None else hashes.of_text(text)
+
+
+def _contents_or_none(digest: int | None, key: str | None, tag: str | None) -> int | None:
+    return None if digest is None else hashes.of_contents(digest, key, tag)

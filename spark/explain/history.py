@@ -10,6 +10,7 @@ from notify import ids
 from notify.kafka.subscriptions import Place
 from notify.spark.columns import ATTEMPTED
 from notify.spark.databases import Database
+from notify.spark.digest import hashes
 from notify.spark.explain.trace import Row, Settled, Stand, Trace
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.late_inboxes import begins_us
@@ -224,10 +225,14 @@ def _of_local_rows(database: Database, history: History) -> Iterator[Row]:
     """Note the local rows; gives the tombstones, which stand for all of their transaction."""
     source, source_id = f"database {database.name}", database.source_id()
     for row in database.rows_of([ids.to_text(history.transaction)]):
-        at_us, number = microseconds_of(row["created_at"]), row["message_no"]
+        number, is_dated = row["message_no"], row["created_at"] is not None
+        at_us = microseconds_of(row["created_at"]) or 1000 * ids.milliseconds(history.transaction)
+        digest = row.get("digest")
+        if digest is not None:
+            digest = hashes.of_contents(digest, row["key"], row["tag"])
         local = Row(
-            database.name, source_id, row["state"], row["topic"], row.get("digest"), at_us,
-            row["producer_group"], unmoved_of(row), row["shards"],
+            database.name, source_id, row["state"], row["topic"], digest, at_us,
+            row["producer_group"], unmoved_of(row), is_dated, row["shards"],
         )  # fmt: skip
         if row["state"] == "ROLLED_BACK":
             history.trace(number)
@@ -249,7 +254,7 @@ def _of_local_rows(database: Database, history: History) -> Iterator[Row]:
 def _of_inbox(database: Database, history: History, numbers: Collection[int]) -> None:
     for row in database.inbox_of([ids.message_id(history.transaction, n) for n in numbers]):
         number, group = int(row["message_id"].rpartition(".")[2]), row["consumer_group"]
-        at_us = microseconds_of(row["created_at"])
+        at_us = microseconds_of(row["created_at"]) or 1000 * ids.milliseconds(history.transaction)
         if not row.get("replay"):
             history.trace(number).effects.setdefault(group, []).append((database.name, at_us))
         history.note(at_us, f"database {database.name}", f"effect of message {number} in the inbox of {group}")

@@ -184,6 +184,8 @@ class _Judged:
         t = self._trace
         if self._strange:
             yield "MALFORMED", f"its local row has the state {sorted(self._strange)[0][:40]!r}"
+        if not all(row.is_dated for row in t.rows):
+            yield "MALFORMED", "the created_at of its local row is no time"
         made_us = ids.milliseconds(ids.parse_message_id(t.message_id)[0]) * 1000
         if any(abs(row.at_us - made_us) > self._terms.slack_us for row in t.rows):
             yield "MISDATED", "the time of its local row and the one in its id are far apart"
@@ -198,7 +200,7 @@ class _Judged:
                 names = f"producer group {row.producer_group}, and the log {t.producer_group}"
                 yield "ALTERED", f"the local row names {names}"
             elif t.stands and None not in (row.digest, t.digest) and row.digest != t.digest:
-                yield "ALTERED", "the body in the queue is not the one whose digest the local row has"
+                yield "ALTERED", "body, key or tag in the queue are not those of the local row"
 
 
 def _life(t: Trace) -> Iterator[str]:

@@ -20,6 +20,8 @@ class Row:
     producer_group: str
     unmoved: int = MOVED
     """See spark.unmoved."""
+    is_dated: bool = True
+    """Whether its created_at is a time; otherwise `at_us` is that of the id."""
     shards: str = ""
     """The shards that have the half, as the row names them."""
 
@@ -59,7 +61,7 @@ class Trace:
     """Hash of the id of the half's database."""
     producer_group: str = ""
     digest: int | None = None
-    """The digest of the body, as the log has it."""
+    """The digest of the contents, as the log has it."""
     outcomes: set[str] = field(default_factory=set)
     """COMMITTED, ROLLED_BACK: what servers recorded."""
     decided_us: int = 0

@@ -85,6 +85,7 @@ def local(name: str, **fields: Any) -> dict[str, Any]:
     return {
         "transaction_id": name, "message_no": 0, "producer_group": "orders", "mode": "half", "state": "COMMITTED",
         "shards": "", "topic": "order.placed", "relayed": 1, "created_at": moment_of(AT_US + 5), "digest": None,
+        "key": None, "tag": None,
     } | fields  # fmt: skip
 
 
@@ -106,7 +107,9 @@ def test_each_database_makes_the_same_digest(kind: str, database_urls: dict[str,
     first, second, third, later = (made_at(AT_US + us) for us in (0, 1000, SLOT_US - 1000, SLOT_US))
     rows = [
         local(first, digest=-(1 << 63)),
-        local(first, message_no=1, digest=17),
+        local(first, message_no=1, digest=17, key="Schlüssel 7", tag="red"),
+        local(first, message_no=2, digest=17, key=""),
+        local(first, message_no=3, digest=17, tag="red"),
         local(second, topic="order.paid", digest=(1 << 63) - 1, created_at=moment_of(AT_US + 9_000_001)),
         local(third, producer_group="bank"),
         local(later, state="ROLLED_BACK", topic=""),
@@ -128,13 +131,15 @@ def test_each_database_makes_the_same_digest(kind: str, database_urls: dict[str,
             known = digest_of(database)
             part = digest_of(database, Span(AT_US + SLOT_US + 1, AT_US + SLOT_US + 2))
     slot = slot_at(AT_US)
-    placed = hashes.of_text(f"{first}.0:{-(1 << 63)}") ^ hashes.of_text(f"{first}.1:17")
+    placed = hashes.of_text(f"{first}.0:{-(1 << 63)}")
+    for number, named in enumerate([("Schlüssel 7", "red"), ("", None), (None, "red")], 1):
+        placed ^= hashes.of_text(f"{first}.{number}:{hashes.of_contents(17, *named)}")
     paid = hashes.of_text(f"{second}.0:{(1 << 63) - 1}")
     orders = known.local[slot, "orders"]
     assert orders.hash == (
-        hashes.of_text(topic_text(placed, 2, "order.placed")) ^ hashes.of_text(topic_text(paid, 1, "order.paid"))
+        hashes.of_text(topic_text(placed, 4, "order.placed")) ^ hashes.of_text(topic_text(paid, 1, "order.paid"))
     )
-    assert (orders.committed, orders.digests, orders.odd, orders.tombstones) == (3, 3, 0, 0)
+    assert (orders.committed, orders.digests, orders.odd, orders.tombstones) == (5, 5, 0, 0)
     assert (orders.first_us, orders.last_us) == (AT_US + 5, AT_US + 9_000_001)
     bank = known.local[slot, "bank"]
     assert (bank.committed, bank.digests) == (1, 0)

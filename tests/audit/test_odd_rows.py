@@ -64,7 +64,8 @@ def insert(trade: Trade, service: str, table: sa.Table, rows: Sequence[dict[str,
     engine.dispose()
 
 
-def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
+@pytest.mark.parametrize("what", ["digest", "full", pytest.param("window", marks=pytest.mark.long)])
+def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade, what: str) -> None:
     lost = row_of(trade, COUNT + 2, created_at=moment_of(trade.at(COUNT + 2) + HOURS_US))
     garbage = [
         row_of(trade, 4, transaction_id="no id at all"),
@@ -80,6 +81,12 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
         f"UPDATE half_message SET topic = 'order.gone' WHERE transaction_id = '{trade.name(6)}'",
         f"UPDATE half_message SET digest = digest + 1 WHERE transaction_id = '{trade.name(20)}'",
         f"UPDATE half_message SET producer_group = 'others' WHERE transaction_id = '{trade.name(28)}'",
+        f"UPDATE half_message SET key = 'another' WHERE transaction_id = '{trade.name(30)}'",
+        f"UPDATE half_message SET key = NULL WHERE transaction_id = '{trade.name(32)}'",
+        f"UPDATE half_message SET tag = 'red' WHERE transaction_id = '{trade.name(34)}'",
+        f"UPDATE half_message SET created_at = 'yesterday' WHERE transaction_id = '{trade.name(36)}'",
+        f"UPDATE half_message SET created_at = '' WHERE transaction_id = '{trade.name(38)}'",
+        f"UPDATE half_message SET created_at = 20261125 WHERE transaction_id = '{trade.name(40)}'",
         f"UPDATE half_message SET digest = NULL WHERE transaction_id = '{trade.name(22)}'",  # an older SDK's row
         f"UPDATE half_message SET state = 'GARBAGE' WHERE transaction_id = '{trade.name(8)}'",
         f"UPDATE half_message SET state = 'ROLLED_BACK', created_at = '{ahead}' "
@@ -87,20 +94,27 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
         f"UPDATE half_message SET transaction_id = upper(transaction_id) WHERE transaction_id = '{trade.name(12)}'",
         f"DELETE FROM half_message WHERE transaction_id = '{trade.name(14)}'",
     )
+    trade.execute(
+        "points",
+        f"UPDATE notify_inbox SET created_at = 'never' WHERE message_id = '{trade.message(42)}'",
+        f"UPDATE notify_inbox SET created_at = '' WHERE message_id = '{trade.message(44)}'",
+    )
     insert(trade, "bank", half_message, [row_of(trade, 14)])
     insert(trade, "shop", notify_inbox, [effect_of(trade, 16)])
     insert(trade, "points", notify_inbox, [effect_of(trade, 17, consumer_group="nobody")])
     insert(trade, "points", notify_inbox, [effect_of(trade, 18, message_id="no.id")])
-    result = audited(spark, trade)
+    window = replace(PLAN, from_us=trade.first_us, to_us=trade.at(COUNT) + STEP_US)
+    plan = {"digest": replace(PLAN, method="digest"), "full": replace(PLAN, method="full"), "window": window}[what]
+    result = audited(spark, trade, plan)
     assert (result.verdict, result.exit_code) == ("FINDINGS", 1)
     assert found(result) == {
         "LOST": {trade.message(COUNT + 2)},
         "CONFLICT": {trade.message(10)},
         "MISDATED": {trade.message(COUNT + 2), trade.message(10)},
-        "ALTERED": {trade.message(6), trade.message(14), trade.message(20), trade.message(28)},
+        "ALTERED": {trade.message(n) for n in (6, 14, 20, 28, 30, 32, 34)},
         "MALFORMED": {
             trade.message(8), "no id at all", "ffffffff-ffff-ffff-ffff-ffffffffffff", "", trade.name(12).upper(),
-            "no.id", trade.name(24), trade.name(26),
+            "no.id", *[trade.name(n) for n in (24, 26, 36, 38, 40)], trade.message(42), trade.message(44),
         },
         "DUP_EFFECT": {trade.message(16)},
         "ORPHAN_ROW": {trade.message(17)},

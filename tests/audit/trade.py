@@ -182,7 +182,7 @@ def row_of(trade: Trade, n: int, **fields: Any) -> dict[str, Any]:
     service = service_of(n)
     return {
         "transaction_id": trade.name(n), "message_no": 0, "producer_group": GROUPS[service], "mode": "half",
-        "state": "COMMITTED", "shards": "", "topic": TOPICS[service], "relayed": 1,
+        "state": "COMMITTED", "shards": "", "topic": TOPICS[service], "key": f"k{n % 7}", "relayed": 1,
         "created_at": moment_of(trade.at(n) + 20), "digest": body_digest(trade.body),
     } | fields  # fmt: skip
 

@@ -10,7 +10,7 @@ from django.db import IntegrityError, ProgrammingError, connections, transaction
 
 from notify.client import AsyncConsumer, Consumer, Message
 from notify.client.django import DjangoInbox
-from notify.errors import InvalidRequest
+from notify.errors import DeadLetter, InvalidRequest
 from notify.message import ReceivedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.django_project.shop import Shop
@@ -131,6 +131,25 @@ def test_a_handler_that_commits_is_refused(shop: Shop, inbox: DjangoInbox) -> No
     with pytest.raises(transaction.TransactionManagementError):
         inbox.run("g", message(), committing)
     assert (shop.items(), inbox_rows(shop)) == ([], 0)
+
+
+def test_a_part_that_a_handler_commits_does_not_count_as_all(shop: Shop, inbox: DjangoInbox) -> None:
+    """The claim stands then: the next attempt was acknowledged, although the rest was never done."""
+
+    def committing(m: ReceivedMessage) -> None:
+        shop.add(f"{m.text} 1")
+        with shop.connection.cursor() as cursor:
+            cursor.execute("COMMIT")
+        shop.add(f"{m.text} 2")
+        if m.text == "fails":
+            raise ZeroDivisionError
+
+    with pytest.raises(DeadLetter, match="a part of its effect may be committed"):
+        inbox.run("g", message("fails"), committing)
+    with pytest.raises(DeadLetter, match="a part of its effect may be committed"):
+        inbox.run_batch("h", [message("returns")], lambda messages: committing(messages[0]))
+    # SQLite commits each later statement by itself.
+    assert {"fails 1", "returns 1"} <= set(shop.items()) and inbox_rows(shop) == 2
 
 
 def test_a_database_without_autocommit_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
-from notify.errors import InvalidRequest
+from notify.errors import DeadLetter, InvalidRequest
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import Base, Order, items, make_engine
@@ -226,6 +227,68 @@ def test_a_transaction_that_ends_behind_the_session_is_noticed(
     assert len(items(shop_engine)) == 1
 
 
+def commit_by_the_driver(session: Session) -> None:
+    session.flush()
+    session.connection().connection.commit()
+
+
+def define(session: Session) -> None:
+    """MariaDB commits with it, and nobody asked for a commit."""
+    session.flush()
+    session.execute(sa.text("CREATE TABLE surplus (id INTEGER PRIMARY KEY)"))
+
+
+def fail(message: ReceivedMessage, session: Session) -> None:
+    raise ValueError("after the commit")
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+@pytest.mark.parametrize("then", [fail, effect])
+@pytest.mark.parametrize("how", [commit_in_sql, commit_by_the_driver, define])
+def test_a_part_of_an_effect_that_a_handler_commits_does_not_count_as_all_of_it(
+    shop_engine: sa.Engine, how: Callable[[Session], None], then: Callable[..., None], in_batches: bool
+) -> None:
+    """The claim stands then: an attempt that followed was acknowledged, although the rest was never done."""
+
+    def committing(message: ReceivedMessage, session: Session) -> None:
+        effect(message, session)
+        how(session)
+        then(message, session)
+
+    def run() -> None:
+        if in_batches:
+            inbox.run_batch("g", [MESSAGE], lambda messages, session: committing(messages[0], session))
+        else:
+            inbox.run("g", MESSAGE, committing)
+
+    inbox = Inbox(shop_engine)
+    kind = shop_engine.dialect.name
+    if how is define and kind not in ("mysql", "mariadb"):
+        with contextlib.ExitStack() as stack:
+            if then is fail:
+                stack.enter_context(pytest.raises(ValueError, match="after the commit"))
+            run()
+        assert len(items(shop_engine)) == (0 if then is fail else 2)
+    else:
+        with pytest.raises(DeadLetter, match="a part of its effect may be committed"):
+            run()
+        # SQLite commits each later statement by itself.
+        assert len(items(shop_engine)) == (2 if then is effect and kind == "sqlite" else 1)
+
+
+def test_a_rollback_that_a_statement_follows_is_noticed(shop_engine: sa.Engine) -> None:
+    """The driver is in a transaction again by then, which has no claim: its commit would be that of a part."""
+
+    def going_on(message: ReceivedMessage, session: Session) -> None:
+        roll_back_in_sql(session)
+        effect(message, session)
+
+    with pytest.raises(InvalidRequest, match="ended the inbox's transaction"):
+        Inbox(shop_engine).run("g", MESSAGE, going_on)
+    assert Inbox(shop_engine).run("g", MESSAGE, effect)
+    assert len(items(shop_engine)) == (2 if shop_engine.dialect.name == "sqlite" else 1)
+
+
 def test_an_error_that_a_handler_catches_does_not_lose_the_effect(shop_engine: sa.Engine, engine_url: str) -> None:
     """PostgreSQL aborts the transaction then, and its COMMIT is a rollback without an error: the message counted as
     handled, and nothing was done."""
@@ -303,6 +366,32 @@ def test_an_asynchronous_handler_that_commits_by_itself_is_refused(
         use_explicit_begin(engine)
     assert asyncio.run(run(engine)) == [True, False]
     assert len(items(shop_engine)) == 1
+
+
+def test_an_asynchronous_handler_that_commits_a_part_of_its_effect(shop_engine: sa.Engine, engine_url: str) -> None:
+    url = sa.make_url(engine_url)
+
+    async def committing(message: ReceivedMessage, session: Any) -> None:
+        session.add(Order(item=message.text))
+        await session.run_sync(commit_in_sql)
+        session.add(Order(item="the rest"))
+
+    async def in_a_batch(messages: list[ReceivedMessage], session: Any) -> None:
+        await committing(messages[0], session)
+        raise ValueError("after the commit")
+
+    async def run(engine: AsyncEngine) -> None:
+        with pytest.raises(DeadLetter, match="ended the inbox's transaction"):
+            await Inbox(engine).run_async("g", MESSAGE, committing)
+        with pytest.raises(DeadLetter, match="after the commit"):
+            await Inbox(engine).run_batch_async("h", [MESSAGE], in_a_batch)
+        await engine.dispose()
+
+    engine = create_async_engine(url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()]))
+    if url.get_backend_name() == "sqlite":
+        use_explicit_begin(engine)
+    asyncio.run(run(engine))
+    assert len(items(shop_engine)) == (3 if url.get_backend_name() == "sqlite" else 2)
 
 
 BEFORE_EACH_ROW = {

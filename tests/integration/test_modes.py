@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from notify.client import Consumer, ReceivedMessage
+from notify.limits import Mode
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import Caller, bodies, is_subscribed, publish, running, subscribe
-from tests.support.http import ask, refusal
+from tests.support.http import ask, post, refusal
 from tests.support.servers import stop_if_running
 
 
@@ -152,6 +153,90 @@ def test_a_standby_that_waits_costs_the_active_one_nothing(frozen_server: InMemo
         publish(frozen_server.url, unique, ["x is gone"])
         frozen_server.advance(2)
     assert bodies(taken) == ["x is gone"]
+
+
+# --- giving up ------------------------------------------------------------------------------------------------
+
+
+def leave(caller: Caller) -> None:
+    post(caller.url, f"/v1/groups/{caller.group}/leave", {"instance": caller.instance})
+
+
+def test_a_standby_takes_over_when_the_owner_leaves(frozen_server: InMemoryServer, unique: str) -> None:
+    """The clock stands still: it waited for the lease of an instance that had stopped."""
+    subscribe(frozen_server.url, unique, unique, "failover")
+    x, y = Caller(frozen_server.url, unique, "x"), Caller(frozen_server.url, unique, "y")
+    assert x.receive(unique) == []
+    publish(frozen_server.url, unique, ["1", "2"])
+    had = x.receive(unique, max=1)
+    leave(x)
+    assert y.receive(unique) == [], "x still holds a message, and may be at work on it"
+    assert x.settle(had) == [200]
+    with waiting(frozen_server, y, unique) as taken:
+        leave(x)
+    assert bodies(taken) == ["2"]
+    assert x.receive(unique) == [], "y has it now"
+    leave(x)  # it has nothing to give up
+    assert y.settle(taken) == [200]
+
+
+def test_another_instance_is_not_refused_once_an_exclusive_one_has_left(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
+    subscribe(frozen_server.url, unique, unique, "exclusive")
+    x, y = Caller(frozen_server.url, unique, "x"), Caller(frozen_server.url, unique, "y")
+    assert x.receive(unique) == []
+    refused(y, 409, "topic_is_taken")
+    leave(y)  # gives up nothing of x
+    refused(y, 409, "topic_is_taken")
+    leave(x)
+    publish(frozen_server.url, unique, ["1"])
+    assert bodies(y.receive(unique)) == ["1"]
+    refused(x, 409, "topic_is_taken")
+
+
+def test_a_poll_of_an_instance_that_leaves_ends(frozen_server: InMemoryServer, unique: str) -> None:
+    """Messages that it would be handed would be leased to nobody."""
+    subscribe(frozen_server.url, unique, unique, "failover")
+    x, y = Caller(frozen_server.url, unique, "x"), Caller(frozen_server.url, unique, "y")
+    with waiting(frozen_server, x, unique) as received:
+        leave(x)
+    assert received == []
+    publish(frozen_server.url, unique, ["1"])
+    assert bodies(y.receive(unique)) == ["1"]
+
+
+@pytest.mark.parametrize("mode", ["shared", "ordered", "failover"])
+def test_what_is_given_back_is_available_at_once_and_not_tried(
+    frozen_server: InMemoryServer, unique: str, mode: str
+) -> None:
+    subscribe(frozen_server.url, unique, unique, mode, max_attempts=1)
+    x, y = Caller(frozen_server.url, unique, "x"), Caller(frozen_server.url, unique, "y")
+    publish(frozen_server.url, unique, ["a1", "a2", "b1"], key=True)
+    had = x.receive(unique)
+    assert x.settle(had[:1], "give_back") == [200]
+    assert x.settle(had[:1]) == [410]
+    other = x if mode == "failover" else y
+    again = other.receive(unique)
+    assert [(m["body"], m["attempt"]) for m in again] == [("a1", 1)]
+    assert other.settle(again) == [200]
+    if mode != "ordered":
+        assert x.settle(had[1:]) == [200, 200]
+
+
+@pytest.mark.parametrize("mode", ["failover", "exclusive"])
+def test_a_consumer_that_stops_gives_up_its_topic(frozen_server: InMemoryServer, unique: str, mode: Mode) -> None:
+    """The clock stands still, so that no lease ends."""
+    seen: list[tuple[str, str]] = []
+    for name in ("x", "y"):
+        consumer = Consumer(frozen_server.url, group=unique, instance=name)
+        consumer.subscribe(unique, mode=mode, start="earliest")(
+            lambda message, name=name: seen.append((name, message.text))
+        )
+        with running(consumer):
+            publish(frozen_server.url, unique, [f"for {name}"])
+            eventually(lambda name=name: (name, f"for {name}") in seen, "the message to be handled")
+    assert seen == [("x", "for x"), ("y", "for y")]
 
 
 # --- broadcast ------------------------------------------------------------------------------------------------

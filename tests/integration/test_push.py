@@ -16,7 +16,7 @@ from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
-from tests.support.groups import lag, publish, subscribe
+from tests.support.groups import Caller, lag, publish, subscribe
 from tests.support.http import admin, ask, post, refusal
 from tests.support.webhook import SECRET, Receiver
 
@@ -224,6 +224,25 @@ def test_it_ends_when_it_is_told_to(server: InMemoryServer, receiver: Receiver, 
     publish(server.url, unique, ["b"])
     assert not is_through(server.url, unique)
     assert refusal(server.url, "DELETE", f"groups/{unique}/push")[0] == 404
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "failover", "broadcast"])
+def test_nothing_is_posted_once_the_mode_has_changed(
+    server: InMemoryServer, receiver: Receiver, unique: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages were posted for 20 s more, and the group's consumer was refused for the minute of its lease."""
+    monkeypatch.setattr("notify.server.core.pushes.WAIT_SECONDS", 0.5)
+    subscribe(server.url, unique, unique)
+    push(server.url, unique, receiver, at_once=1)
+    publish(server.url, unique, ["a"])
+    eventually(lambda: is_through(server.url, unique), "the message to be taken")
+    subscribe(server.url, unique, unique, mode=mode, force=True)
+    consumer = Caller(server.url, unique, "x")
+    consumer.receive(unique)
+    publish(server.url, unique, ["b"])
+    assert [m["body"] for m in consumer.receive(unique, wait=50)] == ["b"]
+    eventually(lambda: "in mode " + mode in failure(server.url, unique), "the webhook to say why it posts nothing")
+    assert bodies(receiver) == [["a"]]
 
 
 def test_what_cannot_be_is_refused(server: InMemoryServer, receiver: Receiver, unique: str) -> None:

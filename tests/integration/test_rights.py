@@ -216,6 +216,8 @@ def consuming(room: Room) -> list[Case]:
         Case("POST /v1/groups/{group}/settle", some, settle, what="of mixed topics and groups",
              refers_to=("{other_topic}", "{topic}"),
              parts=[Part(CONSUME, 200), Part(others, 200), Part(KNOWN, 410)]),
+        Case("POST /v1/groups/{group}/leave", some,
+             lambda t, o: Asked("POST", f"/v1/groups/{t.group}/leave", {"instance": "i"})),
         Case("GET /v1/topics/{topic}/queues/{queue}/messages", needs("read:{topic}"),
              lambda t, o: Asked("GET", t.fill(pull, o)), shows=SECRET),
         Case("GET /v1/topics/{topic}",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from notify.client.claims import Partial
 from notify.client.gathering import Gathering
 from notify.client.handlers import Handler, check_callable
 from notify.errors import DeadLetter
@@ -38,7 +39,7 @@ class Basket:
 class Handled:
     """A handler that notes its batches, and fails on some messages."""
 
-    def __init__(self, *poison: str, error: type[BaseException] = ValueError) -> None:
+    def __init__(self, *poison: str, error: Callable[[str], BaseException] = ValueError) -> None:
         self.calls: list[list[str]] = []
         self._poison = frozenset(poison)
         self._error = error
@@ -106,11 +107,54 @@ def test_a_batch_of_nothing_but_poison_has_a_bounded_cost(size: int) -> None:
     assert len(handler.calls) == 2 * size - 1
 
 
-@pytest.mark.parametrize("error", [DeadLetter, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [DeadLetter, asyncio.CancelledError])
 def test_every_error_is_that_of_the_messages_that_raise_it_alone(error: type[BaseException]) -> None:
-    """Also one that ends the process, or that looks like the end of the batch's own task."""
+    """Also one that looks like the end of the batch's own task."""
     fates = handled(Handled("b", error=error), 4, *map(message, "abcd"))
     assert [text for text, fate in fates.items() if fate] == ["b"]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_batch_whose_handler_wants_to_exit_is_not_tried_any_more(error: type[BaseException]) -> None:
+    """Its messages were handled in halves first, although the process was to end."""
+    handler = Handled("c", error=error)
+    fates = handled(handler, 4, *map(message, "abcd"))
+    assert handler.calls == [[*"abcd"]]
+    assert set(fates.values()) == {f"{error.__name__} ended the call of its batch"}
+
+
+def test_the_rest_of_a_batch_that_was_halved_is_given_back_at_an_exit() -> None:
+    calls: list[list[str]] = []
+
+    async def handle(messages: list[ReceivedMessage]) -> None:
+        calls.append([m.text for m in messages])
+        if len(messages) == 2:
+            raise SystemExit(3)
+        raise ValueError("one of four")
+
+    async def run() -> dict[str, str]:
+        gathering = Gathering(call, 1)
+        return await fates(gathering, handler_of(handle, 4), *map(message, "abcd"))
+
+    results = asyncio.run(run())
+    assert calls == [[*"abcd"], [*"ab"]]
+    assert set(results.values()) == {"SystemExit ended the call of its batch"}
+
+
+def test_the_message_that_wants_to_exit_alone_has_failed() -> None:
+    assert handled(Handled("a", error=SystemExit), 4, message("a")) == {"a": "cannot handle ['a']"}
+
+
+def test_a_batch_that_has_committed_a_part_is_not_halved() -> None:
+    """The halves would count as handled: their claims stand."""
+    handler = Handled("c", error=partial_of)
+    fates = handled(handler, 4, *map(message, "abcd"))
+    assert handler.calls == [[*"abcd"]]
+    assert all("a part of its effect may be committed" in fate for fate in fates.values())
+
+
+def partial_of(text: str) -> Partial:
+    return Partial(ValueError(text))
 
 
 def test_the_halves_get_values_that_no_call_has_changed() -> None:

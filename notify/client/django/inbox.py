@@ -8,12 +8,11 @@ from typing import Any, NoReturn
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from notify.client.claims import claim, claim_all
+from notify.client.claims import Guard, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.django.carrier import MAKE_TABLES
 from notify.client.django.lender import django_errors, lender_of
 from notify.client.handlers import call_to_the_end
 from notify.client.inbox import PURGE_AFTER_SECONDS, Inbox
-from notify.databases import is_aborted, is_over
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
 
@@ -40,12 +39,19 @@ class DjangoInbox(Inbox):
         What the handler raises rolls the transaction back and is raised; InvalidRequest where the handler has left the
         transaction in a state that can only be rolled back, or returns a coroutine instead of doing its work.
         """
-        with self._transaction() as wrapper:
-            with django_errors(wrapper):
-                is_new = claim(self._lender.borrow(wrapper), group, message)
-            if is_new:
-                call_to_the_end(handler, message)
-                self._refuse_lost(wrapper)
+        guard = None
+        try:
+            with self._transaction() as wrapper:
+                with django_errors(wrapper):
+                    is_new = claim(connection := self._lender.borrow(wrapper), group, message)
+                if is_new:
+                    with Guard(connection) as guard:
+                        call_to_the_end(handler, message)
+                        self._release(wrapper, guard)
+        except BaseException as error:
+            if guard is not None and guard.is_lost:
+                refuse_partial(self.call(is_claimed, group, [message]), error)
+            raise
         return is_new
 
     def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
@@ -54,12 +60,19 @@ class DjangoInbox(Inbox):
         One transaction: what the handler raises rolls back the claims and effects of all, and is raised. The handler
         is not called where there are none. Raises InvalidRequest as `run` does.
         """
-        with self._transaction() as wrapper:
-            with django_errors(wrapper):
-                fresh = claim_all(self._lender.borrow(wrapper), group, messages)
-            if fresh:
-                call_to_the_end(handler, fresh)
-                self._refuse_lost(wrapper)
+        guard, fresh = None, []
+        try:
+            with self._transaction() as wrapper:
+                with django_errors(wrapper):
+                    fresh = claim_all(connection := self._lender.borrow(wrapper), group, messages)
+                if fresh:
+                    with Guard(connection) as guard:
+                        call_to_the_end(handler, fresh)
+                        self._release(wrapper, guard)
+        except BaseException as error:
+            if guard is not None and guard.is_lost:
+                refuse_partial(self.call(is_claimed, group, fresh), error)
+            raise
         return len(fresh)
 
     @contextlib.contextmanager
@@ -82,16 +95,19 @@ class DjangoInbox(Inbox):
         finally:
             _renew_connections()
 
-    def _refuse_lost(self, wrapper: Any) -> None:
+    def _release(self, wrapper: Any, guard: Guard) -> None:
         """Raises InvalidRequest where the commit would silently be a rollback: the message would count as handled."""
-        is_lost = wrapper.closed_in_transaction or wrapper.needs_rollback
-        if is_lost or is_over(connection := self._lender.borrow(wrapper)) or is_aborted(connection):
+        try:
+            if wrapper.closed_in_transaction or wrapper.needs_rollback:
+                raise has_ended()
+            guard.release()
+        except InvalidRequest:
             raise InvalidRequest(
                 "the handler returned from a transaction that can only be rolled back, so its effect cannot be "
                 "committed with the message: raise what should roll it back, put what may fail alone into "
                 "transaction.atomic(), and close no connection",
                 "inbox_commit",
-            )
+            ) from None
 
     async def call_async(self, function: Callable[..., Any], *arguments: Any) -> NoReturn:
         """Raises InvalidRequest: see `run_async`."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from notify.client.failure_log import FailureLog
-from notify.client.handlers import Handler, handler_of, is_cancelled
+from notify.client.handlers import Handler, NotTried, handler_of, is_cancelled
 from notify.client.kafka import retries
 from notify.client.kafka.lot import Lot
 from notify.client.kafka.partitions import Partitions
@@ -155,6 +155,9 @@ class Handling:
                     f"there is no handler here for topic {message.topic!r}; another instance may have it"
                 )
             await self._plan.call(handler, message)
+        except NotTried:
+            if not window.is_closed:
+                window.put_back(item)
         except BaseException as error:
             if is_cancelled(error):
                 raise

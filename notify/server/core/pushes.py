@@ -10,6 +10,7 @@ attempt counts for these alone. Retries and dead letters are the subscription's.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -31,7 +32,7 @@ MODES = ("shared", "ordered")
 WAIT_SECONDS = 20.0
 LEASE_SECONDS = 60.0
 CHECK_US = 20_000_000
-"""So often a group's modes are looked at again."""
+"""So often, and whenever nothing came, a group's modes are looked at, to say why nothing is posted."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 1.0, 30.0
 REASON_BYTES = 300
 """A failure's reason has so much of the receiver's answer."""
@@ -125,13 +126,17 @@ class Pushes:
     async def _run(self, group: str, push: Push) -> None:
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         asked = Receive(instance=INSTANCE, max=push.batch, wait=WAIT_SECONDS, lease=LEASE_SECONDS)
+        delivery = self._core.delivery
         check_us = 0
         while True:
             try:
-                if (now_us := self._core.clock()) >= check_us:
+                if (now_us := self._core.clock()) >= check_us or delivery.has_broadcast(group):
                     self._check_modes(group)
                     check_us = now_us + CHECK_US
-                handed = await self._core.delivery.receive(group, asked)
+                # Asked again for each message that comes: the mode may have changed during the poll.
+                may = functools.partial(self._may_post, group)
+                handed = await delivery.receive(group, asked, may)
+                check_us = check_us if handed else 0
                 try:
                     await self._deliver(group, push, handed)
                 except asyncio.CancelledError:  # the webhook's end or change is no fault of the messages
@@ -142,6 +147,9 @@ class Pushes:
                 self._fails(group, str(error) or type(error).__name__)
                 faults.note("push_failed", error, group=group, url=push.url)
                 await asyncio.sleep(backoff.next())
+
+    def _may_post(self, group: str, topic: str) -> bool:
+        return self._core.delivery.mode_of(group, topic) in MODES
 
     async def _deliver(self, group: str, push: Push, handed: list[Handed]) -> None:
         """Post messages until the receiver has taken or refused each, or its lease is over, or the group is paused."""

@@ -22,6 +22,7 @@ ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/bridge/{source}/batches", "Append a bridge's transactions and position", wire.JsonBridgeBatch, wire.Bridged),
     (REFUSED, "Tell how many refused transactions of a source wait for a decision", wire.RefusedReport, None),
     ("/v1/groups/{group}/settle", "Settle receipts", wire.Settle, wire.SettledItems),
+    ("/v1/groups/{group}/leave", "An instance stops: give up what it has to itself", wire.Leave, None),
     (SUBSCRIPTION, "Make or change a subscription, or with * a pattern of topics", wire.Subscribe, None),
     (SUBSCRIPTION + "/inbox", "Tell from when on the group's inbox is whole", wire.WholeInbox, None),
 ]
@@ -52,6 +53,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
             {"receipt": "12-1", "action": "retry", "delay": 5, "reason": "the mailer is away"},
         ]
     },
+    "/v1/groups/{group}/leave": {"instance": "points-1"},
     SUBSCRIPTION: {"mode": "ordered", "start": "earliest", "tags": ["vip"], "max_attempts": 5, "retry_min": 2},
     SUBSCRIPTION + "/inbox": {"whole_from": "2026-11-01T00:00:00Z"},
     REFUSED: {

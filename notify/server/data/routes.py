@@ -28,6 +28,7 @@ from notify.wire import (
     JsonBridgeBatch,
     JsonMessages,
     JsonTransactions,
+    Leave,
     Outcomes,
     PackedBridgeBatch,
     PackedMessages,
@@ -62,6 +63,7 @@ _STATES = _decoders(States, States)
 _POLL = _decoders(Poll, Poll)
 _RECEIVE = _decoders(Receive, Receive)
 _SETTLE = _decoders(Settle, Settle)
+_LEAVE = _decoders(Leave, Leave)
 _BRIDGE = _decoders(JsonBridgeBatch, PackedBridgeBatch)
 _REFUSED = _decoders(RefusedReport, RefusedReport)
 _SUBSCRIBE = _decoders(Subscribe, Subscribe)
@@ -83,6 +85,7 @@ class DataRoutes:
         ("PUT", "/v1/sources/{source}/refused", "tell_refused"),
         ("POST", "/v1/groups/{group}/receive", "receive"),
         ("POST", "/v1/groups/{group}/settle", "settle"),
+        ("POST", "/v1/groups/{group}/leave", "leave"),
         ("PUT", "/v1/groups/{group}/subscriptions/{topic}", "subscribe"),
         ("PUT", "/v1/groups/{group}/subscriptions/{topic}/inbox", "tell_inbox"),
         ("GET", "/v1/topics/{topic}", "topic"),
@@ -230,6 +233,11 @@ class DataRoutes:
         asked: Settle = request.decode(_SETTLE)
         may = may_consume(request, group)
         return request.encode(SettledItems(await self.core.delivery.settle(group, asked.items, may)))
+
+    async def leave(self, request: Request, group: str) -> bytes:
+        asked: Leave = request.decode(_LEAVE)
+        self.core.delivery.leave(group, asked.instance, may_consume(request, group))
+        return request.encode({"group": group, "instance": asked.instance})
 
     async def subscribe(self, request: Request, group: str, topic: str) -> bytes:
         asked: Subscribe = request.decode(_SUBSCRIBE)

@@ -116,6 +116,27 @@ class Delivery:
             answered.update(zip(numbers, results, strict=True))
         return [answered[number] for number in range(len(items))]
 
+    def leave(self, name: str, instance: str, may: May | None = None) -> None:
+        """An instance of a group stops: what it has to itself goes to another at once. `may`: as for `receive`."""
+        check_name("group", name)
+        group = self.groups.get(name)
+        if group is not None:
+            self._waiters.leave(name, instance)
+            group.leave(instance, may)
+            self._waiters.serve(name)
+            self._schedule.note(group)
+
+    def mode_of(self, name: str, topic: str) -> str:
+        """The mode in which a group receives a topic, now; "" where it does not."""
+        group = self.groups.get(name)
+        cursor = None if group is None else group.cursors.get((topic, 0))
+        return "" if cursor is None else cursor.subscription.mode
+
+    def has_broadcast(self, name: str) -> bool:
+        """Whether a group has a topic in mode broadcast."""
+        group = self.groups.get(name)
+        return group is not None and group.has_broadcast
+
     def give_back(self, name: str, handed: list[Handed]) -> None:
         """These messages, where they are still leased, go to others at once; it was no attempt."""
         group = self.groups.get(name)

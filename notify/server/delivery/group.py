@@ -279,6 +279,16 @@ class Group:
             if lease is not None:
                 self._settling.give_back(lease, now_us)
 
+    def leave(self, name: str, may: Callable[[str], bool] | None = None) -> None:
+        """An instance stops in good order: it gives up the topics that it has to itself, but for those of which it
+        still holds messages. `may`: whether who asks may consume a topic."""
+        for topic, owner in list(self._owners.by_topic.items()):
+            if owner.instance != name or (may is not None and not may(self.cursors[(topic, 0)].serves)):
+                continue
+            if all(lease.instance.name != name for lease, _ in self._held.open_of(topic)):
+                self._owners.forget(topic)
+        self.instances.leave(name)
+
     async def settle(
         self, items: list[SettleItem], now_us: int, may: Callable[[str], bool] | None = None
     ) -> list[SettledItem]:

@@ -57,10 +57,17 @@ class Renewed(NamedTuple):
     until_us: int
 
 
+class Returned(NamedTuple):
+    """Messages of a lease that their consumer has not tried: no attempt counts."""
+
+    lease: Lease
+    places: range
+
+
 class Plan:
     """The changes that a request's items ask for. Nothing is done yet."""
 
-    __slots__ = ("_now_us", "acked", "again", "dead", "refused", "renewed", "settled")
+    __slots__ = ("_now_us", "acked", "again", "dead", "refused", "renewed", "returned", "settled")
 
     def __init__(
         self,
@@ -75,6 +82,7 @@ class Plan:
         self.again: dict[Cursor, list[Attempt]] = {}
         self.dead: dict[Cursor, list[Dead]] = {}
         self.renewed: list[Renewed] = []
+        self.returned: list[Returned] = []
         self.settled: dict[Lease, set[int]] = {}
         """The messages of each lease that an item settles, in whatever way."""
         self.refused: dict[int, NotifyError] = {}
@@ -98,6 +106,8 @@ class Plan:
                     continue
                 if item.action == "ack":
                     self._ack(number, lease, places)
+                elif item.action == "give_back":
+                    self.returned.append(Returned(lease, places))
                 else:
                     self._refuse(number, item, lease, places)
                 self.settled.setdefault(lease, set()).update(places)
@@ -123,7 +133,7 @@ class Plan:
             return
         if item.action != "retry":
             raise InvalidRequest(
-                f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
+                f"action {item.action[:20]!r} is not ack, retry, dead_letter, give_back or renew", "invalid_action"
             )
         if item.delay is not None:
             check_between("delay", item.delay, 0, LIMITS.delay_seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from notify.errors import NotifyError
 from notify.server.delivery.cursor import Cursor
@@ -77,6 +77,8 @@ class Settling:
             lease.instance.seen_us = now_us
         if self._owners.by_topic:
             self._keep_owners(plan, now_us)
+        for lease, places in plan.returned:
+            self.give_back(lease, now_us, places)
         for cursor, acked in plan.acked.items():
             try:
                 self._ack(cursor, acked, now_us)
@@ -170,10 +172,10 @@ class Settling:
             expired[(lease.instance, lease.cursor.serves)] += 1
         self._leases.close(lease, (index,))
 
-    def give_back(self, lease: Lease, now_us: int) -> None:
-        """The messages of a lease that nobody has seen are available at once; it was no attempt."""
-        cursor, places = lease.cursor, sorted(lease.open)
-        self._leases.close(lease, range(len(lease.offsets)))
+    def give_back(self, lease: Lease, now_us: int, places: Collection[int] | None = None) -> None:
+        """Messages of a lease that nobody has tried are available at once; it was no attempt. None: all of them."""
+        cursor, places = lease.cursor, sorted(lease.open if places is None else places)
+        self._leases.close(lease, places)
         lease.instance.drop(cursor.serves, len(places))
         for place in places:
             cursor.come_back(lease.offsets[place], now_us)

@@ -98,6 +98,12 @@ class Waiters:
             if not waiter.answer.done():
                 waiter.answer.set_result([])
 
+    def leave(self, name: str, instance: str) -> None:
+        """Answer the polls of an instance that stops: nothing is handed to them any more."""
+        for waiter in self._by_group.get(name, ()):
+            if waiter.instance == instance:
+                _end_empty(waiter.answer)
+
     def serve(self, name: str) -> None:
         """Hand out what there is to those who wait for a group's messages."""
         waiting = self._by_group.get(name)
