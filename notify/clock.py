@@ -11,3 +11,35 @@ Clock = Callable[[], int]
 
 def wall_clock() -> int:
     return time.time_ns() // 1000
+
+
+def boot_clock() -> int:
+    """Microseconds since this machine started: nobody sets this clock, and it goes on while the machine sleeps."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
+
+
+class SteadyClock:
+    """A clock that follows another one, and neither goes back nor stands still where that is set back.
+
+    It goes at half its speed then, until the other one has caught up: leases, retries and rates that are under way take
+    twice as long at most, and not as many hours longer as the clock was set back.
+    """
+
+    def __init__(self, followed: Clock = wall_clock, steady: Clock = boot_clock) -> None:
+        self._followed = followed
+        self._steady = steady
+        self._seen = (0, 0)
+        """A time of this clock, and that of the steady one then."""
+
+    def __call__(self) -> int:
+        now_us, steady_us = self._followed(), self._steady()
+        time_us, at_us = self._seen
+        least_us = time_us + (steady_us - at_us) // 2
+        if now_us < least_us:
+            return least_us
+        self._seen = now_us, steady_us
+        return now_us
+
+
+steady_clock = SteadyClock()
+"""The time of day in this process."""

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from notify import __version__
-from notify.clock import Clock, wall_clock
+from notify.clock import Clock, steady_clock
 from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server import admin, console, health, problems
 from notify.server.access import guard
@@ -67,7 +67,7 @@ class App:
         self,
         settings: Settings,
         open_store: Callable[[], TransactionStore],
-        clock: Clock = wall_clock,
+        clock: Clock = steady_clock,
         on_start: Callable[[], None] = _nothing,
         on_failure: Callable[[], None] = _nothing,
         workers: Workers | None = None,

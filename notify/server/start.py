@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy.engine import Engine
 
 from notify import faults
-from notify.clock import Clock, wall_clock
+from notify.clock import Clock, steady_clock
 from notify.errors import InvalidRequest
 from notify.server.cluster.membership import Membership, shown
 from notify.server.cluster.work import CoreWork
@@ -66,7 +66,7 @@ async def started(
     """
     async with contextlib.AsyncExitStack() as parts:
         store = open_store()
-        await store.open(wall_clock())
+        await store.open(steady_clock())
         parts.push_async_callback(store.close)
         database = open_database(settings.data_dir)
         parts.callback(database.dispose)
@@ -177,7 +177,7 @@ async def _shipping(settings: Settings, store: TransactionStore) -> AsyncIterato
         raise InvalidRequest(
             f"setting ship_to needs the extra ship: pip install 'notify-tx[ship]' ({', '.join(missing)} is missing)"
         )
-    shipping = Shipping(store, settings, wall_clock)
+    shipping = Shipping(store, settings, steady_clock)
     try:
         await shipping.start()
         yield shipping

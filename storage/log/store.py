@@ -9,7 +9,7 @@ from typing import final
 
 import structlog
 
-from notify.clock import Clock, wall_clock
+from notify.clock import Clock, steady_clock
 from notify.errors import DiskFull, InvalidRequest, StorageFailed
 from notify.storage.log.ballast import Ballast
 from notify.storage.log.bridges import Bridges
@@ -65,7 +65,7 @@ class LogStore:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         disk: Disk | None = None,
-        clock: Clock = wall_clock,
+        clock: Clock = steady_clock,
         threads: Threads | None = None,
         on_failure: Callable[[StorageFailed], None] | None = None,
         retention_us: int = 0,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from notify import faults
-from notify.clock import Clock, wall_clock
+from notify.clock import Clock, steady_clock
 from notify.errors import NotifyError, Unauthorized, Unavailable
 from notify.log_rate import LogRate
 from notify.server.access import tokens
@@ -74,7 +74,7 @@ class Access:
         self,
         settings: Settings,
         look: Callable[[], Awaitable[None]],
-        clock: Clock = wall_clock,
+        clock: Clock = steady_clock,
         provider: Provider | None = None,
     ) -> None:
         """`look` reads the records, and has `learn` called where there are other credentials (see Lookup).

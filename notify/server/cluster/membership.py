@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy.engine import Engine
 
 from notify import faults
-from notify.clock import wall_clock
+from notify.clock import SteadyClock, boot_clock, wall_clock
 from notify.server.tasks import ended
 from notify.storage.sql import key_map, registry
 from notify.storage.sql.registry import Member
@@ -62,8 +62,9 @@ class Membership:
         self.members: Sequence[Member] = ()
         self.version = 0
         """Rises with every change of who is there: clients compare it."""
-        self.clock_offset_us = 0
-        """Microseconds to add to this machine's clock to get the database's."""
+        self._offset_us = wall_clock() - boot_clock()
+        self.clock = SteadyClock(self._time_us)
+        """The database's clock, as nearly as is known: servers need not agree on their own."""
         self._warned = False
         self._work: Work = Idle()
         self._counted = (0.0, 0)
@@ -73,9 +74,9 @@ class Membership:
         self._task: asyncio.Task[None] | None = None
         self._changing: asyncio.Task[None] | None = None
 
-    def clock(self) -> int:
-        """The database's clock, as nearly as is known: servers need not agree on their own."""
-        return wall_clock() + self.clock_offset_us
+    def _time_us(self) -> int:
+        """The database's time, as nearly as is known, by a clock of this machine that nobody sets."""
+        return boot_clock() + self._offset_us
 
     async def start(self) -> None:
         """Read the clock, the members and the key map. Nobody is told of this server yet: clients would come, be
@@ -121,9 +122,9 @@ class Membership:
         self.me.load = (counted[1] - self._counted[1]) / max(0.001, counted[0] - self._counted[0])
         self._counted = counted
         with self.engine.begin() as connection:
-            asked_us = wall_clock()
+            asked_us = boot_clock()
             at = registry.now(connection)
-            self._compare_clocks(microseconds_of(at), (asked_us + wall_clock()) // 2)
+            self._compare_clocks(microseconds_of(at), (asked_us + boot_clock()) // 2)
             if self._is_announced:
                 registry.heartbeat(connection, self.me)
             for consumer in consumers:
@@ -158,17 +159,19 @@ class Membership:
         except Exception as error:
             faults.note("key_map_waits", error, version=shards.key_map.version)
 
-    def _compare_clocks(self, database_us: int, mine_us: int) -> None:
-        offset = database_us - mine_us
+    def _compare_clocks(self, database_us: int, boot_us: int) -> None:
+        """`boot_us`: the time since this machine's start when the database's was `database_us`."""
+        offset = database_us - boot_us
         # Followed slowly but for the first time: a single slow answer must not make time jump.
         first = not self.members
-        self.clock_offset_us = offset if first else round(self.clock_offset_us * 0.9 + offset * 0.1)
-        self.me.detail["clock_offset_seconds"] = round(-self.clock_offset_us / 1e6, 3)
-        if abs(offset) > CLOCK_WARNING_US and not self._warned:
+        self._offset_us = offset if first else self._offset_us + round((offset - self._offset_us) * 0.1)
+        ahead_us = wall_clock() - boot_clock() - offset
+        self.me.detail["clock_offset_seconds"] = round(ahead_us / 1e6, 3)
+        if abs(ahead_us) > CLOCK_WARNING_US and not self._warned:
             self._warned = True
             log.warning(
                 "clocks_differ",
-                seconds=round(offset / 1e6, 3),
+                seconds=round(-ahead_us / 1e6, 3),
                 remedy="this machine's clock and the database's differ; the database's is used. Run NTP on both.",
             )
 

@@ -10,7 +10,7 @@ import structlog
 
 from notify import faults
 from notify.check.schedule import CheckSchedule
-from notify.clock import Clock, wall_clock
+from notify.clock import Clock, SteadyClock, steady_clock
 from notify.errors import Unavailable, WrongRole
 from notify.log_rate import LogRate
 from notify.server.core.bridges import Bridges
@@ -35,6 +35,9 @@ log = structlog.get_logger("notify.server")
 LONGEST_SLEEP_SECONDS = 0.25
 POSTPONED_SECONDS = 0.05
 """After a step that the storage refused."""
+LOOK_US = 500_000
+AWAY_US = 2_000_000
+"""Time that passes so much quicker between two looks was none for this process."""
 RETAIN_EVERY_US = 30_000_000
 NO_QUEUES = (
     "this server plays only the transactions role: a bridge or a relay moves its messages to a queue server; ask that "
@@ -53,7 +56,7 @@ class Core:
         self,
         store: TransactionStore,
         settings: Settings,
-        clock: Clock = wall_clock,
+        clock: Clock = steady_clock,
         jitter: random.Random | None = None,
     ) -> None:
         self.store = store
@@ -109,6 +112,8 @@ class Core:
         self._postponed = LogRate(1)
         self._asked_to_act: list[asyncio.Future[None]] = []
         self._sleeping: asyncio.Future[None] | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._looked_us = clock()
 
     def configure(self, settings: Settings, limits: RateLimits) -> None:
         """Other settings and rates hold from now on."""
@@ -152,7 +157,17 @@ class Core:
 
     async def run(self) -> None:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""
+        self._looked_us = self.clock()
+        self._look_now_and_then()
+        try:
+            await self._act_as_time_passes()
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
+
+    async def _act_as_time_passes(self) -> None:
         while True:
+            self._look()
             asked, self._asked_to_act = self._asked_to_act, []
             failed = False
             for step in self._steps:
@@ -218,6 +233,21 @@ class Core:
         """Wait for what runs beside `run`."""
         if self._retaining is not None:
             await asyncio.wait([self._retaining])
+
+    def _look_now_and_then(self) -> None:
+        """By a timer: after a stop of the process that comes before any task acts on the time."""
+        self._look()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_US / 1e6, self._look_now_and_then)
+
+    def _look(self) -> None:
+        """Where this process was stopped, or its clock was set, nobody could renew a lease: all go on for longer."""
+        now_us = self.clock()
+        away_us, self._looked_us = now_us - self._looked_us - LOOK_US, now_us
+        if away_us < AWAY_US or not isinstance(self.clock, SteadyClock):  # a test's clock jumps so that leases end
+            return
+        log.warning("was_away", seconds=round(away_us / 1e6, 1), detail="leases go on for so much longer")
+        if self._queue_role is not None:
+            self._queue_role.delivery.extend_leases(away_us)
 
     async def _sleep(self) -> None:
         times = [self.checks.next_event_us()]

@@ -169,6 +169,12 @@ class Delivery:
 
     # --- time -------------------------------------------------------------------------------------------------
 
+    def extend_leases(self, us: int) -> None:
+        """All leases go on for so much longer, and owners keep their topics: nobody could be heard meanwhile."""
+        for group in self.groups.values():
+            group.extend_leases(us)
+            self._schedule.note(group)
+
     def next_event_us(self) -> int | None:
         """When something happens without a request: a lease, a retry, a delayed message."""
         scheduled_us, due_us = self._schedule.next_us(), self._store.next_due_us()

@@ -297,6 +297,12 @@ class Group:
 
     # --- time -------------------------------------------------------------------------------------------------
 
+    def extend_leases(self, us: int) -> None:
+        """Leases, and topics that one instance has alone, go on for so much longer."""
+        self._held.extend(us)
+        for _, owner in self._owners.by_topic.items():
+            owner.until_us += us
+
     def next_event_us(self, now_us: int) -> int | None:
         """When a lease runs out, a retry comes due, an owner's time is over, or the rate allows more."""
         times: list[int] = []

@@ -1,0 +1,98 @@
+"""The server's clock: nothing stands still, or ends early, because somebody sets the time of day."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from notify.clock import SteadyClock, wall_clock
+from notify.server.access.principal import EVERYONE
+from notify.server.core.core import Core
+from notify.server.rate import TokenBucket
+from notify.settings import Settings
+from notify.storage.memory import MemoryStore
+from notify.wire import JsonMessages, JsonPublished, Receive, SettleItem, Subscribe
+
+SECOND_US = 1_000_000
+HOURS_US = 2 * 3600 * SECOND_US
+NOW_US = 1_800_000_000 * SECOND_US
+
+
+class Times:
+    """The time of day, which somebody sets, and one that nobody sets."""
+
+    def __init__(self) -> None:
+        self.wall_us, self.steady_us = NOW_US, 5
+        self.clock = SteadyClock(lambda: self.wall_us, lambda: self.steady_us)
+
+    def pass_by(self, us: int) -> int:
+        self.wall_us += us
+        self.steady_us += us
+        return self.clock()
+
+
+def test_a_clock_that_is_set_back_goes_on_at_half_its_speed() -> None:
+    times = Times()
+    assert times.clock() == NOW_US
+    assert times.pass_by(SECOND_US) == NOW_US + SECOND_US
+    times.wall_us -= HOURS_US
+    assert times.clock() == NOW_US + SECOND_US
+    assert times.pass_by(10 * SECOND_US) == NOW_US + 6 * SECOND_US
+    assert [times.pass_by(1) for _ in range(4)][-1] == NOW_US + 6 * SECOND_US + 2, "however often it is asked"
+    before = times.clock()
+    seen = [times.pass_by(HOURS_US // 7) for _ in range(20)]
+    assert seen == sorted(seen) and seen[0] > before
+    assert times.clock() == times.wall_us, "it was caught up with"
+
+
+def test_a_clock_that_is_set_ahead_is_followed() -> None:
+    times = Times()
+    times.clock()
+    times.wall_us += HOURS_US
+    assert times.clock() == NOW_US + HOURS_US
+    assert times.pass_by(SECOND_US) == NOW_US + HOURS_US + SECOND_US
+
+
+def test_a_rate_goes_on_when_the_clock_is_set_back() -> None:
+    """A bucket did not fill for as long as the clock was behind: whoever has a rate was refused for hours."""
+    times = Times()
+    bucket = TokenBucket(10, times.clock())
+    bucket.take(10, times.clock())
+    times.wall_us -= HOURS_US
+    assert bucket.available(times.clock()) == 0
+    assert bucket.available(times.pass_by(SECOND_US)) == 5
+
+
+@pytest.mark.parametrize("mode", ["shared", "failover"])
+def test_leases_last_while_the_server_is_away(tmp_path: Path, mode: str) -> None:
+    """A process that was stopped, or whose clock was set ahead, heard nobody renew or settle: each message in hand had
+    used up an attempt, and with one attempt it was dead although its consumer had done it."""
+
+    async def scenario() -> None:
+        ahead_us = 0
+        clock = SteadyClock(lambda: wall_clock() + ahead_us)
+        core = Core(MemoryStore(), Settings(data_dir=str(tmp_path)), clock)
+        running = asyncio.ensure_future(core.run())
+        try:
+            await core.act()  # it has begun
+            subscriptions = core.subscriptions
+            asked = Subscribe(mode=mode, start="latest", max_attempts=1)
+            await subscriptions.put(subscriptions.checked("g", "t", asked), asked.start)
+            published = JsonMessages([JsonPublished(topic="t", body="a"), JsonPublished(topic="t", body="b")])
+            await core.transactions.publish(published, EVERYONE)
+            (handed,) = await core.delivery.receive("g", Receive(instance="x", max=2, lease=3600))
+            first, second = (receipt for receipt, _, _ in handed.each())
+            for _ in range(3):
+                ahead_us += HOURS_US
+                await core.act()
+            (settled,) = await core.delivery.settle("g", [SettleItem(first, "ack")])
+            assert settled.status == 200, settled.detail
+            assert await core.delivery.receive("g", Receive(instance="y")) == []
+            (settled,) = await core.delivery.settle("g", [SettleItem(second, "ack")])
+            assert settled.status == 200, settled.detail
+        finally:
+            running.cancel()
+
+    asyncio.run(scenario())
