@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 
-from notify.cli.printed import Rows, say_json, visible
+from notify.cli.printed import Rows, say_json
 from notify.cli.printed import console as new_console
 from notify.demo.conductor import SECONDS
 from notify.demo.proof import Proof
 from notify.demo.run import Demo
+from notify.visible import visible
 
 
 def register(app: typer.Typer) -> None:

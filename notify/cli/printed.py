@@ -18,17 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from notify.visible import visible
+
 GAP = 2
 """Blanks between columns."""
 ERRORS_AS_JSON = "notify.errors_as_json"
 """The key in a command's context under which `--json` is noted."""
-
-
-def visible(text: str) -> str:
-    """The text with invisible characters (control characters, direction marks, surrogates) escaped as `\\x1b`."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(text: str, *, err: bool = False) -> None:

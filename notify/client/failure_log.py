@@ -7,6 +7,7 @@ import logging
 import time
 
 from notify.client.handlers import place_of, reason_of
+from notify.visible import one_line
 
 log = logging.getLogger("notify.consumer")
 TRACE_SECONDS = 60.0
@@ -34,6 +35,6 @@ class FailureLog:
             topic,
             message_id,
             attempt,
-            reason_of(error),
+            one_line(reason_of(error)),
             exc_info=error if is_new else None,
         )

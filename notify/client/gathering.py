@@ -18,6 +18,7 @@ from notify.client.claims import Partial
 from notify.client.handlers import Handler, NotTried, is_cancelled, reason_of
 from notify.client.typed import Read
 from notify.message import ReceivedMessage
+from notify.visible import one_line
 
 log = logging.getLogger("notify.consumer")
 
@@ -155,7 +156,7 @@ class Gathering:
             if len(part) > 1:
                 log.info(
                     "the handler of %s failed on %d messages, and gets them in two halves: %s",
-                    handler.topic, len(part), reason_of(error),
+                    handler.topic, len(part), one_line(reason_of(error)),
                 )  # fmt: skip
                 middle = len(part) // 2
                 return [part[:middle], part[middle:]]

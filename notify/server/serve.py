@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,12 @@ from notify.settings import Settings
 from notify.storage.log import LogStore
 from notify.storage.memory import MemoryStore
 from notify.storage.transactions import TransactionStore
+from notify.visible import visible
 from notify.workers import check_count
 
 log = structlog.get_logger("notify.server")
+QUOTED = frozenset(" \t=\r\n\"'")
+"""A text with one of these is written by structlog as Python would, with escapes."""
 
 SWITCH_SECONDS = 0.0001
 """How long the event loop may keep the interpreter while the log's writer waits for it, back from a sync. With
@@ -72,6 +75,20 @@ def _certificates(settings: Settings) -> Certificates | None:
     return Certificates(settings)
 
 
+def _visibly(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A step of structlog's: names and reasons are other people's text, which a terminal would obey."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable() and QUOTED.isdisjoint(value):
+            event[name] = visible(value)
+    return event
+
+
+def _log_visibly() -> None:
+    if not structlog.is_configured():
+        *steps, renderer = structlog.get_config()["processors"]
+        structlog.configure(processors=[*steps, _visibly, renderer])
+
+
 def serve(
     settings: Settings,
     greet: Callable[[str, int], None] | None = None,
@@ -85,6 +102,7 @@ def serve(
     is given the socket that it listens on, `bound`, or a `channel` over which it is handed connections. Raises
     InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
     """
+    _log_visibly()
     certificates = _prepared(settings)
     failed: list[StorageFailed] = []
     following: list[asyncio.Task[None]] = []

@@ -31,6 +31,13 @@ def test_a_cause_is_traced_once_a_minute(caplog: pytest.LogCaptureFixture, monke
     assert "failed on m.0 (attempt 2): OSError: refused 2 (at tests.unit.test_failure_log" in caplog.messages[1]
 
 
+def test_a_text_that_looks_like_a_line_of_the_log_is_a_part_of_one(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler's error often quotes the message: other people's text wrote lines, and moved the cursor."""
+    with caplog.at_level(logging.WARNING, "notify.consumer"):
+        FailureLog().tell("t", "m.0", 1, ValueError("no item 'x'\nERROR all is lost\x1b[2J\u202e"))
+    assert "no item 'x'\\nERROR all is lost\\x1b[2J\\u202e" in caplog.messages[0]
+
+
 def test_the_causes_it_knows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure_log, "MOST_CAUSES", 2)
     failures = FailureLog()

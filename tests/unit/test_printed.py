@@ -15,7 +15,8 @@ import typer
 import notify.cli
 from notify.cli import api, dead_letter, group, main, message, printed, topic, transaction
 from notify.cli.overview import screen_of
-from notify.cli.printed import Rows, cell, console, say, visible
+from notify.cli.printed import Rows, cell, console, say
+from notify.visible import visible
 from tests.support.commands import registered
 
 HOSTILE = [

@@ -52,6 +52,9 @@ QUEUES_OF_KAFKA = (
 class Core:
     """Transactions and checks, and delivery where the storage has queues. `run` must be a task while it is used."""
 
+    _looking: asyncio.TimerHandle | None = None
+    _looked_us = 0
+
     def __init__(
         self,
         store: TransactionStore,
@@ -112,8 +115,6 @@ class Core:
         self._postponed = LogRate(1)
         self._asked_to_act: list[asyncio.Future[None]] = []
         self._sleeping: asyncio.Future[None] | None = None
-        self._looking: asyncio.TimerHandle | None = None
-        self._looked_us = clock()
 
     def configure(self, settings: Settings, limits: RateLimits) -> None:
         """Other settings and rates hold from now on."""
