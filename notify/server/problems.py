@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from notify import faults
-from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.errors import DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.server import console
 from notify.server.core.flow import retry_after
 from notify.server.data.answer import fault_of, problem
@@ -51,6 +52,8 @@ def answer_errors(api: FastAPI) -> None:
 
     async def away(request: Request, error: Exception) -> Response:
         faults.note("records_away", error, method=request.method, path=request.scope["path"][:200])
+        if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return _problem(DiskFull("there is no room on the disk for the record of this write; reads go on"))
         return _problem(Unavailable("the database of the server's records does not answer; try again"))
 
     for kind in faults.DATABASE_AWAY:

@@ -6,12 +6,12 @@ a credential may have been revoked meanwhile.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from notify.errors import StorageFailed
+from notify.server import kept_file
 from notify.server.access.credential import Credential
 from notify.server.configuration.revisions import Revision
 
@@ -36,13 +36,7 @@ class LastKnown:
 
     def keep(self, known: Known) -> None:
         """Put this in the place of what was known before. Raises OSError."""
-        written = self._path.with_suffix(".new")
-        handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(handle, "wb") as file:
-            file.write(msgspec.json.encode(known))
-            file.flush()
-            os.fsync(file.fileno())
-        written.replace(self._path)
+        kept_file.put(self._path, msgspec.json.encode(known))
 
     def read(self, now_us: int, with_access: bool, reason: str) -> Known:
         """The newest that was kept; `reason`: why it is needed.

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from notify.server import kept_file
 from notify.server.tasks import ended
 from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
@@ -94,7 +95,4 @@ class ChartFile:
         return msgspec.msgpack.decode(self._path.read_bytes(), type=Charts)
 
     def _write(self, charts: Charts) -> None:
-        written = self._path.with_suffix(".new")
-        written.write_bytes(msgspec.msgpack.encode(charts))
-        written.chmod(0o600)
-        written.replace(self._path)
+        kept_file.put(self._path, msgspec.msgpack.encode(charts))
