@@ -18,11 +18,15 @@ def boot_clock() -> int:
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
 
 
+MOST_AHEAD_US = 24 * 3600 * 1_000_000
+
+
 class SteadyClock:
     """A clock that follows another one, and neither goes back nor stands still where that is set back.
 
     It goes at half its speed then, until the other one has caught up: leases, retries and rates that are under way take
-    twice as long at most, and not as many hours longer as the clock was set back.
+    twice as long at most, and not as many hours longer as the clock was set back. Where that would take days, because
+    the clock was far from any right time before, it goes back, too.
     """
 
     def __init__(self, followed: Clock = wall_clock, steady: Clock = boot_clock) -> None:
@@ -35,7 +39,7 @@ class SteadyClock:
         now_us, steady_us = self._followed(), self._steady()
         time_us, at_us = self._seen
         least_us = time_us + (steady_us - at_us) // 2
-        if now_us < least_us:
+        if now_us < least_us < now_us + MOST_AHEAD_US:
             return least_us
         self._seen = now_us, steady_us
         return now_us

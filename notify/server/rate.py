@@ -19,7 +19,7 @@ class TokenBucket:
         if now_us > self._at_us:
             gained = (now_us - self._at_us) * self.per_second / 1e6
             self._tokens = min(max(1.0, self.per_second), self._tokens + gained)
-            self._at_us = now_us
+        self._at_us = now_us  # also where the clock was set back: the bucket would not fill until that time
 
     def available(self, now_us: int) -> int:
         """How many may go now."""

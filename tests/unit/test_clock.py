@@ -55,6 +55,18 @@ def test_a_clock_that_is_set_ahead_is_followed() -> None:
     assert times.pass_by(SECOND_US) == NOW_US + HOURS_US + SECOND_US
 
 
+def test_a_clock_that_was_years_ahead_is_given_up() -> None:
+    """A machine that starts with any time: what is due at an instant would be early for years."""
+    times = Times()
+    times.clock()
+    times.wall_us -= 400 * 12 * HOURS_US
+    assert times.clock() == times.wall_us
+    assert times.pass_by(SECOND_US) == times.wall_us
+    bucket = TokenBucket(10, NOW_US)
+    bucket.take(10, NOW_US)
+    assert bucket.available(times.clock()) == 0 and bucket.available(times.pass_by(SECOND_US)) == 10
+
+
 def test_a_rate_goes_on_when_the_clock_is_set_back() -> None:
     """A bucket did not fill for as long as the clock was behind: whoever has a rate was refused for hours."""
     times = Times()

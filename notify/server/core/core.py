@@ -244,9 +244,14 @@ class Core:
         """Where this process was stopped, or its clock was set, nobody could renew a lease: all go on for longer."""
         now_us = self.clock()
         away_us, self._looked_us = now_us - self._looked_us - LOOK_US, now_us
-        if away_us < AWAY_US or not isinstance(self.clock, SteadyClock):  # a test's clock jumps so that leases end
+        if abs(away_us) < AWAY_US or not isinstance(self.clock, SteadyClock):  # a test's clock jumps so that leases end
             return
-        log.warning("was_away", seconds=round(away_us / 1e6, 1), detail="leases go on for so much longer")
+        if away_us > 0:
+            log.warning("was_away", seconds=round(away_us / 1e6, 1), detail="leases go on for so much longer")
+        else:
+            self._retained_us = min(self._retained_us, now_us)
+            remedy = "start this server anew: retries and checks that were under way wait for the time that was"
+            log.error("clock_set_back", seconds=round(-away_us / 1e6, 1), remedy=remedy)
         if self._queue_role is not None:
             self._queue_role.delivery.extend_leases(away_us)
 
