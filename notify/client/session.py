@@ -132,8 +132,10 @@ class Session:
             task.cancel()
         if self._in_hand:
             await asyncio.wait(self._in_hand, timeout=CANCEL_SECONDS)
-        await self._leave()
-        self._http.close()
+        try:
+            await self._leave()
+        finally:
+            self._http.close()
 
     async def _leave(self) -> None:
         """Have what this instance has to itself go to another at once: exclusive and failover topics.
