@@ -66,6 +66,8 @@ class Gathering:
         """By the handlers' topics, which have their turns in this order."""
         self._running: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
+        self._ended: BaseException | None = None
+        """SystemExit or the like, which a handler of a batch has raised."""
         self._loop = asyncio.get_running_loop()
 
     async def handle(self, handler: Handler, message: ReceivedMessage) -> None:
@@ -73,6 +75,8 @@ class Gathering:
 
         Raises DeadLetter where its body does not fit what the handler takes: it is in no batch then.
         """
+        if self._ended is not None:
+            raise NotTried(self._ended)
         value = message if handler.read is None else handler.read(message)
         arrival = Arrival(message, value, self._loop.create_future())
         arrival.fate.add_done_callback(_look)
@@ -136,10 +140,17 @@ class Gathering:
         except BaseException as error:
             if is_cancelled(error):
                 raise
-            _fail(batch.arrivals, NotTried(error))
+            self._end(batch, error)
         finally:
             for arrival in batch.arrivals:
                 arrival.fate.cancel()
+
+    def _end(self, batch: Batch, error: BaseException) -> None:
+        """The process is to end: no handler is called any more, and what has not begun is given back, too."""
+        self._ended = error
+        for arrivals in (batch.arrivals, *(line for _, line in self._waiting.values())):
+            _fail(arrivals, NotTried(error))
+        self._waiting.clear()
 
     async def _handle(self, handler: Handler, part: list[Arrival]) -> list[list[Arrival]]:
         """Handle messages in one call. Where that fails: the halves to be tried, and of one message nothing."""

@@ -141,6 +141,13 @@ def test_the_rest_of_a_batch_that_was_halved_is_given_back_at_an_exit() -> None:
     assert set(results.values()) == {"SystemExit ended the call of its batch"}
 
 
+def test_no_batch_begins_after_an_exit() -> None:
+    handler = Handled("a", error=SystemExit)
+    fates = handled(handler, 2, *map(message, "abcdef"))
+    assert handler.calls == [["a", "b"]]
+    assert set(fates.values()) == {"SystemExit ended the call of its batch"}
+
+
 def test_the_message_that_wants_to_exit_alone_has_failed() -> None:
     assert handled(Handled("a", error=SystemExit), 4, message("a")) == {"a": "cannot handle ['a']"}
 
