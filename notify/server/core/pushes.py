@@ -126,16 +126,15 @@ class Pushes:
     async def _run(self, group: str, push: Push) -> None:
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         asked = Receive(instance=INSTANCE, max=push.batch, wait=WAIT_SECONDS, lease=LEASE_SECONDS)
-        delivery = self._core.delivery
         check_us = 0
         while True:
             try:
-                if (now_us := self._core.clock()) >= check_us or delivery.has_broadcast(group):
+                if (now_us := self._core.clock()) >= check_us or self._core.delivery.has_broadcast(group):
                     self._check_modes(group)
                     check_us = now_us + CHECK_US
                 # Asked again for each message that comes: the mode may have changed during the poll.
                 may = functools.partial(self._may_post, group)
-                handed = await delivery.receive(group, asked, may)
+                handed = await self._core.delivery.receive(group, asked, may)
                 check_us = check_us if handed else 0
                 try:
                     await self._deliver(group, push, handed)
