@@ -14,6 +14,7 @@ from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, bounds_of_clients, check_between, check_name
 from notify.server.access.principal import EVERYONE
 from notify.server.core.core import Core
+from notify.server.data.addresses import reached
 from notify.server.data.answer import Answer, fault_of
 from notify.server.data.encode import json_check, json_deliveries, json_pulled, packed_deliveries, packed_pulled, trace
 from notify.server.data.permission import check, check_subscriber, may_consume, polling
@@ -189,7 +190,8 @@ class DataRoutes:
         principal = request.principal
         if principal.rights is not None and not principal.rights:
             raise Forbidden(f"{principal.name} has no right to anything: an administrator can grant one")
-        shown = self._members()
+        host = next((value for name, value in request.headers if name == b"host"), b"")
+        shown = reached(self._members(), host.decode("latin-1"))
         if not principal.may("view"):
             shown = shown | {"members": [m | {"detail": {}} for m in shown["members"] if m["kind"] == "server"]}
         return request.encode(shown)
