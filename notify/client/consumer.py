@@ -23,6 +23,8 @@ from notify.client.handlers import (
     call_to_the_end,
     check_callable,
     check_options,
+    in_a_thread,
+    its_turn,
     refuse_unfinished,
 )
 from notify.client.http import HttpClient
@@ -217,6 +219,7 @@ class _Consumer:
         """A session with each queue server that the registry names; those of servers that left come to their end."""
         bounds = self._lease, self._in_hand, self._drain
         work = Work(self.group, self.instance, self._handlers, self._call_counted, *bounds, self._announce)
+        work.ends_when_cancelled = self._is_async
         token = Token(self._token)
         servers = Servers(self.url, "queue", tls=self._tls, token=token)
         sessions: dict[str, tuple[Session, asyncio.Task[None]]] = {}
@@ -273,7 +276,8 @@ class _Consumer:
             else:
                 await self._gathering.handle(handler, message)
         except NotTried as given_back:
-            self._leave(given_back.cause)
+            if not isinstance(given_back.cause, asyncio.CancelledError):
+                self._leave(given_back.cause)
             raise
         except BaseException as error:
             self.failed += 1
@@ -328,12 +332,15 @@ class AsyncConsumer(_Consumer):
         return await inbox.call_async(function, *arguments)
 
     async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
-        async with self._room:
+        await its_turn(self._room.acquire())
+        try:
             with tracing.processing(self.group, message):
                 if self._inbox is not None:
                     await self._inbox.run_async(self.group, message, handler.handle)
                 else:
                     refuse_unfinished(await handler.handle(message))
+        finally:
+            self._room.release()
 
     async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
         async with self._room:
@@ -374,17 +381,12 @@ class Consumer(_Consumer):
             raise left
 
     async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
-        call = functools.partial(inbox.call, function, *arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, inbox.call, function, *arguments)
 
     async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
-        loop = asyncio.get_running_loop()
-        if self._inbox is not None:
-            run = tracing.traced(self._inbox.run, self.group, message)
-            await loop.run_in_executor(self._pool, run, self.group, message, handler.handle)
-        else:
-            call = tracing.traced(call_to_the_end, self.group, message)
-            await loop.run_in_executor(self._pool, call, handler.handle, message)
+        work: Callable[..., object] = call_to_the_end if self._inbox is None else self._inbox.run
+        given = (handler.handle, message) if self._inbox is None else (self.group, message, handler.handle)
+        await in_a_thread(self._pool, tracing.traced(work, self.group, message), *given)
 
     async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
         def call() -> None:

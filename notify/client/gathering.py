@@ -87,9 +87,11 @@ class Gathering:
             self._loop.call_soon(self._begin)
         try:
             await arrival.fate
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             batch = arrival.batch
-            if batch is not None and batch.task is not None and all(a.fate.cancelled() for a in batch.arrivals):
+            if batch is None:
+                raise NotTried(error) from None
+            if batch.task is not None and all(a.fate.cancelled() for a in batch.arrivals):
                 batch.task.cancel()  # nobody waits for it any more
             raise
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sysconfig
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -171,6 +172,25 @@ class NotTried(Exception):
     def __init__(self, cause: BaseException) -> None:
         super().__init__(f"{type(cause).__name__} ended the call of its batch")
         self.cause = cause
+
+
+async def its_turn(turn: Awaitable[object]) -> None:
+    """Wait until a handler may begin. Raises NotTried where the task is cancelled meanwhile."""
+    try:
+        await turn
+    except asyncio.CancelledError as error:
+        raise NotTried(error) from None
+
+
+async def in_a_thread(pool: ThreadPoolExecutor, function: Callable[..., object], *given: Any) -> None:
+    """Call a plain handler. Raises NotTried where the task is cancelled before a thread has begun with it."""
+    future = pool.submit(function, *given)
+    try:
+        await asyncio.wrap_future(future)
+    except asyncio.CancelledError as error:
+        if future.cancel():
+            raise NotTried(error) from None
+        raise
 
 
 def call_to_the_end(function: Callable[..., Any], *given: Any) -> None:

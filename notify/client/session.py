@@ -63,6 +63,8 @@ class Work:
     drain: float
     announce: Callable[[str], None] = field(default=log.info)
     """Is given what a session has subscribed to, once it has."""
+    ends_when_cancelled: bool = False
+    """Whether a handler whose task is cancelled has ended with it; a thread goes on."""
     inbox_from: datetime | None = None
     """From when on the consumer's inbox is whole; None where it has none."""
     in_hand: set[asyncio.Task[None]] = field(default_factory=set)
@@ -332,9 +334,12 @@ class Session:
             item = SettleItem(receipt=d.receipt, action="dead_letter", reason=reason_of(error, named=False) or None)
         except BaseException as error:
             if is_cancelled(error):
-                raise
-            self._failures.tell(d.topic, d.id, d.attempt, error)
-            item = SettleItem(receipt=d.receipt, action="retry", reason=reason_of(error))
+                if not self._work.ends_when_cancelled:
+                    raise
+                item = SettleItem(receipt=d.receipt, action="retry", delay=0, reason="the consumer was cancelled")
+            else:
+                self._failures.tell(d.topic, d.id, d.attempt, error)
+                item = SettleItem(receipt=d.receipt, action="retry", reason=reason_of(error))
         finally:
             self._renewals.pop(d.receipt).cancel()
         try:

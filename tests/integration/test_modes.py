@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from notify.client import Consumer, ReceivedMessage
+from notify.client import AsyncConsumer, Consumer, ReceivedMessage
 from notify.limits import Mode
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
@@ -237,6 +238,57 @@ def test_a_consumer_that_stops_gives_up_its_topic(frozen_server: InMemoryServer,
             publish(frozen_server.url, unique, [f"for {name}"])
             eventually(lambda name=name: (name, f"for {name}") in seen, "the message to be handled")
     assert seen == [("x", "for x"), ("y", "for y")]
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_a_cancelled_consumer_gives_back_what_it_has(
+    frozen_server: InMemoryServer, unique: str, batch: int | None
+) -> None:
+    """The clock stands still: each message waited for its lease, and counted an attempt although nobody had begun."""
+    subscribe(frozen_server.url, unique, unique, "failover")
+    publish(frozen_server.url, unique, ["begun", "waits", "waits, too"])
+
+    async def scenario() -> None:
+        consumer = AsyncConsumer(frozen_server.url, group=unique, instance="x", concurrency=1)
+        begun = asyncio.Event()
+
+        async def handle(message: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()  # until it is cancelled
+
+        consumer.subscribe(unique, mode="failover", batch=batch)(handle)
+        running = asyncio.ensure_future(consumer.run())
+        await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(scenario())
+    received = Caller(frozen_server.url, unique, "y").receive(unique)
+    assert [(m["body"], m["attempt"]) for m in received] == [("begun", 2), ("waits", 1), ("waits, too", 1)]
+
+
+def test_a_consumer_that_waits_no_longer_gives_back_what_no_thread_has_begun(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
+    """A thread goes on: its message stays leased."""
+    subscribe(frozen_server.url, unique, unique)
+    publish(frozen_server.url, unique, ["begun", "waits"])
+    consumer = Consumer(frozen_server.url, group=unique, concurrency=1, drain=0)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    @consumer.subscribe(unique)
+    def handle(message: ReceivedMessage) -> None:
+        has_begun.set()
+        may_end.wait(PATIENCE_SECONDS)
+
+    with running(consumer):
+        assert has_begun.wait(PATIENCE_SECONDS)
+    try:
+        received = Caller(frozen_server.url, unique, "y").receive(unique)
+        assert [(m["body"], m["attempt"]) for m in received] == [("waits", 1)]
+    finally:
+        may_end.set()
 
 
 # --- broadcast ------------------------------------------------------------------------------------------------
