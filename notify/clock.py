@@ -29,19 +29,22 @@ class SteadyClock:
     the clock was far from any right time before, it goes back, too.
     """
 
-    def __init__(self, followed: Clock = wall_clock, steady: Clock = boot_clock) -> None:
+    __slots__ = ("_followed", "_seen", "_steady_ns")
+
+    def __init__(self, followed: Clock = wall_clock, steady_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """`steady_ns`: nanoseconds by a clock that nobody sets."""
         self._followed = followed
-        self._steady = steady
+        self._steady_ns = steady_ns
         self._seen = (0, 0)
         """A time of this clock, and that of the steady one then."""
 
     def __call__(self) -> int:
-        now_us, steady_us = self._followed(), self._steady()
-        time_us, at_us = self._seen
-        least_us = time_us + (steady_us - at_us) // 2
+        now_us, steady_ns = self._followed(), self._steady_ns()
+        time_us, at_ns = self._seen
+        least_us = time_us + (steady_ns - at_ns) // 2000
         if now_us < least_us < now_us + MOST_AHEAD_US:
             return least_us
-        self._seen = now_us, steady_us
+        self._seen = now_us, steady_ns
         return now_us
 
 

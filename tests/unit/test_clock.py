@@ -25,7 +25,7 @@ class Times:
 
     def __init__(self) -> None:
         self.wall_us, self.steady_us = NOW_US, 5
-        self.clock = SteadyClock(lambda: self.wall_us, lambda: self.steady_us)
+        self.clock = SteadyClock(lambda: self.wall_us, lambda: 1000 * self.steady_us)
 
     def pass_by(self, us: int) -> int:
         self.wall_us += us
