@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from notify.client import AsyncConsumer, Consumer, ReceivedMessage
+from notify.client import AsyncConsumer, Consumer, ReceivedMessage, session
 from notify.limits import Mode
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
@@ -159,6 +159,13 @@ def test_a_standby_that_waits_costs_the_active_one_nothing(frozen_server: InMemo
 # --- giving up ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def patient_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that ends waits for the server's answers, however slow the machine is."""
+    monkeypatch.setattr(session, "LEAVE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(session, "CANCEL_SECONDS", PATIENCE_SECONDS)
+
+
 def leave(caller: Caller) -> None:
     post(caller.url, f"/v1/groups/{caller.group}/leave", {"instance": caller.instance})
 
@@ -225,6 +232,7 @@ def test_what_is_given_back_is_available_at_once_and_not_tried(
         assert x.settle(had[1:]) == [200, 200]
 
 
+@pytest.mark.usefixtures("patient_end")
 @pytest.mark.parametrize("mode", ["failover", "exclusive"])
 def test_a_consumer_that_stops_gives_up_its_topic(frozen_server: InMemoryServer, unique: str, mode: Mode) -> None:
     """The clock stands still, so that no lease ends."""
@@ -240,6 +248,7 @@ def test_a_consumer_that_stops_gives_up_its_topic(frozen_server: InMemoryServer,
     assert seen == [("x", "for x"), ("y", "for y")]
 
 
+@pytest.mark.usefixtures("patient_end")
 @pytest.mark.parametrize("batch", [None, 1])
 def test_a_cancelled_consumer_gives_back_what_it_has(
     frozen_server: InMemoryServer, unique: str, batch: int | None
@@ -268,6 +277,7 @@ def test_a_cancelled_consumer_gives_back_what_it_has(
     assert [(m["body"], m["attempt"]) for m in received] == [("begun", 2), ("waits", 1), ("waits, too", 1)]
 
 
+@pytest.mark.usefixtures("patient_end")
 def test_a_consumer_that_waits_no_longer_gives_back_what_no_thread_has_begun(
     frozen_server: InMemoryServer, unique: str
 ) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from notify.client import Consumer, DeadLetter, Message, ReceivedMessage
+from notify.client import Consumer, DeadLetter, Message, ReceivedMessage, session
 from notify.errors import Conflict
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import redrive, running
 from tests.support.http import REASON, admin, ask
 from tests.support.queues import LONG_OVER_KAFKA, Queue
@@ -164,7 +164,8 @@ def test_a_second_exclusive_instance_is_refused(queue: Queue, unique: str) -> No
     assert Counter(seen) == Counter(map(str, range(9)))
 
 
-def test_a_standby_takes_over(queue: Queue, unique: str) -> None:
+def test_a_standby_takes_over(queue: Queue, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LEAVE_SECONDS", PATIENCE_SECONDS)
     queue.make_topic(unique, 2)
     seen: dict[str, list[str]] = {"active": [], "standby": []}
     # The standby waits for no lease: the one that stops gives the topic up.
