@@ -287,7 +287,6 @@ class Group:
                 continue
             if all(lease.instance.name != name for lease, _ in self._held.open_of(topic)):
                 self._owners.forget(topic)
-        self.instances.leave(name)
 
     async def settle(
         self, items: list[SettleItem], now_us: int, may: Callable[[str], bool] | None = None

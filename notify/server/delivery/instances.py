@@ -171,12 +171,6 @@ class Instances(dict[str, Instance]):
         """Whether another one than this has asked for something lately."""
         return any(now_us - i.asked_us < ACTIVE_US for i in self.values() if i is not instance)
 
-    def leave(self, name: str) -> None:
-        """One that will not ask any more is not listed, unless it still has messages."""
-        instance = self.get(name)
-        if instance is not None and not instance.in_flight:
-            del self[name]
-
     def forget(self, before_us: int) -> None:
         """Those that have not asked since then, and have nothing, are not listed any more."""
         for name in [name for name, i in self.items() if i.asked_us < before_us and not i.in_flight]:
