@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, call, fields, show, show_rows, write
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, call, fields, show_rows, show_write, write
 from notify.server.access.rights import ACTIONS
 
 RIGHTS = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
@@ -64,9 +64,10 @@ def register(app: typer.Typer) -> None:
         if out is not None and "token" in answer:
             with open(out, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                 file.write(answer.pop("token") + "\n")
-        show(answer, as_json)
+        show_write("credential.add", answer, as_json)
 
     @group.command()
     def revoke(id: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:
         """Revoke a credential."""
-        show(call(url, "POST", "credentials", id, "revoke", body=write(reason, dry_run)), as_json)
+        answer = call(url, "POST", "credentials", id, "revoke", body=write(reason, dry_run))
+        show_write("credential.revoke", answer, as_json)

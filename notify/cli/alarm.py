@@ -6,7 +6,7 @@ from operator import itemgetter
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, Columns, call, seconds, show, show_rows, write
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, Columns, call, seconds, show_rows, show_write, write
 
 COLUMNS: Columns = {
     "alarm": itemgetter("name"),
@@ -44,7 +44,7 @@ def silence(
 ) -> None:
     """Silence an alarm for a time: no webhook, no metric, and no exit code 1 of `notify overview`."""
     body = write(reason, dry_run, target=target, seconds=hours * 3600)
-    show(call(url, "POST", "alarms", name, "silence", body=body), as_json)
+    show_write("alarm.silence", call(url, "POST", "alarms", name, "silence", body=body), as_json)
 
 
 @group.command()
@@ -57,4 +57,5 @@ def unsilence(
     as_json: bool = AS_JSON,
 ) -> None:
     """Let an alarm be heard again before its silence is over."""
-    show(call(url, "POST", "alarms", name, "unsilence", body=write(reason, dry_run, target=target)), as_json)
+    answer = call(url, "POST", "alarms", name, "unsilence", body=write(reason, dry_run, target=target))
+    show_write("alarm.unsilence", answer, as_json)

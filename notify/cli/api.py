@@ -21,10 +21,13 @@ from notify.cli.printed import (
     say,
     say_fields,
     say_json,
+    say_paragraph,
     say_record,
     say_table,
 )
 from notify.client.servers import Servers
+from notify.told import told
+from notify.told.form import Told
 from notify.wire import JSON
 
 URL = typer.Option("http://127.0.0.1:7400", envvar="NOTIFY_URL", help="The server's address. [env: NOTIFY_URL]")
@@ -60,13 +63,19 @@ BEFORE_INBOX = typer.Option(
 BEFORE = "latest (all messages), an instant (RFC 3339), or an offset if the topic has one queue."
 
 
-def call(url: str, method: str, *parts: str, query: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Make one admin request. Raises NotifyError with the server's error."""
+def call(
+    url: str, method: str, *parts: str, query: str = "", body: dict[str, Any] | None = None, here: bool = False
+) -> dict[str, Any]:
+    """Make one admin request. Raises NotifyError with the server's error.
+
+    It goes to a server with queues; with `here`, and about transactions, to the one at `url`.
+    """
+    is_here = here or parts[0] == "transactions"
 
     async def ask() -> bytes:
-        http = Servers(url, "transactions" if parts[0] == "transactions" else "queue")
+        http = Servers(url, "transactions" if is_here else "queue")
         try:
-            if parts[0] != "transactions":
+            if not is_here:
                 # The address may be that of a server without queues, which knows the servers that have them.
                 await http.refresh()
             path = "/v1/admin/" + "/".join(quote(part, safe="") for part in parts) + query
@@ -85,14 +94,35 @@ def write(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:
-    """Print an answer: as JSON, or field by field; of a write what it does, or with `dry_run` would do."""
+    """Print an answer: as JSON, or field by field."""
     if as_json:
         say_json(result)
-    elif isinstance(result.get("result"), dict) and "dry_run" in result:
-        say(f"{'dry run, nothing is changed' if result['dry_run'] else 'done'}: {result.get('target') or '-'}")
-        say_record(result["result"], 2)
     else:
         say_record(result)
+
+
+def show_write(name: str, answer: dict[str, Any], as_json: bool) -> None:
+    """Print what a write did, or with `dry_run` would do: as JSON, or in the sentences that the console has for it.
+
+    `name`: of the write in notify/told. A server of another version may answer in another form: then the fields.
+    """
+    if as_json:
+        say_json(answer)
+        return
+    target = answer.get("target") or "-"
+    say(f"{'dry run, nothing is changed' if answer['dry_run'] else 'done'}: {target}")
+    try:
+        made = told(name, target, answer["result"])
+    except (KeyError, TypeError, AttributeError):
+        made = Told()
+    for sentence in made.sentences:
+        say_paragraph(sentence, 2)
+    if not made.sentences:
+        say_record(answer["result"], 2)
+    elif made.rows and made.rows.cells:
+        say_table([heading.lower() for heading in made.rows.headings], made.rows.cells, 2)
+        if made.rows.left_out:
+            say_paragraph(f"and {made.rows.left_out:,} more", 2)
 
 
 def watched(every: float, look: Callable[[], None]) -> None:

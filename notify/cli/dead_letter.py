@@ -23,11 +23,11 @@ from notify.cli.api import (
     pairs,
     place,
     seconds,
-    show,
     show_rows,
+    show_write,
     write,
 )
-from notify.cli.job import followed
+from notify.cli.job import to_the_end
 from notify.cli.printed import say
 from notify.message import DEAD_LETTER_REASON
 
@@ -105,7 +105,8 @@ def purge_dead(
 ) -> None:
     """Delete a group's dead letters up to a point, redriven or not."""
     body = write(reason, dry_run, before=place(before))
-    show(call(url, "POST", "groups", group_name, "dead-letters", "purge", body=body), as_json)
+    answer = call(url, "POST", "groups", group_name, "dead-letters", "purge", body=body)
+    show_write("dead-letters.purge", answer, as_json)
 
 
 @group.command()
@@ -133,7 +134,7 @@ def redrive(
         reason, dry_run, ids=id or None, max=max, wanted=wanted, all=all, **given(replay_effects=replay_effects)
     )
     answer = call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body)
-    _show_to_the_end(url, answer, as_json)
+    to_the_end("dead-letters.redrive", url, answer, as_json)
 
 
 @group.command()
@@ -154,7 +155,8 @@ def drop(
     """Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards."""
     wanted = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
     body = write(reason, dry_run, ids=id or None, wanted=wanted)
-    _show_to_the_end(url, call(url, "POST", "groups", group_name, "dead-letters", "drop", body=body), as_json)
+    answer = call(url, "POST", "groups", group_name, "dead-letters", "drop", body=body)
+    to_the_end("dead-letters.drop", url, answer, as_json)
 
 
 @group.command()
@@ -177,20 +179,8 @@ def edit(
     changes: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     changes |= {"id": id} | given(replay_effects=replay_effects, force=force)
     sent = call(url, "POST", "groups", group_name, "dead-letters", "edit", body=write(reason, dry_run, **changes))
-    show(sent, as_json)
+    show_write("dead-letters.edit", sent, as_json)
 
 
 def _wanted(**conditions: str) -> dict[str, str]:
     return {name: value for name, value in conditions.items() if value}
-
-
-def _show_to_the_end(url: str, answer: dict[str, Any], as_json: bool) -> None:
-    """Show an answer; that of a job when the job has ended. Exit code 1 where the job failed in part."""
-    job = answer["result"].get("job")
-    if job is None:
-        show(answer, as_json)
-        return
-    ended = followed(url, job, as_json)
-    show(ended, as_json)
-    if ended["state"] != "done" or ended["failed"]:
-        raise typer.Exit(1)

@@ -22,6 +22,7 @@ from notify.cli.api import (
     place,
     show,
     show_rows,
+    show_write,
     watched,
     write,
 )
@@ -70,7 +71,7 @@ def reset(
 ) -> None:
     """Move a group's position in a topic; its leases there become stale."""
     body = write(reason, dry_run, topic=topic, to=place(to), **given(replay_effects=replay_effects, force=force))
-    show(call(url, "POST", "groups", name, "reset", body=body), as_json)
+    show_write("group.reset", call(url, "POST", "groups", name, "reset", body=body), as_json)
 
 
 @group.command()
@@ -100,7 +101,8 @@ def subscribe(
         reason, dry_run, start=position, mode=mode, tags=tag, filter=filter, max_attempts=max_attempts,
         retry_min=retry_min, retry_max=retry_max, force=force,
     )  # fmt: skip
-    show(call(url, "PUT", "groups", name, "subscriptions", topic, body=body), as_json)
+    answer = call(url, "PUT", "groups", name, "subscriptions", topic, body=body)
+    show_write("subscription.put", answer, as_json)
 
 
 @group.command()
@@ -120,7 +122,7 @@ def priorities(
         show(call(url, "GET", "groups", name, "priorities"), as_json)
         return
     body = write(reason, dry_run, classes=[_class(text) for text in klass], shares=dict(_share(s) for s in share))
-    show(call(url, "PUT", "groups", name, "priorities", body=body), as_json)
+    show_write("priorities.put", call(url, "PUT", "groups", name, "priorities", body=body), as_json)
 
 
 @group.command()
@@ -141,10 +143,11 @@ def push(
     if (stop or webhook) and not reason:
         raise typer.BadParameter("say why with --reason")
     if stop:
-        show(call(url, "DELETE", "groups", name, "push", body=write(reason, dry_run)), as_json)
+        answer = call(url, "DELETE", "groups", name, "push", body=write(reason, dry_run))
+        show_write("push.delete", answer, as_json)
     elif webhook:
         body = write(reason, dry_run, url=webhook, batch=batch, at_once=at_once)
-        show(call(url, "PUT", "groups", name, "push", body=body), as_json)
+        show_write("push.put", call(url, "PUT", "groups", name, "push", body=body), as_json)
     else:
         pushes = call(url, "GET", "pushes")["pushes"]
         if name not in pushes:
@@ -153,15 +156,15 @@ def push(
 
 
 @group.command()
-def pause(name: str, reason: str = REASON, url: str = URL, as_json: bool = AS_JSON) -> None:
+def pause(name: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Pause a group: it receives nothing until it is resumed."""
-    show(call(url, "POST", "groups", name, "pause", body=write(reason, False)), as_json)
+    show_write("group.pause", call(url, "POST", "groups", name, "pause", body=write(reason, dry_run)), as_json)
 
 
 @group.command()
-def resume(name: str, reason: str = REASON, url: str = URL, as_json: bool = AS_JSON) -> None:
+def resume(name: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Resume a paused group."""
-    show(call(url, "POST", "groups", name, "resume", body=write(reason, False)), as_json)
+    show_write("group.resume", call(url, "POST", "groups", name, "resume", body=write(reason, dry_run)), as_json)
 
 
 def _class(text: str) -> dict[str, Any]:

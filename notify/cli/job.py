@@ -18,6 +18,7 @@ from notify.cli.api import (
     fields,
     show,
     show_rows,
+    show_write,
     watched,
     write,
 )
@@ -63,14 +64,29 @@ def cancel_job(
     number: int, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON
 ) -> None:
     """Cancel a job for good; items that it has finished stay so."""
-    show(call(url, "POST", "jobs", str(number), "cancel", body=write(reason, dry_run)), as_json)
+    show_write("job.cancel", call(url, "POST", "jobs", str(number), "cancel", body=write(reason, dry_run)), as_json)
 
 
-def followed(url: str, number: int, as_json: bool) -> dict[str, Any]:
+def to_the_end(name: str, url: str, answer: dict[str, Any], as_json: bool, *, here: bool = False) -> None:
+    """Show the answer of the write `name`; that of a job when the job has ended. Exit code 1 where a part failed.
+
+    `here`: the server at `url` has the job, whether or not it has queues.
+    """
+    job = answer["result"].get("job")
+    if job is None:
+        show_write(name, answer, as_json)
+        return
+    ended = followed(url, job, as_json, here=here)
+    show(ended, as_json)
+    if ended["state"] != "done" or ended["failed"]:
+        raise typer.Exit(1)
+
+
+def followed(url: str, number: int, as_json: bool, *, here: bool = False) -> dict[str, Any]:
     """Wait for the end of a job, and show its progress."""
     with Progress(console=console(stderr=True), disable=as_json) as progress:
         bar = progress.add_task(f"job {number}", total=1.0)
-        while (job := call(url, "GET", "jobs", str(number)))["state"] == "running":
+        while (job := call(url, "GET", "jobs", str(number), here=here))["state"] == "running":
             progress.update(bar, completed=job["progress"])
             time.sleep(FOLLOW_SECONDS)
         progress.update(bar, completed=job["progress"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, write
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, show_write, write
 
 group = typer.Typer(help="Rates of topics and groups.", no_args_is_help=True)
 
@@ -47,4 +47,4 @@ def set_limits(
                 known[kind][name] = float(rate)
             else:
                 known[kind].pop(name, None)
-    show(call(url, "PUT", "limits", body=write(reason, dry_run, **known)), as_json)
+    show_write("limits.put", call(url, "PUT", "limits", body=write(reason, dry_run, **known)), as_json)

@@ -31,6 +31,11 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(visible(text), err=err)
 
 
+def say_paragraph(text: str, indent: int = 0) -> None:
+    """Print a sentence, on as many lines as a terminal needs for it."""
+    _wrapped(visible(text), indent, indent)
+
+
 def say_json(value: Any) -> None:
     """Print one JSON object on one line, in ASCII."""
     typer.echo(json.dumps(value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, fields, show, show_rows, write
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, fields, show_rows, show_write, write
 
 group = typer.Typer(help="Settings of all servers of a registry, while they run.", no_args_is_help=True)
 
@@ -38,7 +38,8 @@ def set_settings(
         if not equals:
             raise typer.BadParameter(f"{change!r} is not NAME=VALUE")
         values[name] = value or None
-    show(call(url, "PUT", "settings", body=write(reason, dry_run, values=values)), as_json)
+    answer = call(url, "PUT", "settings", body=write(reason, dry_run, values=values))
+    show_write("settings.put", answer, as_json)
 
 
 @group.command()
@@ -61,4 +62,5 @@ def rollback(
     as_json: bool = AS_JSON,
 ) -> None:
     """Return to the settings and limits of an earlier revision."""
-    show(call(url, "POST", "settings", "rollback", body=write(reason, dry_run, to=to)), as_json)
+    answer = call(url, "POST", "settings", "rollback", body=write(reason, dry_run, to=to))
+    show_write("settings.rollback", answer, as_json)

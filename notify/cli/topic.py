@@ -17,8 +17,8 @@ from notify.cli.api import (
     Columns,
     call,
     place,
-    show,
     show_rows,
+    show_write,
     write,
 )
 
@@ -77,13 +77,13 @@ def create(
         "backlog_policy": backlog_policy,
     }
     body = write(reason, dry_run, **{name: value for name, value in fields.items() if value is not None})
-    show(call(url, "PUT", "topics", name, body=body), as_json)
+    show_write("topic.put", call(url, "PUT", "topics", name, body=body), as_json)
 
 
 @group.command()
 def delete(name: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Delete a topic with its messages and subscriptions."""
-    show(call(url, "DELETE", "topics", name, body=write(reason, dry_run)), as_json)
+    show_write("topic.delete", call(url, "DELETE", "topics", name, body=write(reason, dry_run)), as_json)
 
 
 @group.command("purge")
@@ -98,4 +98,4 @@ def purge_topic(
 ) -> None:
     """Delete a topic's messages up to a point."""
     body = write(reason, dry_run, before=place(before), force=force)
-    show(call(url, "POST", "topics", name, "purge", body=body), as_json)
+    show_write("topic.purge", call(url, "POST", "topics", name, "purge", body=body), as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
+from typing import Any
 
 import typer
 
@@ -17,9 +18,11 @@ from notify.cli.api import (
     call,
     show,
     show_rows,
+    show_write,
     watched,
     write,
 )
+from notify.cli.job import to_the_end
 
 COLUMNS: Columns = {
     "transaction": itemgetter("id"),
@@ -70,12 +73,44 @@ def show_transaction(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
 
 
 def action(name: str, text: str) -> None:
+    """Add a command that decides, or checks, one transaction, several, or all that match."""
+
     @group.command(name, help=text)
-    def act(id: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:
-        show(call(url, "POST", "transactions", id, name, body=write(reason, dry_run)), as_json)
+    def act(
+        ids: list[str] = typer.Argument(None, metavar="[ID]...", help="The transactions; or --all."),
+        all: bool = typer.Option(
+            False, "--all", help="The oldest 4,096 that match, as a job; waits for its end and shows its progress."
+        ),
+        state: str | None = typer.Option(None, help="With --all: only PREPARED or PARKED ones."),
+        producer_group: str | None = typer.Option(None, help="With --all: only those of this producer group."),
+        older_than: float | None = typer.Option(None, min=0, help="With --all: only those older, in seconds."),
+        reason: str = REASON,
+        dry_run: bool = DRY_RUN,
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        conditions = {"state": state, "producer_group": producer_group, "older_than": older_than}
+        wanted = {field: value for field, value in conditions.items() if value is not None}
+        if bool(ids) == all or (ids and wanted):
+            raise typer.BadParameter("give ids, or --all with conditions")
+        if ids and len(ids) == 1:
+            answer = call(url, "POST", "transactions", ids[0], name, body=write(reason, dry_run))
+            show_write(f"transaction.{name}", answer, as_json)
+            return
+        which: dict[str, Any] = {"all": True, "wanted": wanted} if all else {"ids": ids}
+        answer = call(url, "POST", "transactions", name, body=write(reason, dry_run, **which))
+        to_the_end(f"transactions.{name}", url, answer, as_json, here=True)
 
 
-action("commit", "Force the commit of an undecided transaction.")
-action("rollback", "Force the rollback of an undecided transaction.")
-action("check", "Check a transaction now: ask its producer group.")
-action("resume", "Resume a parked transaction: its checks start again.")
+action("commit", "Force the commit of transactions without an outcome: these, or all that match.")
+action("rollback", "Force the rollback of transactions without an outcome: these, or all that match.")
+action("check", "Check transactions now: ask their producer groups; several, or all that match, are resumed as well.")
+
+
+@group.command("resume")
+def resume_transaction(
+    id: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON
+) -> None:
+    """Resume a parked transaction: its checks start again."""
+    answer = call(url, "POST", "transactions", id, "resume", body=write(reason, dry_run))
+    show_write("transaction.resume", answer, as_json)

@@ -100,7 +100,7 @@ async def started(
         watched = await parts.enter_async_context(watching)
         run = asyncio.get_running_loop().create_task(core.run())
         parts.push_async_callback(ended, run)
-        jobs = Jobs(JobRecords(database), queues.letters, clock)
+        jobs = Jobs(JobRecords(database), core, queues.letters, clock)
         parts.push_async_callback(jobs.stop)
         await jobs.resume()
         members = _members(core, url, membership, workers)

@@ -90,6 +90,29 @@ def test_admin_resolves_a_stuck_transaction(server: ServerProcess, unique: str) 
     assert timeline["groups"][0]["state"] == "settled"
 
 
+def test_transactions_are_decided_together_and_a_preview_is_the_consoles(server: ServerProcess, unique: str) -> None:
+    async def stuck() -> list[str]:
+        async with AsyncTransactionProducer(server.url, group=unique) as producer:
+            return [(await producer.prepare([Message(unique, "stuck")])).id for _ in range(3)]
+
+    first, *others = asyncio.run(stuck())
+    url = ("--url", server.url)
+    every = ("rollback", "--all", "--producer-group", unique, "--reason", "none is in the database")
+    said = cli("transaction", *every, "--dry-run", *url)[1]["text"]
+    assert "dry run, nothing is changed" in said
+    assert f"3 transactions of producer group {unique}, in doubt for " in said
+    assert "will be rolled back: 3 messages will never be delivered." in said
+    assert cli("transaction", "commit", first, "--dry-run", "--reason", "r", *url)[1]["text"].splitlines()[1] == (
+        "  The transaction is PREPARED now, and becomes COMMITTED."
+    )
+    chosen = cli("transaction", "commit", *others, "--reason", "they are there", "--json", *url)[1]["result"]
+    assert [item["state"] for item in chosen["items"]] == ["COMMITTED", "COMMITTED"]
+    code, job = cli("transaction", *every, "--json", *url)
+    assert (code, job["state"], [item["id"] for item in job["items"]]) == (0, "done", [first])
+    assert cli("transaction", "check", "--reason", "r", *url)[0] == 2
+    assert cli("transaction", "check", first, "--all", "--reason", "r", *url)[0] == 2
+
+
 def test_every_flag_has_an_environment_variable(server: ServerProcess, unique: str, monkeypatch: Any) -> None:
     for name, value in {"NOTIFY_URL": server.url, "NOTIFY_TOPIC_CREATE_QUEUES": "3"}.items():
         monkeypatch.setenv(name, value)

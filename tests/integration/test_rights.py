@@ -357,6 +357,14 @@ def administration(room: Room) -> list[Case]:
     for action in ("check", "commit"):
         add("POST /transactions/{transaction_id}/{action}", ADMIN_PRODUCER, "/transactions/{half}/" + action, {},
             what=action, status=200)  # fmt: skip
+    add("POST /transactions/{transaction_id}/{action}", ADMIN_PRODUCER, "/transactions/{half}/commit",
+        {"dry_run": True}, what="its preview")  # fmt: skip
+    for action in ("check", "commit", "rollback"):
+        dry, theirs = {"dry_run": True}, {"producer_group": "{producer}"}
+        add(f"POST /transactions/{action}", ADMIN_PRODUCER, f"/transactions/{action}", {"ids": ["{half}"]} | dry,
+            what="by id")  # fmt: skip
+        add(f"POST /transactions/{action}", ADMIN_PRODUCER, f"/transactions/{action}",
+            {"all": True, "wanted": theirs} | dry, what="all of a producer group")  # fmt: skip
     add("GET /messages", VIEW, "/messages?topic={topic}", shows=SECRET, what="of a topic")
     add("GET /messages", VIEW, "/messages?key={secret}", shows=SECRET, what="of a key")
     add("GET /messages", VIEW, "/messages?id={message}", shows=SECRET, what="by id")

@@ -61,7 +61,7 @@ def test_a_search_yields(wanted: Wanted) -> None:
 def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_so() -> None:
     ended: list[tuple[str, str]] = []
     spec = {"group": "g", "wanted": {"filter": "headers.all(a, headers.all(b, true))"}, "from": 0, "until": 1}
-    job = {"id": 1, "spec": spec, "position": 0, "done": 0}
+    job = {"id": 1, "what": "redrive", "spec": spec, "position": 0, "done": 0}
     records = SimpleNamespace(
         job=lambda number: job,
         jobs=lambda most, state: [job],
@@ -70,7 +70,7 @@ def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_
     letters = SimpleNamespace()
 
     async def run() -> None:
-        jobs = Jobs(records, letters, int)  # type: ignore[arg-type]
+        jobs = Jobs(records, SimpleNamespace(), letters, int)  # type: ignore[arg-type]
         await jobs.resume()
         await eventually_async(lambda: ended, "the job to end")
 

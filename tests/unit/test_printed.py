@@ -16,6 +16,7 @@ import notify.cli
 from notify.cli import api, dead_letter, group, main, message, printed, topic, transaction
 from notify.cli.overview import screen_of
 from notify.cli.printed import Rows, cell, console, say
+from notify.told import told
 from notify.visible import visible
 from tests.support.commands import registered
 
@@ -149,16 +150,19 @@ def test_what_does_not_fit_stands_below_its_row(
 
 
 def test_a_write_says_what_it_did_and_not_how_it_was_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = {"queues": [{"queue": 0, "again": 15}], "effects": "repeated"}
-    api.show({"status": 200, "dry_run": True, "target": "points/order.placed", "result": answer}, False)
+    """The sentences are the console's; of an answer that has other fields than they need, the fields."""
+    answer = {"queues": [{"queue": 0, "from": 9, "to": 2, "again": 15, "left_out": 0}], "effects": "repeated"}
+    write = {"status": 200, "dry_run": True, "target": "points/order.placed"}
+    api.show_write("group.reset", write | {"result": answer}, False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "dry run, nothing is changed: points/order.placed"
-    assert [line.split() for line in lines[1:]] == [
-        ["effects", "repeated"],
-        ["queues:"],
-        ["queue", "again"],
-        ["0", "15"],
+    assert lines[1:4] == [f"  {sentence}" for sentence in told("group.reset", "x", answer).sentences]
+    assert [line.split() for line in lines[4:]] == [
+        ["queue", "from", "to", "again", "left", "out"],
+        ["0", "9", "2", "15", "0"],
     ]
+    api.show_write("group.reset", write | {"result": {"moved": 15}}, False)
+    assert capsys.readouterr().out.splitlines()[1].split() == ["moved", "15"]
 
 
 def test_help_shows_variables_with_a_name_of_their_own_alone() -> None:

@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
-from notify.server.console.told import told
+from notify.server.console.writes import CHANGES
+from notify.told import KNOWN, told
 
 EFFECTS = "handlers with an inbox do nothing"
+ORDERS: dict[str, Any] = {
+    "count": 7, "parked": 2, "producer_groups": {"orders": 7}, "youngest_seconds": 185.0, "oldest_seconds": 7210.0,
+    "left_out": 0, "is_more": False,
+}  # fmt: skip
+"""The preview of a decision on seven transactions."""
+UNKNOWN = {"id": "b", "status": 404, "detail": "no such transaction is known here"}
+POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl": 0, "backlog": 0,
+          "backlog_policy": "refuse"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -19,6 +28,76 @@ EFFECTS = "handlers with an inbox do nothing"
             "transaction.rollback",
             {"state": "PARKED", "becomes": "ROLLED_BACK", "messages": [{"topic": "t", "key": None, "groups": None}]},
             ["The transaction is PARKED now, and becomes ROLLED_BACK.", "1 message, which no group ever receives:"],
+            1,
+        ),
+        (
+            "transactions.rollback",
+            ORDERS | {"becomes": "ROLLED_BACK", "messages": 9, "young": 0, "topics": [{"topic": "t", "messages": 9}]},
+            [
+                "7 transactions of producer group orders, in doubt for 3 min to 2 h, will be rolled back: 9 messages "
+                "will never be delivered.",
+            ],
+            1,
+        ),
+        (
+            "transactions.commit",
+            ORDERS
+            | {"becomes": "COMMITTED", "messages": 1, "young": 2, "left_out": 1, "is_more": True}
+            | {"producer_groups": {"orders": 5, "billing": 2}, "topics": [{"topic": "t", "messages": 1, "groups": []}]},
+            [
+                "of producer groups orders (5) and billing (2), in doubt for 3 min to 2 h, will be committed: ",
+                "1 message will be delivered.",
+                "2 of them are PREPARED and younger than 10 min: their local transactions may still run.",
+                "An outcome of their producer that contradicts yours",
+                "1 transaction of those chosen will be refused: decided already, or not known.",
+                "More match: these are the oldest 7. Do it again for the others.",
+            ],
+            1,
+        ),
+        (
+            "transactions.check",
+            ORDERS | {"becomes": "PREPARED", "offline": ["orders"]},
+            [
+                "will be checked now: the server asks their producers.",
+                "2 of them are PARKED: they become PREPARED, and get all their checks again.",
+                "No producer polls for the checks of orders now: they wait until one does.",
+            ],
+            0,
+        ),
+        (
+            "transactions.rollback",
+            ORDERS | {"count": 0, "becomes": "ROLLED_BACK"},
+            ["No transaction without an outcome matches: nothing will be done."],
+            0,
+        ),
+        (
+            "transactions.commit",
+            {"becomes": "COMMITTED", "items": [{"id": "a", "status": 200, "state": "COMMITTED"}, UNKNOWN]},
+            ["1 transaction is COMMITTED; 1 refused."],
+            2,
+        ),
+        (
+            "topic.put",
+            POLICY | {"queues": 3, "ttl": 60, "backlog": 1000},
+            [
+                "Topic g has 3 queues.",
+                "It keeps messages for 1 d, at most 1.0 GiB.",
+                "Senders are answered once messages are on the disk.",
+                "Messages that nobody got within 1 min expire.",
+                "Where a group is 1,000 messages behind, more are refused.",
+            ],
+            0,
+        ),
+        (
+            "settings.put",
+            {"revision": 3, "changes": {"check_attempts": {"from": 16, "to": 9}}},
+            ["Revision 3 changes these settings:"],
+            1,
+        ),
+        (
+            "limits.put",
+            {"topics": {"mail": 200.0}, "producer_groups": {}, "consumer_groups": {}},
+            ["From now on these names have a rate, and no others:"],
             1,
         ),
         (
@@ -69,7 +148,12 @@ def test_a_known_write_is_told(name: str, result: Any, sentences: list[str], row
 
 def test_other_writes_are_fields_by_name_and_tables() -> None:
     answer = {"revision": 4, "is_new": True, "values": {"a": 1.5, "b": None}, "rows": [{"queue": 1}]}
-    made = told("settings.put", "x", answer)
+    made = told("a.write.of.a.later.version", "x", answer)
     assert made.facts == {"Revision": "4", "Is new": "yes", "Values": "a: 1.5, b: –"}
     assert made.rows is not None and (made.rows.headings, made.rows.cells) == (["Queue"], [["1"]])
     assert "{" not in str(made.facts.values())
+
+
+def test_every_write_of_the_console_has_a_sentence() -> None:
+    """Its preview was a list of fields for those without one."""
+    assert set(CHANGES) <= set(KNOWN)

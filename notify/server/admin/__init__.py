@@ -16,6 +16,7 @@ from notify.server.admin import (
     check_webhooks,
     credentials,
     dead_letters,
+    decisions,
     groups,
     jobs,
     limits,
@@ -44,6 +45,7 @@ def router(running: Callable[[], Running]) -> APIRouter:
     repairs.add_routes(routes, desk)
     sending.add_routes(routes, desk)
     groups.add_routes(routes, services, desk)
+    decisions.add_routes(routes, desk)
     transactions.add_routes(routes, desk)
     messages.add_routes(routes, desk)
     limits.add_routes(routes, desk)

@@ -74,7 +74,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     ) -> dict[str, Any]:
         """List a group's dead letters that match, from an offset on; `next_offset` continues the list.
 
-        With `newest` the newest first; `next_before` continues the list as `before`, 0 ends it. Not over Kafka.
+        With `newest` the newest first; `next_before` continues the list as `before`, 0 ends it. Over Kafka there may be
+        fewer than `max`, and more to go on with.
         """
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
@@ -117,6 +118,8 @@ async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[
         raise InvalidRequest("give ids or all, not both", "invalid_schema")
     how = {"replay_effects": write.replay_effects, "force": write.force}
     effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
+    # Refused here rather than in the job where the engine cannot.
+    await desk.letters.redrive(name, Chosen((), write.wanted.wanted(), 1, write.replay_effects, write.force))
     return await _as_job(desk, name, write, who, "redrive", how, {"effects": effects})
 
 
@@ -133,7 +136,6 @@ def _dropping(routes: APIRouter, desk: Desk) -> None:
             return await desk.carry_out(write, who, "dead_letter.drop", name, do, preview)
         if not any(write.wanted.wanted().plain().values()):
             raise InvalidRequest("say which: give ids, or conditions in wanted; a purge drops all", "invalid_schema")
-        await desk.letters.drop(name, (), why)  # refused here rather than in the job where the engine cannot
         return await _as_job(desk, name, write, who, "drop", {"drop": why}, {})
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 from notify import ids
+from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.storage.records import State, StoredMessage, Transaction
 from notify.wire import instant
@@ -33,3 +35,16 @@ def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, A
 def json_unplaced(m: StoredMessage) -> dict[str, Any]:
     """A message of a transaction, which says nothing of a queue: it may be in none yet, or never."""
     return {name: value for name, value in json_pulled(m).items() if name not in ("queue", "offset", "committed_at")}
+
+
+def receivers(core: Core, topic: str, tag: str | None) -> list[str] | None:
+    """The groups that a message of this topic and tag goes to; None where another server has the queues.
+
+    A group with a filter is named, too: whether the filter is true for a message shows when it is delivered.
+    """
+    if not core.has_queues:
+        return None
+    subscribed = [s for s, _ in core.delivery.followers.subscriptions_of(topic)]
+    if not core.queues.has_topic(topic):
+        subscribed += [s for s in core.queues.patterns() if fnmatchcase(topic, s.topic)]
+    return sorted({s.group for s in subscribed if not s.tags or tag in s.tags})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,9 +9,10 @@ from fastapi import APIRouter
 from notify import ids
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
-from notify.server.admin.shown import transaction_row
+from notify.server.admin.shown import receivers, transaction_row
 from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.server.core.core import Core
+from notify.server.jobs.deciding import force
 from notify.storage.records import State, StoredMessage, Transaction
 from notify.wire import decode_payload, instant
 
@@ -31,7 +31,11 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         older_than: float | None = None,
         max: int = 100,
     ) -> dict[str, Any]:
-        """List transactions without an outcome, PREPARED and PARKED, the oldest first."""
+        """List transactions without an outcome, PREPARED and PARKED, the oldest first; and count them by state.
+
+        `counts` has COMMITTED and ROLLED_BACK, too: those of this server since it started. Where `counted_to` is not
+        0, PREPARED and PARKED are not counted any further.
+        """
         check_between("max", max, 1, 10_000)
         if state is not None and state not in ("PREPARED", "PARKED"):
             raise InvalidRequest("state is PREPARED or PARKED: decided transactions are found by id", "invalid_state")
@@ -44,7 +48,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         waiting = await desk.core.store.undecided(wanted, producer_group, older_us, max)
         shard, online = desk.core.transactions.shard, desk.core.checks.is_online
         rows = [transaction_row(t, now_us, shard) | {"producer_online": online(t.producer_group)} for t in waiting]
-        return {"transactions": rows}
+        return {"transactions": rows} | await _counts(desk.core)
 
     @routes.get("/transactions/{transaction_id}")
     async def transaction(transaction_id: str) -> dict[str, Any]:
@@ -57,6 +61,17 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         ]
         row = transaction_row(stored, core.clock(), core.transactions.shard)
         return row | {"producer_online": core.checks.is_online(stored.producer_group), "checks": log}
+
+
+async def _counts(core: Core) -> dict[str, Any]:
+    doubt = await core.store.in_doubt()
+    counts = {
+        "PREPARED": doubt.prepared,
+        "PARKED": doubt.parked,
+        "COMMITTED": core.metrics.committed,
+        "ROLLED_BACK": core.metrics.rolled_back,
+    }
+    return {"counts": counts, "counted_to": doubt.counted_to}
 
 
 def _actions(routes: APIRouter, desk: Desk) -> None:
@@ -74,35 +89,33 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             if wanted is not None:
-                result = (await desk.core.store.decide([(stored.id, None, wanted)], desk.core.clock(), forced=True))[0]
+                result = (await force(desk.core, [stored.id], wanted))[0]
                 return {"state": result.state.name, "changed": result.changed}
             await desk.core.store.resume_checks(stored.id, desk.core.clock(), anew=action == "resume")
             return {"state": "PREPARED" if action == "resume" else stored.state.name}
 
-        preview = _preview(desk.core, stored, wanted, action)
+        preview = _preview(desk.core, stored, wanted, action, names_groups=asker.may("view"))
         return await desk.carry_out(write, who, f"transaction.{action}", transaction_id, do, preview)
 
 
-def _preview(core: Core, t: Transaction, wanted: State | None, action: str) -> dict[str, Any]:
-    """The state before and after an action, and which messages reach whom by it."""
+def _preview(core: Core, t: Transaction, wanted: State | None, action: str, *, names_groups: bool) -> dict[str, Any]:
+    """The state before and after an action, and which messages reach whom by it.
+
+    Without `names_groups` the groups are left out: whoever may not view everything is not told of other groups.
+    """
     if wanted is None:
         return {"state": t.state.name, "becomes": "PREPARED" if action == "resume" else t.state.name}
     messages = [_message_row(core, m, wanted) for m in t.messages if not m.corrupt]
+    if not names_groups:
+        messages = [row | {"groups": None} for row in messages]
     return {"state": t.state.name, "becomes": wanted.name, "messages": messages}
 
 
 def _message_row(core: Core, m: StoredMessage, wanted: State) -> dict[str, Any]:
-    """A message's topic and key, and the groups that will get it; None where another server has the queues.
-
-    A group with a filter is named, too: whether the filter is true for a message shows when it is delivered.
-    """
+    """A message's topic and key, and the groups that will get it; None where another server has the queues."""
     payload = decode_payload(m.payload)
-    groups: list[str] | None = [] if core.has_queues else None
-    if groups is not None and wanted == State.COMMITTED:
-        subscribed = [s for s, _ in core.delivery.followers.subscriptions_of(m.topic)]
-        if not core.queues.has_topic(m.topic):
-            subscribed += [s for s in core.queues.patterns() if fnmatchcase(m.topic, s.topic)]
-        groups = sorted({s.group for s in subscribed if not s.tags or payload.tag in s.tags})
+    nobody: list[str] = []
+    groups = receivers(core, m.topic, payload.tag) if wanted == State.COMMITTED else nobody if core.has_queues else None
     return {"topic": m.topic, "key": payload.key, "tag": payload.tag, "groups": groups}
 
 

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
 from notify.server.console.api import Api, path_of
 from notify.server.console.rendering import failed, page
-from notify.server.console.told import told
 from notify.server.console.writes import CHANGES, Change, Input, class_inputs
+from notify.told import told
 
 FORM_FIELDS = 5000
 

@@ -20,14 +20,9 @@ async def _overview(api: Api, request: Request) -> dict[str, Any]:
 
 async def _transactions(api: Api, request: Request) -> dict[str, Any]:
     q = request.query_params
-    answer = await api.get(
-        "transactions",
-        state=q.get("state"),
-        producer_group=q.get("producer_group"),
-        older_than=q.get("older_than"),
-        max=ROWS,
-    )
-    return {"transactions": answer["transactions"], "rows": ROWS}
+    asked = {name: q.get(name, "").strip() for name in ("id", "state", "producer_group", "older_than")}
+    conditions = {name: text for name, text in asked.items() if name != "id"}
+    return await api.get("transactions", **conditions, max=ROWS) | {"asked": asked, "rows": ROWS}
 
 
 async def _transaction(api: Api, request: Request) -> dict[str, Any]:
@@ -126,10 +121,10 @@ async def _dead_letter_groups(api: Api, request: Request) -> dict[str, Any]:
 async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
     name, q = request.path_params["group"], request.query_params
     asked = {field: q.get(field, "") for field in ("topic", "tag", "key", "contains", "filter", "failure")}
-    # Kafka, whose groups have no priorities, knows no message by its id, and lists the oldest first.
+    # Kafka, whose groups have no priorities, knows no message by its id, and has no letter corrected.
     indexed = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name))) is not None
-    place = {"newest": "true", "before": q.get("before")} if indexed else {"offset": q.get("offset")}
-    letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **asked, **place, max=ROWS)
+    place = {"newest": "true", "before": q.get("before"), "max": ROWS}
+    letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **asked, **place)
     failures = await api.get(path_of("groups/{name}/dead-letters/failures", name=name))
     shown = {"failures": failures, "asked": asked, "letters": letters, "indexed": indexed, "rows": ROWS}
     return {"title": f"Dead letters of {name}", "group": name} | shown

@@ -16,8 +16,8 @@ from notify import __version__
 from notify.errors import NotifyError, Unauthorized
 from notify.server.access.principal import EVERYONE
 from notify.server.console import shown
-from notify.server.console.told import in_short
 from notify.server.console.writes import CHANGES
+from notify.told import in_short
 
 HERE = Path(__file__).parent
 SECURITY = {

@@ -99,7 +99,26 @@ _DEAD = (
     Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
     Input("failure", "Failure group", help="Its fingerprint, as the list of dead letters shows it."),
 )
+_IN_DOUBT = (
+    Input("ids", "Transactions", "list", help="Ids, separated by commas."),
+    Input("all", "Instead of these all that match", "check",
+          help="The oldest 4,096 that match the fields below, as a job."),
+    Input("state", "State", help="PREPARED or PARKED; empty: both."),
+    Input("producer_group", "Producer group"),
+    Input("older_than", "Older than, seconds", "number"),
+    Input("stored_before", "Stored before", help="An instant (RFC 3339): what came later is left alone."),
+)  # fmt: skip
 _BEFORE = Input("before", "Before", required=True, help="An instant (RFC 3339), or latest for all of them.")
+
+
+def _which(fields: dict[str, Any]) -> dict[str, Any]:
+    """The transactions that a form means. Raises InvalidRequest where it means none, or is not clear."""
+    chosen = {name: fields.pop(name) for name in ("ids", "all") if fields.get(name)}
+    if len(chosen) != 1:
+        raise InvalidRequest("Choose transactions, or mark that all that match are meant; not both.")
+    return chosen | ({"wanted": fields} if "all" in chosen else {})
+
+
 _SUBSCRIPTION = (
     Input("mode", "Mode", "choice", MODES),
     Input("start", "Start of a new subscription", help="earliest, latest, an offset or an instant."),
@@ -173,6 +192,21 @@ CHANGES: dict[str, Change] = {
         "Force a rollback", "POST", _TX + "/rollback", back=_TX_PAGE,
         warning="Its messages are never delivered, whatever the producer's database says. Look there first: this "
         "cannot be undone, and the audit reports it if the database disagrees.",
+    ),
+    "transactions.check": Change(
+        "Check transactions now", "POST", "transactions/check", inputs=_IN_DOUBT, shape=_which, back="/transactions",
+    ),
+    "transactions.commit": Change(
+        "Force the commit of transactions", "POST", "transactions/commit", inputs=_IN_DOUBT, shape=_which,
+        back="/transactions",
+        warning="Their messages are delivered, whatever the producers' databases say. Look there first: this cannot "
+        "be undone, and the audit reports each one that a database contradicts.",
+    ),
+    "transactions.rollback": Change(
+        "Force the rollback of transactions", "POST", "transactions/rollback", inputs=_IN_DOUBT, shape=_which,
+        back="/transactions",
+        warning="Their messages are never delivered, whatever the producers' databases say. Look there first: this "
+        "cannot be undone, and the audit reports each one that a database contradicts.",
     ),
     "topic.put": Change(
         "Make or change a topic", "PUT", "topics/{topic}", back="/topics/{topic}",

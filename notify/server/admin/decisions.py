@@ -1,0 +1,146 @@
+"""Admin routes that decide many transactions at once, or have them checked again: those chosen, or all that match."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from notify import ids
+from notify.errors import InvalidRequest
+from notify.server.access.principal import Principal
+from notify.server.admin.shown import receivers
+from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.core.core import Core
+from notify.server.jobs import deciding
+from notify.storage.records import State, Transaction
+from notify.wire import decode_payload, microseconds
+
+IDS_AT_ONCE = 1000
+YOUNG_SECONDS = 600.0
+"""Younger PREPARED transactions may still run at their producer. An audit assumes as much (max_transaction_seconds)."""
+
+
+class WantedFields(BaseModel):
+    """Conditions on transactions without an outcome; one that is left out matches all."""
+
+    model_config = ConfigDict(extra="forbid")
+    state: Annotated[str | None, Field(pattern="^(PREPARED|PARKED)$")] = None
+    producer_group: str | None = None
+    older_than: Annotated[float | None, Field(ge=0, le=3650 * 86_400, description="seconds")] = None
+    stored_before: Annotated[AwareDatetime | None, Field(description="this instant included")] = None
+
+    def newest_us(self, now_us: int) -> int:
+        """When the youngest that match were stored at the latest, in microseconds since 1970."""
+        bounds = [now_us]
+        if self.older_than is not None:
+            bounds.append(now_us - round(self.older_than * 1e6))
+        if self.stored_before is not None:
+            bounds.append(microseconds(self.stored_before))
+        return min(bounds)
+
+
+class Decision(Write):
+    ids: Annotated[list[str] | None, Field(max_length=IDS_AT_ONCE, description="these transactions, at once")] = None
+    wanted: WantedFields = WantedFields()
+    all: bool = Field(False, description="those that match `wanted`, the oldest 4,096, as a job: see jobs/{id}")
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes `transactions/commit`, `transactions/rollback` and `transactions/check`."""
+
+    def add(action: str, text: str) -> None:
+        async def act(write: Decision, who: Who, asker: Asker) -> dict[str, Any]:
+            return await _decide(desk, action, write, who, asker)
+
+        routes.add_api_route(
+            f"/transactions/{action}", act, methods=["POST"], description=text, operation_id=f"{action}_transactions"
+        )
+
+    several = "with `ids` those at once, with `all` the oldest 4,096 that match, as a job"
+    add("commit", f"Force the commit of several transactions: {several}.")
+    add("rollback", f"Force the rollback of several transactions: {several}.")
+    add("check", f"Check several transactions now, and resume the PARKED ones: {several}.")
+
+
+async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Principal) -> dict[str, Any]:
+    """Raises InvalidRequest where it is not said which, Forbidden."""
+    if (write.ids is not None) == write.all:
+        raise InvalidRequest("say which: give ids, or all with the conditions in wanted", "invalid_schema")
+    core = desk.core
+    if write.ids is not None:
+        names = list(dict.fromkeys(map(ids.from_text, write.ids)))
+        stored = [await core.store.transaction(name) for name in names]
+        chosen, is_more = [t for t in stored if t is not None and t.state in deciding.UNDECIDED], False
+    else:
+        w = write.wanted
+        state = None if w.state is None else State[w.state]
+        newest_us = w.newest_us(core.clock())
+        matching = await core.store.undecided(state, w.producer_group, newest_us, deciding.MOST + 1)
+        chosen, is_more = matching[: deciding.MOST], len(matching) > deciding.MOST
+        names = [t.id for t in chosen]
+        stored = list(chosen)
+    groups = {t.producer_group for t in stored if t is not None}
+    if write.wanted.producer_group is not None:
+        groups.add(write.wanted.producer_group)
+    for group in sorted(groups):
+        asker.check("admin", group or "*", called="the producer group of one of these transactions")
+    target = groups.pop() if len(groups) == 1 else "*"
+    preview = _preview(core, action, chosen, names_groups=asker.may("view"))
+    preview |= {"is_more": is_more, "left_out": len(names) - len(chosen)}
+
+    async def at_once() -> Any:
+        return {"becomes": preview["becomes"], "items": await deciding.act(core, action, names)}
+
+    async def as_job() -> Any:
+        spec = {"transactions": deciding.packed(names), "from": 0, "until": len(names)}
+        return {"job": await desk.jobs.start(deciding.JOB + action, target, spec, len(names))}
+
+    do = as_job if write.all else at_once
+    return await desk.carry_out(write, who, f"transactions.{action}", target, do, preview)
+
+
+def _preview(core: Core, action: str, chosen: Sequence[Transaction], *, names_groups: bool) -> dict[str, Any]:
+    """How many transactions become what, whose they are, how old, and which messages reach which groups by it.
+
+    Without `names_groups` the groups are left out: whoever may not view everything is not told of other groups.
+    """
+    now_us = core.clock()
+    ages = [(now_us - t.stored_us) / 1e6 for t in chosen]
+    wanted = deciding.WANTED[action]
+    by_group = Counter(t.producer_group for t in chosen)
+    preview: dict[str, Any] = {
+        "becomes": "PREPARED" if wanted is None else wanted.name,
+        "count": len(chosen),
+        "parked": sum(t.state is State.PARKED for t in chosen),
+        "producer_groups": dict(by_group.most_common()),
+        "youngest_seconds": round(min(ages, default=0.0), 3),
+        "oldest_seconds": round(max(ages, default=0.0), 3),
+    }
+    if wanted is None:
+        return preview | {"offline": [name for name in sorted(by_group) if not core.checks.is_online(name)]}
+    young = sum(t.state is State.PREPARED and age < YOUNG_SECONDS for t, age in zip(chosen, ages, strict=True))
+    return preview | {"young": young, **_messages(core, chosen, wanted, names_groups=names_groups)}
+
+
+def _messages(core: Core, chosen: Sequence[Transaction], wanted: State, *, names_groups: bool) -> dict[str, Any]:
+    """How many messages the transactions have, by topic; with a commit also the groups that receive some of them."""
+    is_commit = wanted is State.COMMITTED
+    by_topic: dict[str, int] = {}
+    groups: dict[str, set[str] | None] = {}
+    for m in (m for t in chosen for m in t.messages if not m.corrupt):
+        by_topic[m.topic] = by_topic.get(m.topic, 0) + 1
+        if is_commit:
+            named = receivers(core, m.topic, decode_payload(m.payload).tag) if names_groups else None
+            known = groups.setdefault(m.topic, None if named is None else set())
+            if known is not None:
+                known.update(named or ())
+    topics: list[dict[str, Any]] = [{"topic": topic, "messages": count} for topic, count in sorted(by_topic.items())]
+    if is_commit:
+        for row in topics:
+            named_groups = groups[row["topic"]]
+            row["groups"] = None if named_groups is None else sorted(named_groups)
+    return {"messages": sum(by_topic.values()), "topics": topics}

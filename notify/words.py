@@ -1,0 +1,93 @@
+"""Figures, times and results as words, for pages and for commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def count(value: float | None) -> str:
+    """1234567 as 1,234,567."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in the two largest units, as 1 h 5 min."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    for size, unit, smaller, small in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if total >= size:
+            rest = total % size // smaller
+            return f"{total // size} {unit}" + (f" {rest} {small}" if rest else "")
+    return f"{total} s"
+
+
+def size(value: float) -> str:
+    """Bytes in the unit that fits."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("the loop returns")
+
+
+def exactly(text: str | None) -> str:
+    """An RFC 3339 instant in UTC, to the second."""
+    return "–" if not text else text[:19].replace("T", " ") + " UTC"
+
+
+def whole(seconds: float) -> str:
+    """Seconds in the largest unit, as 5 min."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+STATUS = {
+    200: "done before",
+    201: "sent",
+    204: "dropped",
+    404: "not there",
+    409: "refused",
+    410: "gone",
+    422: "refused",
+}
+
+
+def status(number: int) -> str:
+    """The HTTP status of one item as a word."""
+    return STATUS.get(number, f"failed ({number})")
+
+
+def setting(value: Any) -> str:
+    """A setting's value, or the settings that a revision changes, as a person writes them."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {_inner(of)}" for name, of in value.items() if of != {}) or "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return "–" if value in ("", None) else str(value)
+
+
+def _inner(value: Any) -> str:
+    return f"({setting(value)})" if isinstance(value, dict) else setting(value)
+
+
+JOBS = {
+    "redrive": "send dead letters again",
+    "drop": "drop dead letters",
+    "transactions.commit": "commit transactions",
+    "transactions.rollback": "roll back transactions",
+    "transactions.check": "check transactions again",
+}
+
+
+def job(what: str) -> str:
+    """A job's work in words."""
+    return JOBS.get(what, what)
