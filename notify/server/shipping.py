@@ -28,6 +28,7 @@ from notify.storage.shipped import identity
 from notify.storage.shipped.standing import Order, Standing
 from notify.threads import in_thread
 from notify.wire import instant
+from notify.words import duration
 
 log = structlog.get_logger("notify.server")
 
@@ -98,7 +99,7 @@ class Shipping:
         if not most_seconds or seconds <= most_seconds + self._settings.ship_every:
             return ""
         reason = f": {self.standing.failing}" if self.standing.failing else ""
-        return f"The store {self._settings.ship_to} is {seconds:.0f} s behind the log{reason}"
+        return f"The store {self._settings.ship_to} is {duration(seconds)} behind the log{reason}"
 
     def shown(self) -> dict[str, Any]:
         """As `GET /v1/admin/overview` shows it."""

@@ -24,6 +24,7 @@ from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Complaining
 from notify.threads import in_thread
 from notify.wire import encode_json, instant
+from notify.words import duration
 
 log = structlog.get_logger("notify.server")
 
@@ -35,36 +36,75 @@ WAITING = 1000
 TRIES = 5
 
 MEANING = {
-    "in_doubt": "A transaction has had no outcome for longer than alarm_doubt_seconds: its producers are away, or "
-    "answer UNKNOWN. Look at it in the console, or with `notify transaction list`.",
-    "parked": "At least alarm_parked transactions are parked: their checks ran out. Look in the producer's database, "
-    "then commit, roll back or resume each.",
-    "no_consumers": "A group has messages to receive, and none of its consumers has asked for "
-    "alarm_no_consumer_seconds: start them, or pause the group.",
-    "push": "Calls of a group's webhook have failed for alarm_no_consumer_seconds, and its messages wait. The alarm "
-    "says why: mend the receiver, or give the group another address (`notify group push`).",
-    "lag_growing": "A group's lag has risen steadily for alarm_lag_growing_seconds: its consumers are too few or too "
-    "slow, or one message holds up an ordered queue.",
-    "dead_letters": "A group has at least alarm_dead_letters dead letters that nobody has sent again or dropped. Look "
-    "at their causes (`notify dead-letter failures`), mend them, then redrive, drop or purge the letters.",
-    "consumers": "A consumer has been stuck (its leases run out) or slow (far behind the fastest of its group) for "
-    "alarm_consumer_seconds. `notify group show` names it: look at its log and at what its handler waits for.",
-    "disk": "The disk of the log is fuller than alarm_disk_share. Once it is full, writes get 507; reading goes on.",
-    "bridge": "A bridge or relay has not written for alarm_bridge_seconds; one that runs writes every 10 s at least.",
-    "refused": "Messages of a source wait for a decision: no queue takes them as they are. See them with "
-    "`notify refused list --dsn …`, then have them tried again, or drop them.",
-    "kafka": "The Kafka cluster of the setting kafka does not answer: its groups are neither shown nor watched. "
-    "Where the alarm names a group, some of its partitions have no leader: start their brokers.",
-    "audit": "The newest audit published here has findings: see its report.",
-    "filter": "An earlier version took a subscription's filter that this one refuses, because it may cost too much: "
-    "the group gets no messages of that topic. Change the subscription's filter.",
-    "retention": "Retention failed; the server's log has the reason. It is tried again every 30 s. If the messages "
-    "that wait for consumers exceed retention_bytes, let the consumers catch up, or raise the bound.",
-    "shipping": "The store of ship_to is behind the log for longer than alarm_shipping_seconds beyond ship_every, or "
-    "refuses the log. What is not listed there would be lost with this disk, and retention waits for it. The alarm and "
-    "the server's log say why.",
-    "damage": "Durable bytes of the log are damaged; the server keeps a copy of them in the file that the alarm names. "
-    "Compare with a backup (notify backup verify), and run notify audit.",
+    "in_doubt": (
+        "A transaction has had no outcome for too long (setting `alarm_doubt_seconds`): its producers are away, or "
+        "answer UNKNOWN. Start a producer of its group, or look at the transaction in the console or with `notify "
+        "transaction list`."
+    ),
+    "parked": (
+        "Transactions are parked (setting `alarm_parked`: from how many on): their producers did not know the "
+        "outcome, and the server asks no more. Look in the producer's database, then commit, roll back or resume "
+        "them."
+    ),
+    "no_consumers": (
+        "Messages wait for a group, and none of its consumers has asked for a while (setting "
+        "`alarm_no_consumer_seconds`). Start its consumers, or pause the group."
+    ),
+    "push": (
+        "Calls of a group's webhook have failed for a while (setting `alarm_no_consumer_seconds`), and its messages "
+        "wait. The alarm says why. Repair the receiver, or give the group another address (`notify group push`)."
+    ),
+    "lag_growing": (
+        "More and more messages wait for a group (setting `alarm_lag_growing_seconds`: for how long). Its consumers "
+        "are too few or too slow, or one message holds up an ordered queue. Start more consumers, or look at what "
+        "their handlers wait for."
+    ),
+    "dead_letters": (
+        "A group has dead letters that nobody has sent again or dropped (setting `alarm_dead_letters`: from how "
+        "many on). Look at their causes (`notify dead-letter failures`) and remove them, then redrive, drop or "
+        "purge the letters."
+    ),
+    "consumers": (
+        "A consumer has been stuck or slow for a while (setting `alarm_consumer_seconds`). Stuck: its leases run "
+        "out. Slow: it is far behind the fastest of its group. `notify group show` names it. Look at its log, and "
+        "at what its handler waits for."
+    ),
+    "disk": (
+        "The disk of the log is nearly full (setting `alarm_disk_share`). Make room, or let messages be deleted "
+        "earlier (setting `retention_seconds`). Once the disk is full, writes are refused with 507; reading goes "
+        "on."
+    ),
+    "bridge": (
+        "A bridge or relay has written nothing for a while (setting `alarm_bridge_seconds`), although one that runs "
+        "writes at least every 10 s. Look whether its process runs, and at its log."
+    ),
+    "refused": (
+        "Messages of a source wait for a decision: no queue takes them as they are. `notify refused list --dsn …` "
+        "shows them, and why. Have them tried again, or drop them."
+    ),
+    "kafka": (
+        "The Kafka cluster (setting `kafka`) does not answer: its groups are neither shown nor watched. Where the "
+        "alarm names a group, some of its partitions have no leader: start their brokers."
+    ),
+    "audit": "The newest audit that was published here found something wrong. Its report says what, and what to do.",
+    "filter": (
+        "A subscription has a filter of an earlier version that this version refuses, because evaluating it may "
+        "cost too much. Its group gets no messages of that topic. Change the subscription's filter."
+    ),
+    "retention": (
+        "Old messages could not be deleted; the server's log says why. It is tried again every 30 s. Where messages "
+        "that wait for consumers take up more than is allowed (setting `retention_bytes`), let the consumers catch "
+        "up, or allow more."
+    ),
+    "shipping": (
+        "The object store is too far behind the log (settings `alarm_shipping_seconds` and `ship_every`), or "
+        "refuses it. What is not in the store would be lost with this disk, and retention waits for it. The alarm "
+        "and the server's log say why."
+    ),
+    "damage": (
+        "Bytes of the log that were on the disk are damaged; the server keeps a copy of them in the file that the "
+        "alarm names. Compare with a backup (`notify backup verify`), and run `notify audit`."
+    ),
 }
 """Each alarm's meaning and remedy; docs/operating.md has this table."""
 
@@ -182,10 +222,10 @@ class Alarms:
         age = (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0.0
         if settings.alarm_doubt_seconds and age > settings.alarm_doubt_seconds:
             group = doubt.oldest_group
-            text = f"A transaction of producer group {group} has been in doubt for {age:.0f} s"
+            text = f"A transaction of producer group {group} has been in doubt for {duration(age)}"
             current.append(("in_doubt", group, text))
         if settings.alarm_parked and doubt.parked >= settings.alarm_parked:
-            current.append(("parked", "", f"Transactions are parked and wait for a decision: {doubt.parked:,}"))
+            current.append(("parked", "", f"{_are(doubt.parked, 'transaction')} parked, waiting for a decision"))
         disk = await in_thread(shutil.disk_usage, settings.data_dir)
         share = 1 - disk.free / disk.total
         if settings.alarm_disk_share and share > settings.alarm_disk_share:
@@ -226,27 +266,21 @@ class Alarms:
                 since_us = max(group.seen_us, self._seen_us.setdefault(name, now_us))
                 is_alone = not group.has_consumer and now_us - since_us > most_us
                 if is_alone:
-                    yield (
-                        "no_consumers",
-                        name,
-                        f"Group {name} has messages to receive ({behind:,}), and no consumer asks",
-                    )
+                    waiting = _number(behind, "message")
+                    yield "no_consumers", name, f"No consumer of group {name} asks for messages: {waiting} to deliver"
             elif not behind:
                 self._seen_us.pop(name, None)
             yield from self._of_consumers(group, now_us)
             if not group.is_whole:
-                yield "kafka", name, f"The lag of group {name} is larger than it is shown: partitions have no leader"
+                yield "kafka", name, f"The lag of group {name} is larger than is shown: partitions have no leader"
             if self._grows(name, behind, now_us) and not is_alone:
-                yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages"
+                yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages by now"
 
     def _of_consumers(self, group: GroupState, now_us: int) -> Iterator[tuple[str, str, str]]:
         settings, name = self._core.settings, group.name
         if settings.alarm_dead_letters and group.dead_letters >= settings.alarm_dead_letters:
-            yield (
-                "dead_letters",
-                name,
-                f"Group {name} has dead letters that nobody has sent again: {group.dead_letters:,}",
-            )
+            letters = _number(group.dead_letters, "dead letter")
+            yield "dead_letters", name, f"Group {name} has {letters} that nobody has sent again or dropped"
         ailing = {state: group.consumers.get(state, 0) for state in ("stuck", "slow")}
         if not any(ailing.values()):
             self._ailing_us.pop(name, None)
@@ -254,7 +288,7 @@ class Alarms:
         since_us = self._ailing_us.setdefault(name, now_us)
         if settings.alarm_consumer_seconds and now_us - since_us >= settings.alarm_consumer_seconds * 1e6:
             counts = " and ".join(f"{count:,} {state}" for state, count in ailing.items() if count)
-            yield "consumers", name, f"Group {name} has consumers that get less than the others: {counts}"
+            yield "consumers", name, f"Consumers of group {name} do not keep up: {counts}"
 
     def _of_pushes(self, now_us: int) -> Iterator[tuple[str, str, str]]:
         most_us = self._core.settings.alarm_no_consumer_seconds * 1e6
@@ -286,7 +320,8 @@ class Alarms:
         most = self._core.settings.alarm_bridge_seconds
         for row in sources:
             if most and row["silent_seconds"] > most:
-                text = f"The bridge of source {row['source']} has been silent for {row['silent_seconds']:.0f} s"
+                silence = duration(row["silent_seconds"])
+                text = f"The bridge or relay of source {row['source']} has written nothing for {silence}"
                 yield "bridge", row["source"], text
 
     # --- saying so --------------------------------------------------------------------------------------------
@@ -321,5 +356,13 @@ class Alarms:
 
 
 def _of_refused(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    text = f"{row['waiting']} refused transactions of source {row['source']} wait for a decision"
-    return "refused", row["source"], text
+    waiting = _number(row["waiting"], "refused transaction")
+    return "refused", row["source"], f"Source {row['source']} has {waiting} that no queue takes, waiting for a decision"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("s" if count != 1 else "")
+
+
+def _are(count: int, noun: str) -> str:
+    return f"{_number(count, noun)} {'is' if count == 1 else 'are'}"

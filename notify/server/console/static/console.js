@@ -20,8 +20,10 @@
     const button = event.target.closest(".copy");
     if (!button) return;
     await navigator.clipboard.writeText(button.dataset.copy);
+    const said = document.getElementById("said");
     button.textContent = "copied";
-    setTimeout(() => { button.textContent = "copy"; }, 1500);
+    said.textContent = "Copied";
+    setTimeout(() => { button.textContent = "copy"; said.textContent = ""; }, 1500);
   });
 })();
 
@@ -35,51 +37,56 @@
   let answered = Date.now();
   let failing = false;
 
+  // A form has its fields as properties: one named `id` or `contains` hides what the form itself has by that name. The
+  // prototype has the real one.
+  const own = (node, name) => Reflect.get(Object.getPrototypeOf(node), name, node);
+  const does = (node, name, ...given) => own(node, name).apply(node, given);
+
   function same(a, b) {
-    return a.nodeType === b.nodeType && a.nodeName === b.nodeName && key(a) === key(b);
+    return own(a, "nodeType") === own(b, "nodeType") && own(a, "nodeName") === own(b, "nodeName") && key(a) === key(b);
   }
   function key(node) {
-    return node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.key || "" : "";
+    return own(node, "nodeType") === Node.ELEMENT_NODE ? own(node, "id") || own(node, "dataset").key || "" : "";
   }
   function attributes(now, next) {
-    for (const { name } of [...now.attributes]) {
-      if (!next.hasAttribute(name) && !(name === "open" && now.nodeName === "DETAILS")) now.removeAttribute(name);
+    for (const { name } of [...own(now, "attributes")]) {
+      if (!does(next, "hasAttribute", name) && !(name === "open" && own(now, "nodeName") === "DETAILS")) {
+        does(now, "removeAttribute", name);
+      }
     }
-    for (const { name, value } of next.attributes) {
-      if (now.getAttribute(name) !== value) now.setAttribute(name, value);
+    for (const { name, value } of own(next, "attributes")) {
+      if (does(now, "getAttribute", name) !== value) does(now, "setAttribute", name, value);
     }
   }
   function morph(now, next) {
-    if (now.nodeType !== Node.ELEMENT_NODE) {
+    if (own(now, "nodeType") !== Node.ELEMENT_NODE) {
       if (now.nodeValue !== next.nodeValue) now.nodeValue = next.nodeValue;
       return;
     }
-    if (now.dataset.keep !== undefined || now.classList.contains("copy")) return;
+    if (own(now, "dataset").keep !== undefined || own(now, "classList").contains("copy")) return;
     attributes(now, next);
-    if (now === document.activeElement && now.matches("input, textarea, select")) return;
-    const keyed = new Map([...now.children].filter(key).map((child) => [key(child), child]));
-    let place = now.firstChild;
-    for (const wanted of [...next.childNodes]) {
+    if (now === document.activeElement && does(now, "matches", "input, textarea, select")) return;
+    const keyed = new Map([...own(now, "children")].filter(key).map((child) => [key(child), child]));
+    const after = (child) => own(child, "nextSibling");
+    let place = own(now, "firstChild");
+    const drop = () => { const gone = place; place = after(place); does(gone, "remove"); };
+    for (const wanted of [...own(next, "childNodes")]) {
       let child = key(wanted) ? keyed.get(key(wanted)) : place;
-      while (child && !key(wanted) && !same(child, wanted)) child = child.nextSibling;
+      while (child && !key(wanted) && !same(child, wanted)) child = after(child);
       if (child && same(child, wanted)) {
         if (key(wanted)) {
-          if (child === place) place = place.nextSibling;
-          else now.insertBefore(child, place);
+          if (child === place) place = after(place);
+          else does(now, "insertBefore", child, place);
         } else {
-          while (place !== child) { const gone = place; place = place.nextSibling; gone.remove(); }
-          place = place.nextSibling;
+          while (place !== child) drop();
+          place = after(place);
         }
         morph(child, wanted);
       } else {
-        now.insertBefore(document.importNode(wanted, true), place);
+        does(now, "insertBefore", document.importNode(wanted, true), place);
       }
     }
-    while (place) {
-      const gone = place;
-      place = place.nextSibling;
-      gone.remove();
-    }
+    while (place) drop();
   }
 
   function say() {
