@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import warnings
+import weakref
 
 from sqlalchemy.util import await_only
 
@@ -12,6 +16,8 @@ from notify.client.transactions import accepted
 from notify.errors import Closed
 from notify.wire import Item, PackedMessage
 
+log = logging.getLogger("notify.client")
+
 
 class LoopOutgoing:
     """Sends for coroutines. What runs is made within their loop, at the first use at the latest."""
@@ -19,6 +25,8 @@ class LoopOutgoing:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._running: Running | None = None
+        self._forgotten: weakref.finalize[[str, int], LoopOutgoing] | None = None
+        """Called when this is collected, or the interpreter exits, before `close`."""
         self.is_closed = False
 
     def start(self) -> Running:
@@ -27,6 +35,7 @@ class LoopOutgoing:
             raise Closed(CLOSED)
         if self._running is None:
             self._running = Running(self._plan)
+            self._forgotten = weakref.finalize(self, _say_forgotten, self._plan.group, os.getpid())
         return self._running
 
     def start_in_a_loop(self) -> None:
@@ -51,6 +60,20 @@ class LoopOutgoing:
     async def close(self) -> None:
         """Flush outcomes that wait, stop answering checks, let go."""
         self.is_closed = True
+        if self._forgotten is not None:
+            self._forgotten.detach()
         running, self._running = self._running, None
         if running is not None:
             await running.close()
+
+
+def _say_forgotten(group: str, process: int) -> None:
+    """Its loop has ended, or will: nothing can be sent for it any more. A fork has a producer that is not its own."""
+    if process != os.getpid():
+        return
+    said = (
+        f"an AsyncTransactionProducer of group {group!r} was never closed, so that outcomes that it had not sent yet "
+        "are left to check-back: use it in `async with`, or `await producer.close()` before the event loop ends"
+    )
+    log.warning("%s", said)
+    warnings.warn(said, ResourceWarning, stacklevel=2)

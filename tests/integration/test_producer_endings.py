@@ -46,6 +46,36 @@ def test_a_script_that_ends_without_close_has_sent_its_outcome(
     assert [message.text for message in notify_server.messages(unique)] == ["placed"]
 
 
+FORGOTTEN = """
+import asyncio, sys
+from notify.client import AsyncTransactionProducer, Message
+
+url, topic, way = sys.argv[1:]
+kept = []
+
+async def main():
+    producer = AsyncTransactionProducer(url, group=topic)
+    await producer.publish(Message(topic, "x"))
+    if way == "closed":
+        await producer.close()
+    if way != "collected":
+        kept.append(producer)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("way", "times"), [("kept", 1), ("collected", 1), ("closed", 0)])
+def test_an_asynchronous_producer_that_is_never_closed_is_said(
+    notify_server: InMemoryServer, unique: str, way: str, times: int
+) -> None:
+    """Its last outcomes were left to check-back without a word."""
+    words = [sys.executable, "-c", FORGOTTEN, notify_server.url, unique, way]
+    done = subprocess.run(words, check=True, timeout=PATIENCE_SECONDS, capture_output=True, text=True)
+    assert done.stderr.count(f"AsyncTransactionProducer of group '{unique}' was never closed") == times, done.stderr
+    assert done.stderr.count("await producer.close()") == times
+
+
 @pytest.mark.parametrize("way", ["send", "session handle", "connection handle"])
 def test_a_send_that_nobody_awaits_refuses_the_commit(
     notify_server: InMemoryServer, unique: str, tmp_path: Path, way: str

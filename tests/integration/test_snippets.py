@@ -55,7 +55,7 @@ def run(code: str, directory: Path, **names: Any) -> dict[str, Any]:
 
 
 def test_a_service_is_tested(tmp_path: Path) -> None:
-    first, real, _, typed = blocks("testing.md", "python")
+    first, _, real, _, typed = blocks("testing.md", "python")
     run(first, tmp_path)["engine"].dispose()
     run(real, tmp_path)["test_a_message_survives_the_server"](tmp_path)
     names = run(typed, tmp_path)
@@ -67,7 +67,7 @@ def test_a_service_is_tested_on_a_real_database(
     database_urls: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_TEST_POSTGRESQL", database_urls["postgresql"])
-    engine = run(blocks("testing.md", "python")[2], tmp_path, sa=sa)["engine"]
+    engine = run(blocks("testing.md", "python")[3], tmp_path, sa=sa)["engine"]
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1
     engine.dispose()
@@ -87,6 +87,12 @@ def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> Non
         # The client sees that the half was refused: the order was not placed.
         with pytest.raises(Backpressure, match="nothing is committed"):
             client.post("/orders?item=pen")
+    names["engine"].dispose()
+
+
+def test_a_fastapi_service_crashes(notify_server: InMemoryServer, tmp_path: Path) -> None:
+    names = run(framework("fastapi", "import Session"), tmp_path, NOTIFY_URL=notify_server.url)
+    run(blocks("testing.md", "python")[1], tmp_path)["test_crashes"](names["app"], notify_server)
     names["engine"].dispose()
 
 
