@@ -25,12 +25,12 @@ SETTINGS_FILE = "NOTIFY_KAFKA_SETTINGS"
 """The environment variable with the path of a file of client settings, `name=value` a line, as Kafka reads."""
 _BROKERS = "the brokers are those before the ? of the URL"
 _ONCE = "each message is in Kafka once, and on the disks of all replicas that are in sync"
-_DONE = "a group's position is where its handlers are done, and its beginning is what start says"
+_DONE = "a group's position follows what its handlers have finished, and a new group begins where start says"
 _MEMBERS = "a consumer's mode says how its instances share the partitions"
 OWN_SETTINGS: Mapping[str, str] = {
     "bootstrap.servers": _BROKERS, "metadata.broker.list": _BROKERS,
     "transactional.id": _ONCE, "enable.idempotence": _ONCE, "acks": _ONCE, "request.required.acks": _ONCE,
-    "transaction.timeout.ms": "a process that dies within a transaction holds up readers no longer than Notify says",
+    "transaction.timeout.ms": "readers wait for a process that died within a transaction no longer than Notify says",
     "isolation.level": "nobody reads messages of a transaction that is rolled back",
     "enable.auto.commit": _DONE, "auto.commit.enable": _DONE, "enable.auto.offset.store": _DONE,
     "auto.offset.reset": _DONE, "enable.partition.eof": _DONE,

@@ -1,8 +1,9 @@
-"""Notes of dead letters that were sent to their group again: the records of the topic `notify-redriven`.
+"""Notes of dead letters that were sent to their group again, or dropped: in `notify-redriven` and `notify-dropped`.
 
-A note is written in one transaction with the message. The topic is compacted and has one partition. A record's key is
-`{group}/{partition}@{offset}` of the letter, its value the letter's id: a dead-letter topic that is made anew has other
-messages at these offsets.
+A note of one that was sent is written in one transaction with the message. Each topic is compacted and has one
+partition. A record's key is `{group}/{partition}@{offset}` of the letter, its value begins with the letter's id: a
+dead-letter topic that is made anew has other messages at these offsets. Behind the id of a letter that was dropped a
+line says who dropped it, and why. An audit takes no notice of these: the letter is dead as before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import newest
 
-TOPIC = "notify-redriven"
+TOPIC, DROPPED = "notify-redriven", "notify-dropped"
 _KEY = re.compile(r"(.+)/(\d{1,9})@(\d{1,18})")
 
 

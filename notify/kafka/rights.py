@@ -114,6 +114,7 @@ def of_server() -> Needs:
             Need(TOPIC, "notify-*", ("Read",), "positions, subscriptions, pauses, redrives"),
             Need(TOPIC, "notify-control", ("Write", "Create"), "pauses and resets"),
             Need(TOPIC, "notify-redriven", ("Write", "Create"), "each letter is sent again once"),
+            Need(TOPIC, "notify-dropped", ("Write", "Create"), "letters that are dropped"),
             Need(GROUP, "*", ("Describe",), "positions and members of groups"),
             Need(GROUP, "notify-*", ("Read",), "reading topics"),
             Need(TRANSACTIONAL_ID, "notify-control", ("Write",), "one change at a time"),

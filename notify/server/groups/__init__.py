@@ -96,7 +96,7 @@ class Letters(Redriving, Protocol):
         ...
 
     async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
-        """Let go of letters with these ids for good. Raises InvalidRequest where the engine cannot."""
+        """Let go of letters with these ids for good."""
         ...
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Letters(Redriving, Protocol):
     async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
         """The newest first: those before an offset (0: all), and the one to go on before, 0 at the end.
 
-        Raises InvalidRequest where the engine cannot.
+        Over Kafka there may be fewer than `most`, and more to go on with.
         """
         ...
 

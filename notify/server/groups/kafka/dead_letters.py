@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -13,26 +15,25 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from notify.errors import InvalidRequest, NotFound
 from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_topic
 from notify.kafka.redriven import Spot
-from notify.message import DEAD_LETTER_REASON
 from notify.server.groups import Change, Chosen, Edited
 from notify.server.groups.kafka import letters, offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
 from notify.server.groups.kafka.letter_counts import LetterCounts
+from notify.server.groups.kafka.letter_failures import LetterFailures
 from notify.server.groups.kafka.letters import Letter
 from notify.server.groups.kafka.look import Look
-from notify.server.groups.kafka.redriven import Redriven, is_sent
+from notify.server.groups.kafka.redriven import Redriven, has
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
-from notify.server.groups.own_letters import failure_row, not_letters
-from notify.server.jobs.failures import Failures
-from notify.server.jobs.redrive import AT_ONCE, EFFECTS_KEPT, RedriveSpec, Wanted
+from notify.server.groups.own_letters import not_letters
+from notify.server.jobs.redrive import AT_ONCE, DROPPED, EFFECTS_KEPT, RedriveSpec, Wanted
 from notify.wire import microseconds
 
 LOT_BYTES = 8 << 20
-LOOKED_AT = 500
-"""Letters that a list of failure groups is made of, the oldest first: each has to be read."""
-NO_DROP = "over Kafka chosen letters cannot be dropped: send them again, or purge all up to a point"
-NO_NEWEST = "over Kafka dead letters are listed with the oldest first: give an offset to go on from"
-NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and leave the letter"
+FIRST_WINDOW, LARGEST_WINDOW, LOOKED_AT = 500, 8_000, 20_000
+"""Numbers of letters that are read at a time where the newest are wanted, and in one call at most."""
+HELD_BYTES = 16 << 20
+"""Letters that are held for a page of the newest."""
+NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and drop the letter"
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
     "another name, or send the messages again"
@@ -48,6 +49,7 @@ class KafkaLetters:
         self._look = look
         self._redriven = Redriven(thread.brokers)
         self._counts = LetterCounts(thread.brokers)
+        self._failures = LetterFailures()
 
     def close(self) -> None:
         self._redriven.close()
@@ -62,11 +64,12 @@ class KafkaLetters:
         for (topic, _), count in self._counts.look(bounds).items():
             name = topic.removeprefix(DEAD_LETTER)
             counts[name] = counts.get(name, 0) + count
-        for name, sent in self._redriven.read().items():
-            if name in counts:
-                starts = {p: start for p, (start, _) in self._look.last.letters_of(name).items()}
-                there = sum(offset >= starts.get(partition, offset + 1) for partition, offset in sent)
-                counts[name] = max(0, counts[name] - there)
+        self._redriven.read()
+        for name, count in counts.items():
+            starts = {p: start for p, (start, _) in self._look.last.letters_of(name).items()}
+            closed = itertools.chain(self._redriven.sent(name), self._redriven.dropped(name))
+            there = sum(offset >= starts.get(partition, offset + 1) for partition, offset in closed)
+            counts[name] = max(0, count - there)
         return counts
 
     async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
@@ -77,31 +80,70 @@ class KafkaLetters:
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
         def find() -> dict[str, Any]:
             chosen = list(itertools.islice((x for x in self._letters(name, offset) if _is_wanted(wanted, x)), most))
-            sent = self._redriven.of_group(name)
-            shown = [letter.shown(redriven=is_sent(letter, sent)) for letter in chosen]
-            return {"messages": shown, "next_offset": chosen[-1].number + 1 if chosen else offset}
+            return {"messages": self._shown(name, chosen), "next_offset": chosen[-1].number + 1 if chosen else offset}
 
         return await self._thread.call(find)
 
     async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
-        raise InvalidRequest(NO_NEWEST)
-
-    async def failures(self, name: str) -> dict[str, Any]:
         def find() -> dict[str, Any]:
-            failures, sent, looked_at = Failures(), self._redriven.of_group(name), 0
-            for letter in itertools.islice(self._letters(name, 0), LOOKED_AT):
-                payload, looked_at = letter.payload(), looked_at + 1
-                reason = (payload.headers or {}).get(DEAD_LETTER_REASON, "")
-                is_closed = is_sent(letter, sent)
-                failures.note(reason, letter.id, payload.topic, letter.dead_us, is_closed=is_closed, may_grow=True)
-            of = sum(max(0, end - start) for start, end in self._look.now().letters_of(name).values())
-            rows = [failure_row(failure) for failure in failures.listed()]
-            return {"failures": rows, "others": failures.others, "looked_at": looked_at, "of": max(of, looked_at)}
+            start, end = letters.numbers(self._look.now().letters_of(name))
+            chosen, next_before = self._newest(name, wanted, (start, min(end, before or end)), most)
+            return {"messages": self._shown(name, chosen), "next_before": next_before}
 
         return await self._thread.call(find)
 
+    def _newest(self, name: str, wanted: Wanted, span: tuple[int, int], most: int) -> tuple[list[Letter], int]:
+        """The newest of the letters with numbers of a span, and the number before which to go on; 0: there are no more.
+
+        Kafka is read forwards: window by window, each before the last one. There may be fewer than `most` where few
+        match, or where letters are large.
+        """
+        start, before = span
+        chosen: list[Letter] = []
+        room, window, first = HELD_BYTES, FIRST_WINDOW, before
+        while before > start and len(chosen) < most and room > 0 and first - before < LOOKED_AT:
+            low = max(start, before - window)
+            reading = itertools.takewhile(partial(_is_before, before), self._letters(name, low))
+            held: deque[Letter] = deque()
+            size = 0
+            for letter in reading:
+                if _is_wanted(wanted, letter):
+                    held.append(letter)
+                    size += letter.size
+                    while len(held) > 1 and (len(held) > most - len(chosen) or size > room):
+                        low = held[0].number + 1  # what is let go of is the next page's
+                        size -= held.popleft().size
+            chosen += reversed(held)
+            room, window, before = room - size, min(4 * window, LARGEST_WINDOW), low
+        return chosen, before if before > start else 0
+
+    def _shown(self, name: str, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
+        self._redriven.read()
+        sent, dropped = self._redriven.sent(name), self._redriven.dropped(name)
+        return [x.shown(redriven=has(sent, x), dropped=has(dropped, x)) for x in chosen]
+
+    async def failures(self, name: str) -> dict[str, Any]:
+        def find() -> dict[str, Any]:
+            self._redriven.read()
+            bounds = self._look.now().letters_of(name)
+            return self._failures.look(name, bounds, lambda n: self._letters(name, n), self._is_closed(name))
+
+        return await self._thread.call(find)
+
+    def _is_closed(self, name: str) -> Callable[[Letter], bool]:
+        """Whether a letter was sent again or dropped, as was read last."""
+        sent, dropped = self._redriven.sent(name), self._redriven.dropped(name)
+        return lambda letter: has(sent, letter) or has(dropped, letter)
+
     async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
-        raise InvalidRequest(NO_DROP)
+        asked = Chosen(names, Wanted(), AT_ONCE)
+        ids = await self._thread.call(lambda: {x.spot: x.id for x in self._chosen(name, asked)} if names else {})
+        present = list(ids.values())
+
+        def do() -> Any:
+            return {"items": self._done(name, ids, why) + not_letters(name, names, present)}
+
+        return Change({"ids": present}, lambda: self._thread.call(do, WRITE_SECONDS))
 
     async def edit(self, name: str, edited: Edited) -> Change:
         raise InvalidRequest(NO_EDIT)
@@ -114,43 +156,45 @@ class KafkaLetters:
 
         def choose() -> dict[Spot, str]:
             self._check_takes_again(name)
-            return {letter.spot: letter.id for letter in self._chosen(name, chosen)}
+            return {letter.spot: letter.id for letter in self._chosen(name, chosen)} if chosen.ids != () else {}
 
         ids = await self._thread.call(choose)
         names = list(ids.values())
 
         def do() -> Any:
-            sent = self._sent_again(name, ids) if ids else []
-            return {"items": sent + not_letters(name, chosen.ids, names)}
+            return {"items": self._done(name, ids) + not_letters(name, chosen.ids, names)}
 
         return Change({"ids": names, "effects": EFFECTS_KEPT}, lambda: self._thread.call(do, WRITE_SECONDS))
 
-    def _sent_again(self, name: str, ids: Mapping[Spot, str]) -> list[dict[str, Any]]:
-        """Send the letters of these spots and ids. They are read for it: together they may be larger than memory."""
+    def _done(self, name: str, ids: Mapping[Spot, str], drop: str = "") -> list[dict[str, Any]]:
+        """Send, or drop, the letters of these spots and ids. They are read for it: they may be larger than memory."""
+        if not ids:
+            return []
         partitions = self._partitions(name)
         first = min(spot.offset for spot in ids) * partitions
         reading = letters.read(self._brokers, name, partitions, first)
         there = (letter for letter in reading if ids.get(letter.spot) == letter.id)
-        return [item for lot in _lots(itertools.islice(there, len(ids))) for item in self._sent(name, lot)]
+        return [item for lot in _lots(itertools.islice(there, len(ids))) for item in self._sent(name, lot, drop)]
 
     async def bounds(self, group: str) -> tuple[int, int, int]:
         def ask() -> tuple[int, int, int]:
-            self._check_takes_again(group)
             start, end = letters.numbers(self._look.again().letters_of(group))
             return start, end, end - start
 
         return await self._thread.call(ask)
 
     async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
-        if spec.replay_effects or spec.drop:
-            raise InvalidRequest(NO_DROP if spec.drop else NO_REPLAY)
+        if spec.replay_effects:
+            raise InvalidRequest(NO_REPLAY)
 
         def send() -> tuple[list[dict[str, Any]], int] | None:
             reading = itertools.takewhile(lambda letter: letter.number < spec.until, self._letters(spec.group, offset))
             batch = next(_lots(itertools.islice(reading, most)), None)
             if batch is None:
                 return None
-            return self._sent(spec.group, [x for x in batch if _is_wanted(spec.wanted, x)]), batch[-1].number + 1
+            items = self._sent(spec.group, [x for x in batch if _is_wanted(spec.wanted, x)], spec.drop)
+            # A job is about what waits: letters that were dropped are left out of it.
+            return [item for item in items if item.get("code") != DROPPED], batch[-1].number + 1
 
         return await self._thread.call(send, WRITE_SECONDS)
 
@@ -167,13 +211,21 @@ class KafkaLetters:
         if chosen.ids is not None:
             asked = set(chosen.ids)
             return (letter for letter in self._letters(name, 0) if letter.id in asked)
-        sent = self._redriven.of_group(name)
-        fitting = (x for x in self._letters(name, 0) if not is_sent(x, sent) and _is_wanted(chosen.wanted, x))
+        self._redriven.read()
+        is_closed = self._is_closed(name)
+        fitting = (x for x in self._letters(name, 0) if not is_closed(x) and _is_wanted(chosen.wanted, x))
         return itertools.islice(fitting, min(chosen.most, AT_ONCE))
 
-    def _sent(self, group: str, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
-        statuses = self._redriven.send(group, chosen) if chosen else []
-        return [{"id": letter.id, "status": status} for letter, status in zip(chosen, statuses, strict=True)]
+    def _sent(self, group: str, chosen: Sequence[Letter], drop: str = "") -> list[dict[str, Any]]:
+        """Send letters, or drop them where `drop` says who does, and why; what became of each."""
+        if not chosen:
+            return []
+        statuses = self._redriven.drop(group, chosen, drop) if drop else self._redriven.send(group, chosen)
+        items: list[dict[str, Any]] = []
+        for letter, status in zip(chosen, statuses, strict=True):
+            why = {"code": DROPPED, "detail": "it was dropped: it is not sent again"} if status == 410 else {}
+            items.append({"id": letter.id, "status": status} | why)
+        return items
 
     def _letters(self, name: str, number: int) -> Iterator[Letter]:
         return letters.read(self._brokers, name, self._partitions(name), number)
@@ -238,6 +290,10 @@ def _lots(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
             lot, room = [], LOT_BYTES
     if lot:
         yield lot
+
+
+def _is_before(number: int, letter: Letter) -> bool:
+    return letter.number < number
 
 
 def _is_wanted(wanted: Wanted, letter: Letter) -> bool:

@@ -62,13 +62,18 @@ class Letter:
         """The topic whose message it was."""
         return records.header(self.headers, records.TARGET) or ""
 
+    def place_alone(self) -> Letter:
+        """This letter's place and id, without its content."""
+        named = [header for header in self.headers if header[0] == records.ID]
+        return Letter(self.partition, self.offset, self.number, self.dead_us, named, None, b"")
+
     def payload(self) -> Payload:
         """The message as filters and people see it, with the reason in its headers as in the server's own queues."""
         headers = records.own_headers(self.headers) | records.why_dead(self.headers)
         key = None if self.key is None else self.key.decode("utf-8", "replace")
         return Payload(self.topic, self.value, key, records.header(self.headers, records.TAG), headers)
 
-    def shown(self, *, redriven: bool) -> dict[str, Any]:
+    def shown(self, *, redriven: bool, dropped: bool) -> dict[str, Any]:
         payload = self.payload()
         fields = {
             "id": self.id,
@@ -80,6 +85,7 @@ class Letter:
             "headers": payload.headers,
             "dead_at": instant(self.dead_us),
             "redriven": redriven,
+            "dropped": dropped,
         }
         return {name: value for name, value in fields.items() if value is not None} | body_fields(self.value)
 

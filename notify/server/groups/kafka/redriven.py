@@ -1,4 +1,4 @@
-"""Sending dead letters in Kafka to their group again, each once however often it is asked for."""
+"""Sending dead letters in Kafka to their group again, or dropping them: each once, however often it is asked for."""
 
 from __future__ import annotations
 
@@ -9,48 +9,62 @@ from notify.kafka import records
 from notify.kafka.brokers import make_topics
 from notify.kafka.groups import retry_topic
 from notify.kafka.records import Headers
-from notify.kafka.redriven import TOPIC, Spot, parsed
+from notify.kafka.redriven import DROPPED, TOPIC, Spot, parsed
+from notify.kafka.topic_ids import topic_ids
+from notify.server.groups.kafka.answers import CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
 from notify.server.groups.kafka.letters import Letter
 
 _NEW = (records.ATTEMPT, records.DUE, records.REASON, records.EXPIRES)
 """Headers of a letter that its message does not keep: it has all its attempts again, and its time to live is over."""
+Notes = Mapping[Spot, str]
+"""The message ids of letters of one group that were sent again, or dropped."""
 
 
 class Redriven:
-    """The letters that were sent again. One thread at a time."""
+    """The letters that were sent again, and those that were dropped. One thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self._by_group: dict[str, dict[Spot, str]] = {}
-        self._topic = CompactedTopics(brokers, lambda _: self._by_group.clear())
+        self._by_group: dict[str, dict[str, dict[Spot, str]]] = {TOPIC: {}, DROPPED: {}}
+        """By topic of notes, then by group."""
+        self._topic = CompactedTopics(brokers, lambda topic: self._by_group[topic].clear())
 
-    def read(self, *, whole: bool = False) -> Mapping[str, Mapping[Spot, str]]:
-        """The message ids of letters that were sent again, by group and spot.
+    def read(self) -> None:
+        """Take in what is new, as far as the topics have a leader. Raises KafkaException, Unavailable."""
+        self._take([TOPIC, DROPPED], whole=False)
 
-        Without `whole` as they were known last, if the topic has no leader. Raises KafkaException, Unavailable.
-        """
-        for record in self._topic.news([TOPIC], whole=whole):
+    def sent(self, group: str) -> Notes:
+        """The letters of a group that were sent again, as they were read last."""
+        return self._by_group[TOPIC].get(group, {})
+
+    def dropped(self, group: str) -> Notes:
+        """The letters of a group that were dropped, as they were read last."""
+        return self._by_group[DROPPED].get(group, {})
+
+    def _read_whole(self) -> None:
+        """Take in everything: nothing may be sent that was sent or dropped before. The topics are made when needed."""
+        self._take(list(topic_ids(self._brokers.admin, [TOPIC, DROPPED], CALL_SECONDS)), whole=True)
+
+    def _take(self, topics: Sequence[str], *, whole: bool) -> None:
+        for record in self._topic.news(topics, whole=whole):
             note = parsed(record.key)
             if note is not None:  # else another tool's
                 group, spot = note
-                self._by_group.setdefault(group, {})[spot] = (record.value or b"").decode("utf-8", "replace")
-        return self._by_group
-
-    def of_group(self, group: str) -> Mapping[Spot, str]:
-        """As `read`, of one group."""
-        return self.read().get(group, {})
+                value = (record.value or b"").decode("utf-8", "replace")
+                self._by_group[record.topic].setdefault(group, {})[spot] = value.partition("\n")[0]
 
     def send(self, group: str, letters: Sequence[Letter]) -> list[int]:
-        """Send letters to their group's retry topic; a status for each: 201, or 200 if it was sent before.
+        """Send letters to their group's retry topic; a status for each: 201, 200 if it was sent before, 410 if dropped.
 
         Raises KafkaException, Unavailable: then none was sent, or all were.
         """
         make_topics(self._brokers.cluster, [TOPIC], compacted=True)
         with self._brokers.transaction(f"notify-redrive-{group}") as producer:
-            sent_before = self.read(whole=True).get(group, {})
-            statuses = [200 if is_sent(letter, sent_before) else 201 for letter in letters]
+            self._read_whole()
+            sent, dropped = self.sent(group), self.dropped(group)
+            statuses = [200 if has(sent, letter) else 410 if has(dropped, letter) else 201 for letter in letters]
             producer.begin_transaction()
             due = str(time.time_ns() // 1000).encode()
             for letter, status in zip(letters, statuses, strict=True):
@@ -62,13 +76,30 @@ class Redriven:
                     producer.produce(TOPIC, letter.id.encode(), key.encode(), partition=0)
         return statuses
 
+    def drop(self, group: str, letters: Sequence[Letter], why: str) -> list[int]:
+        """Let go of letters for good; a status for each: 204, or 200 if it was sent again or dropped before.
+
+        A redrive has the same transactional id: of the two one waits for the other. Raises KafkaException, Unavailable.
+        """
+        make_topics(self._brokers.cluster, [TOPIC, DROPPED], compacted=True)
+        with self._brokers.transaction(f"notify-redrive-{group}") as producer:
+            self._read_whole()
+            sent, dropped = self.sent(group), self.dropped(group)
+            statuses = [200 if has(sent, letter) or has(dropped, letter) else 204 for letter in letters]
+            producer.begin_transaction()
+            for letter, status in zip(letters, statuses, strict=True):
+                if status == 204:
+                    note = f"{letter.id}\n{why[:500]}".encode()
+                    producer.produce(DROPPED, note, letter.spot.key(group).encode(), partition=0)
+        return statuses
+
     def close(self) -> None:
         self._topic.close()
 
 
-def is_sent(letter: Letter, sent: Mapping[Spot, str]) -> bool:
-    """Whether a letter is among those that were sent again."""
-    return sent.get(letter.spot) == letter.id
+def has(notes: Notes, letter: Letter) -> bool:
+    """Whether there is a note of this letter."""
+    return notes.get(letter.spot) == letter.id
 
 
 def _headers(letter: Letter, due: bytes) -> Headers:

@@ -1,0 +1,93 @@
+"""Dead letters over Kafka without brokers: the newest first in pages, and causes counted letter by letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+from notify.kafka import records
+from notify.server.groups.kafka import dead_letters, letter_failures
+from notify.server.groups.kafka.dead_letters import KafkaLetters
+from notify.server.groups.kafka.letter_failures import LetterFailures
+from notify.server.groups.kafka.letters import Letter
+from notify.server.jobs.redrive import Wanted
+
+PARTITIONS = 2
+
+
+def letter(number: int, reason: str = "ValueError: no (at shop.add:1)", size: int = 1) -> Letter:
+    headers: records.Headers = [(records.ID, f"m{number}".encode()), (records.REASON, reason.encode())]
+    return Letter(number % PARTITIONS, number // PARTITIONS, number, number, headers, b"k", b"x" * size)
+
+
+def letters_of(held: list[Letter]) -> Any:
+    """Letters of a group that reads these."""
+    made = KafkaLetters.__new__(KafkaLetters)
+    made._letters = lambda name, number: iter([x for x in held if x.number >= number])  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 100])
+def test_pages_of_the_newest_have_every_letter_once(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """There are gaps between numbers, as the records of transactions leave them, and windows smaller than a page."""
+    monkeypatch.setattr(dead_letters, "FIRST_WINDOW", 4)
+    monkeypatch.setattr(dead_letters, "LARGEST_WINDOW", 16)
+    held = [letter(number, size=200 if number % 5 else 5_000) for number in range(10, 90) if number % 7]
+    monkeypatch.setattr(dead_letters, "HELD_BYTES", 20_000)
+    group, before, numbers, pages = letters_of(held), 200, [], 0
+    while True:
+        page, before = group._newest("g", Wanted(), (10, before), most)
+        numbers += [x.number for x in page]
+        pages += 1
+        assert len(page) <= most and pages < 200
+        if not before:
+            break
+    assert numbers == [x.number for x in reversed(held)]
+
+
+def test_a_search_for_the_newest_looks_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "FIRST_WINDOW", 10)
+    monkeypatch.setattr(dead_letters, "LOOKED_AT", 100)
+    group = letters_of([letter(number) for number in range(1000)])
+    page, before = group._newest("g", Wanted(contains="nothing like it"), (0, 1000), 10)
+    assert page == [] and 0 < before <= 900
+
+
+def test_causes_are_counted_some_at_a_time_and_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_failures, "LOOKED_AT", 4)
+    monkeypatch.setattr(letter_failures, "MOST_LETTERS", 9)
+    held = [letter(n, "KeyError: 'a'" if n % 2 else "ValueError: no (at shop.add:1)") for n in range(12)]
+    closed: set[str] = set()
+    counted, reads = LetterFailures(), []
+
+    def read(number: int) -> Iterator[Letter]:
+        reads.append(number)
+        return iter([x for x in held if x.number >= number])
+
+    def look(start: int = 0) -> dict[str, Any]:
+        bounds = {0: (start, 6), 1: (start, 6)}
+        return counted.look("g", bounds, read, lambda x: x.id in closed)
+
+    def open_of(shown: dict[str, Any]) -> dict[str, int]:
+        return {row["type"]: row["open"] for row in shown["failures"]}
+
+    first = look()
+    assert (first["looked_at"], first["of"], open_of(first)) == (4, 12, {"ValueError": 2, "KeyError": 2})
+    closed.update({"m0", "m5"})
+    assert open_of(look()) == {"ValueError": 3, "KeyError": 3}
+    last = look()
+    assert (last["looked_at"], open_of(last), reads) == (9, {"ValueError": 4, "KeyError": 3}, [0, 4, 8])
+    closed.add("m1")
+    assert open_of(look()) == {"ValueError": 4, "KeyError": 2}
+    assert look(start=1)["looked_at"] == 4, "after a purge it begins anew"
+
+
+def test_letters_are_held_without_their_content() -> None:
+    kept = letter(3, size=1_000_000).place_alone()
+    assert (kept.id, kept.spot, kept.size < 1000) == ("m3", letter(3).spot, True)
+    assert SimpleNamespace(headers=kept.headers).headers == [(records.ID, b"m3")]
