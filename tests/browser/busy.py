@@ -184,4 +184,5 @@ class Busy:
             "error": "/groups/nobody",
             "subscribe": "/do/subscription.put?group=points&topic=order.paid&mode=ordered",
             "priorities": "/do/priorities.put?group=points",
+            "decide": "/do/transactions.rollback?all=1&producer_group=orders",
         }  # fmt: skip

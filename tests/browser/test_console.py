@@ -215,6 +215,31 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     do("transaction.commit", f"?transaction={t[1]}")
     do("transaction.rollback", f"?transaction={t[2]}")
     assert [state(n) for n in t[:3]] == ["PREPARED", "COMMITTED", "ROLLED_BACK"]
+    names = [shop.half() for _ in range(3)]
+    w.go("/transactions?state=PREPARED")
+    for name in names[:2]:
+        w.page.check(f"input[value='{name}']")
+    w.press("button:has-text('Commit the chosen')")
+    fill(w, {"reason": "test of transactions.commit"})
+    w.press("button:has-text('Preview')")
+    assert "2 transactions of producer group orders, in doubt for" in w.page.inner_text("#preview")
+    w.press("button:has-text('Do it')")
+    assert "2 transactions are COMMITTED." in w.text()
+    done.append("transactions.commit")
+    do("transactions.check", f"?ids={names[2]}")
+    w.go("/transactions?producer_group=orders")
+    w.press("a:has-text('Roll back all that match')")
+    assert w.page.is_checked("#f-all") and w.page.input_value("#f-stored_before") != ""
+    fill(w, {"reason": "test of transactions.rollback"})
+    w.press("button:has-text('Preview')")
+    w.press("button:has-text('Do it')")
+    done.append("transactions.rollback")
+    w.press("a:has-text('Go on')")
+    w.page.wait_for_selector("dd.good:has-text('done')")
+    assert [state(n) for n in names] == ["COMMITTED", "COMMITTED", "ROLLED_BACK"]
+    assert "roll back transactions of orders" in w.text() and "ROLLED_BACK" in w.text()
+    w.go("/transactions")
+    assert "In doubt 0" in w.page.inner_text("#states") and "No transaction is in doubt" in w.text()
     do("topic.put", topic="new.topic", queues="3", ttl="60")
     assert len(shop.call("GET", "/v1/admin/topics/new.topic")["queues"]) == 3
     do("subscription.put", "?group=stock&topic=new.topic", mode="ordered", max_attempts="5", tags="a, b")
@@ -302,6 +327,8 @@ def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
         ("topic.put", "", {"topic": "a b"}, "is not a name"),
         ("topic.put", "", {"topic": "a", "queues": "many"}, "is not valid"),
         ("credential.add", "", {"name": "x", "rights": "fly"}, "is not a right"),
+        ("transactions.rollback", "?all=1", {"ids": shop.transactions[0]}, "not both"),
+        ("transactions.rollback", "", {}, "Choose transactions, or mark that all"),
     ):
         w.go(f"/do/{name}{query}")
         fill(w, fields | {"reason": "r"})
@@ -317,12 +344,13 @@ def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
 
 
 def test_by_keyboard_alone(shop: Shop, window: Any) -> None:
+    shop.half()
     w = window(shop.url)
     w.go("/transactions")
     w.page.keyboard.press("Tab")
     assert w.page.evaluate("document.activeElement.className") == "skip"
     w.page.keyboard.press("Enter")
-    for _ in range(12):
+    for _ in range(20):
         w.page.keyboard.press("Tab")
         assert w.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", "the focus is seen"
         if w.page.evaluate("document.activeElement.className") == "id":

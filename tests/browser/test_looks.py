@@ -131,6 +131,21 @@ def test_a_live_page_keeps_the_focus_and_says_how_old_it_is(scene: Scene, window
     assert w.wrong == []
 
 
+@pytest.mark.parametrize(
+    ("path", "field"), [("/transactions", "id"), ("/groups/points/dead-letters", "contains"), ("/topics", "prefix")]
+)
+def test_what_is_typed_in_a_search_stays(scene: Scene, window: Any, path: str, field: str) -> None:
+    """A form's field named `id` hid the id of the form: each refresh put a new form there, without what was typed."""
+    w = window(scene.url)
+    w.go(path)
+    box = w.page.locator(f"form.search input[name={field}]")
+    box.fill("typed by now")
+    w.page.evaluate("() => window.notifyRefresh()")
+    assert box.input_value() == "typed by now"
+    assert box.evaluate("e => document.activeElement === e")
+    assert w.wrong == []
+
+
 def test_alarms_lead_to_their_page_and_letters_sent_again_are_none(scene: Scene, window: Any) -> None:
     w = window(scene.url)
     w.go("/")
