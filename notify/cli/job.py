@@ -76,9 +76,10 @@ def to_the_end(name: str, url: str, answer: dict[str, Any], as_json: bool, *, he
     if job is None:
         show_write(name, answer, as_json)
         return
-    ended = followed(url, job, as_json, here=here)
-    show(ended, as_json)
-    if ended["state"] != "done" or ended["failed"]:
+    numbers = answer["result"].get("jobs") or [job]  # one of each worker
+    ended = [followed(url, number, as_json, here=here) for number in numbers]
+    show(ended[0] if len(ended) == 1 else {"jobs": ended}, as_json)
+    if any(each["state"] != "done" or each["failed"] for each in ended):
         raise typer.Exit(1)
 
 

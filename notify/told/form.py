@@ -78,4 +78,7 @@ def is_table(value: Any) -> bool:
 
 def by_job(r: Mapping[str, Any]) -> Told:
     """A write that a job carries out."""
+    several = r.get("jobs", ())  # one of each worker
+    if len(several) > 1:
+        return Told([f"Jobs {', '.join(map(str, several))} do it; their pages show how far they are."])
     return Told([f"Job {r['job']} does it; its page shows how far it is."])

@@ -155,8 +155,8 @@ _FULL = {
 
 
 def put_topic(target: str, r: Mapping[str, Any]) -> Told:
-    """A topic that is made or changed; `queues` is their number, or a list of them."""
-    number = r["queues"] if isinstance(r["queues"], int) else len(r["queues"])
+    """A topic that is made or changed. Each worker of a server has the same queues."""
+    number = r["queue_count"] if "queue_count" in r else len({q["queue"] for q in r["queues"]})
     made = Told([f"Topic {target} has {'1 queue' if number == 1 else f'{count(number)} queues'}."])
     age = f"for {duration(r['retention'])}" if r["retention"] else "as long as the setting retention_seconds says"
     bound = f", at most {size(r['retention_bytes'])}" if r["retention_bytes"] else ""

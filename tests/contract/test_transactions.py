@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from notify import ids
 from notify.errors import InvalidRequest
+from notify.server.jobs.deciding import act
+from notify.server.metrics import Metrics
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewTransaction, PartlyStored, Put, State
 from tests.contract.stores import SECOND, T0, Bench, commit
@@ -232,6 +235,31 @@ def test_parked_transactions_stay_until_they_are_resolved(transactions: Any) -> 
         result = (await b.store.decide([(t.id, "g", State.COMMITTED)], T0))[0]
         assert result.changed
         assert await b.bodies() == [b"x"]
+
+    transactions(scenario)
+
+
+def test_an_operator_decides_several_at_once(transactions: Any) -> None:
+    """One is parked, one was decided before, and one is not known: each has its own result."""
+
+    async def scenario(b: Bench) -> None:
+        core: Any = SimpleNamespace(store=b.store, clock=lambda: T0 + 700 * SECOND, metrics=Metrics())
+        parked, fresh, before = sent(b"parked"), sent(b"fresh"), sent(b"before")
+        await b.store.put([parked, fresh, before], T0)
+        for due in await b.store.claim_checks("g", T0 + 5 * SECOND, 3, SECOND):
+            if due.id == parked.id:
+                await b.store.answer_check(CheckAnswer(due.id, due.token, T0 + 600 * SECOND, 15, True))
+        await b.store.decide([(before.id, "g", State.ROLLED_BACK)], T0)
+        names = [parked.id, fresh.id, before.id, ids.new_id()]
+        checked = await act(core, "check", names)
+        assert [item["status"] for item in checked] == [200, 200, 409, 404]
+        assert await b.store.states(names[:2]) == [State.PREPARED, State.PREPARED]
+        assert (await b.store.checking(parked.id)).attempts == 0
+        for _ in range(2):  # a job that is repeated after a crash says the same
+            items = await act(core, "commit", names)
+            assert [item["status"] for item in items] == [200, 200, 409, 404]
+        assert core.metrics.committed == 2
+        assert sorted(await b.bodies()) == [b"fresh", b"parked"]
 
     transactions(scenario)
 

@@ -229,6 +229,25 @@ def test_an_action_reaches_the_worker_that_knows_the_transaction(server: ServerP
     assert refusal(server.url, "GET", f"transactions/{new_id()}") == (404, "not_found")
 
 
+def test_transactions_of_all_workers_are_decided_at_once(server: ServerProcess) -> None:
+    waiting = [new_id() for _ in NAMES]
+    for name, transaction in zip(NAMES, waiting, strict=True):
+        half = half_request("at-once", transaction, topic="at-once", key=keys_of(name)[0])
+        post(server.url, f"/{name}/v1/transactions", half)
+    chosen = {"ids": [*waiting, new_id()]}
+    dry = admin(server.url, "POST", "transactions/commit", chosen | {"dry_run": True})["result"]
+    assert (dry["count"], dry["left_out"], dry["messages"]) == (2, 1, 2)
+    assert dry["producer_groups"] == {"at-once": 2} and dry["topics"][0]["messages"] == 2
+    theirs = {"all": True, "wanted": {"producer_group": "at-once"}}
+    jobs = admin(server.url, "POST", "transactions/check", theirs)["result"]["jobs"]
+    assert len(jobs) == 2
+    for job in jobs:
+        eventually(lambda job=job: admin(server.url, "GET", f"jobs/{job}")["state"] == "done", "the job's end")  # type: ignore[misc]
+    items = admin(server.url, "POST", "transactions/rollback", chosen)["result"]["items"]
+    assert sorted(item["status"] for item in items) == [200, 200, 404]
+    assert {admin(server.url, "GET", f"transactions/{name}")["state"] for name in waiting} == {"ROLLED_BACK"}
+
+
 def test_dead_letters_of_all_workers_are_listed_and_sent_again(server: ServerProcess) -> None:
     subscribe(server.url, "grave", "dying")
     for name in NAMES:

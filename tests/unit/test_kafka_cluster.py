@@ -39,9 +39,9 @@ def test_settings_of_the_url_win_over_those_of_the_file(tmp_path: Path, monkeypa
     ("name", "promise"),
     [
         ("isolation.level", "nobody reads messages of a transaction that is rolled back"),
-        ("auto.commit.enable", "a group's position is where its handlers are done"),
+        ("auto.commit.enable", "a group's position follows what its handlers have finished"),
         ("acks", "each message is in Kafka once"),
-        ("transaction.timeout.ms", "holds up readers no longer"),
+        ("transaction.timeout.ms", "readers wait for a process that died within a transaction no longer"),
     ],
 )
 def test_a_setting_that_promises_depend_on_is_refused_with_the_promise(name: str, promise: str) -> None:

@@ -78,7 +78,7 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
         ),
         (
             "topic.put",
-            POLICY | {"queues": 3, "ttl": 60, "backlog": 1000},
+            POLICY | {"queue_count": 3, "ttl": 60, "backlog": 1000},
             [
                 "Topic g has 3 queues.",
                 "It keeps messages for 1 d, at most 1.0 GiB.",
@@ -119,6 +119,7 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
             1,
         ),
         ("dead-letters.redrive-all", {"job": 7}, ["Job 7 does it"], 0),
+        ("transactions.commit", {"job": 101, "jobs": [101, 102]}, ["Jobs 101, 102 do it"], 0),
         (
             "messages.redeliver",
             {"items": [{"id": "a.0"}, {"id": "b.0", "status": 404, "detail": "no such message"}]},

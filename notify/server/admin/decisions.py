@@ -117,8 +117,8 @@ def _preview(core: Core, action: str, chosen: Sequence[Transaction], *, names_gr
         "count": len(chosen),
         "parked": sum(t.state is State.PARKED for t in chosen),
         "producer_groups": dict(by_group.most_common()),
-        "youngest_seconds": round(min(ages, default=0.0), 3),
-        "oldest_seconds": round(max(ages, default=0.0), 3),
+        "youngest_seconds": round(min(ages), 3) if ages else None,
+        "oldest_seconds": round(max(ages), 3) if ages else None,
     }
     if wanted is None:
         return preview | {"offline": [name for name in sorted(by_group) if not core.checks.is_online(name)]}

@@ -152,7 +152,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
             await desk.core.queues.sync()
             return described(desk.core.queues, topic)
 
-        return await desk.carry_out(write, who, "topic.put", name, do, policy(topic) | {"queues": topic.queues})
+        return await desk.carry_out(write, who, "topic.put", name, do, policy(topic) | {"queue_count": topic.queues})
 
     @routes.delete("/topics/{name}")
     async def delete_topic(name: str, write: Write, who: Who) -> dict[str, Any]:

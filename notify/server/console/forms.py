@@ -60,9 +60,11 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
             return _form_page(request, name, change, given, refused=error)
         if is_preview:
             return _form_page(request, name, change, given, preview=answer)
-        job = answer["result"].get("job") if isinstance(answer["result"], dict) else None
+        result = answer["result"] if isinstance(answer["result"], dict) else {}
+        job = result.get("job")
         back = change.back.format(**{k: quote(v, safe="") for k, v in targets.items()})
-        back = back if job is None else f"/jobs/{job}"
+        if job is not None:
+            back = f"/jobs/{job}" if len(result.get("jobs", ())) < 2 else "/jobs"
         done = told(name, answer["target"], answer["result"])
         return page("done.html", request, title=change.title, answer=answer, told=done, back=back)
 

@@ -12,7 +12,15 @@ from notify.server.data.encode import json_pulled
 from notify.server.groups import Change, Chosen, Edited, purging, rewriting
 from notify.server.groups.open_letters import OpenLetters
 from notify.server.jobs.failures import Failure
-from notify.server.jobs.redrive import AT_ONCE, DROPPED, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, RedriveSpec, Wanted
+from notify.server.jobs.redrive import (
+    AT_ONCE,
+    EFFECTS_AGAIN,
+    EFFECTS_KEPT,
+    LETTER_DROPPED,
+    DeadLetters,
+    RedriveSpec,
+    Wanted,
+)
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
 from notify.wire import instant
@@ -119,7 +127,7 @@ class OwnLetters:
             items = await letters.send_again(chosen, replay_effects=spec.replay_effects, force=spec.force)
         self.open.closed(spec.group, chosen, items)
         # A job is about what waits: letters that were dropped are left out of it, as those that were purged.
-        return [item for item in items if item.get("code") != DROPPED], batch[-1].offset + 1
+        return [item for item in items if item.get("code") != LETTER_DROPPED], batch[-1].offset + 1
 
     async def purge(self, name: str, before: str | int) -> Change:
         topic = self._core.queues.topic(dead_letter_topic(name))

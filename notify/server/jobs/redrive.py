@@ -33,7 +33,7 @@ SEARCH_SHARE = 0.15
 """All searches together may use so much of the server's time."""
 
 
-DROPPED = "dropped"
+LETTER_DROPPED = "dropped"
 """The code of a letter that is not sent again because it was dropped."""
 DROPPED_WHY = "notify-dropped"
 """The header of a note of a dropped letter that says who dropped it, and why."""
@@ -251,7 +251,7 @@ class DeadLetters:
         items = await send_to_group(self._core, self.group, again, replay_effects=replay_effects, force=force)
         for (_, new), item in zip(again, items, strict=True):
             if item["status"] == 200 and self._dropped(new) is not None:
-                item |= {"status": 410, "code": DROPPED, "detail": "it was dropped: it is not sent again"}
+                item |= {"status": 410, "code": LETTER_DROPPED, "detail": "it was dropped: it is not sent again"}
         names = [
             {"id": ids.message_id(m.transaction_id, m.message_no), "as": ids.message_id(new, 0)} for m, new in again
         ]

@@ -12,15 +12,15 @@ Answer = dict[str, Any]
 
 SAME = frozenset(
     ("number", "retention", "retention_bytes", "ttl", "backlog", "max_attempts", "retry_min", "retry_max", "epoch",
-     "replay", "share", "weight", "total", "free", "used_share", "status", "step_seconds", "job")
+     "replay", "share", "weight", "queue_count", "total", "free", "used_share", "status", "step_seconds", "job")
 )  # fmt: skip
 """Numbers that do not add up: policies, which are every worker's, and figures of the one machine."""
 LARGEST = frozenset(
     ("oldest_seconds", "oldest_undelivered_seconds", "newest_at", "last_at", "topics", "groups", "consumers")
 )  # fmt: skip
-SMALLEST = frozenset(("first_at", "started_at"))
+SMALLEST = frozenset(("first_at", "started_at", "youngest_seconds"))
 NAMED_BY = {
-    "topics": ("name",),
+    "topics": ("name", "topic"),
     "groups": ("name", "group"),
     "lagging": ("name",),
     "subscriptions": ("topic",),

@@ -75,6 +75,18 @@ def _transactions(names: Sequence[str], answers: Sequence[Answer], query: Mappin
     )
 
 
+def _decisions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    """Each worker decides its own transactions, and has nothing to say of those that it does not know."""
+    whole = combined(names, answers)
+    targets = {answer["target"] for answer in answers} - {"*"}
+    whole["target"] = targets.pop() if len(targets) == 1 else "*"
+    first, result = answers[0]["result"], whole["result"]
+    if "left_out" in result:
+        asked = first["left_out"] + first["count"]  # of every worker the same ids
+        result["left_out"] = max(0, asked - result["count"])
+    return whole
+
+
 def _messages(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     """The newest first continues behind its last message, at every worker (see `_continued`)."""
     newest = query.get("newest", "").lower() in ("true", "1", "yes", "on")
@@ -178,6 +190,7 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
     ("GET", "jobs", Rule(Asked.ALL, _jobs)),
     ("GET", "dead-letters", Rule(Asked.ALL, _counted)),
     ("GET", "groups/[^/]+/dead-letters", Rule(Asked.ALL, _letters)),
+    ("POST", "transactions/(check|commit|rollback)", Rule(Asked.ALL, _decisions)),
     ("*", "transactions/[^/]+(/.*)?", Rule(Asked.KNOWING)),
     ("GET", "messages/[^/]+", Rule(Asked.KNOWING)),
     ("*", "jobs/.*", Rule(Asked.JOB)),

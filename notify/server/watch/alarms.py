@@ -266,8 +266,8 @@ class Alarms:
                 since_us = max(group.seen_us, self._seen_us.setdefault(name, now_us))
                 is_alone = not group.has_consumer and now_us - since_us > most_us
                 if is_alone:
-                    waiting = _number(behind, "message")
-                    yield "no_consumers", name, f"No consumer of group {name} asks for messages: {waiting} to deliver"
+                    wait = f"{behind:,} wait{'s' if behind == 1 else ''}"
+                    yield "no_consumers", name, f"No consumer of group {name} asks for messages, and {wait}"
             elif not behind:
                 self._seen_us.pop(name, None)
             yield from self._of_consumers(group, now_us)

@@ -25,7 +25,7 @@ from notify.server.groups.kafka.look import Look
 from notify.server.groups.kafka.redriven import Redriven, has
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.own_letters import not_letters
-from notify.server.jobs.redrive import AT_ONCE, DROPPED, EFFECTS_KEPT, RedriveSpec, Wanted
+from notify.server.jobs.redrive import AT_ONCE, EFFECTS_KEPT, LETTER_DROPPED, RedriveSpec, Wanted
 from notify.wire import microseconds
 
 LOT_BYTES = 8 << 20
@@ -194,7 +194,7 @@ class KafkaLetters:
                 return None
             items = self._sent(spec.group, [x for x in batch if _is_wanted(spec.wanted, x)], spec.drop)
             # A job is about what waits: letters that were dropped are left out of it.
-            return [item for item in items if item.get("code") != DROPPED], batch[-1].number + 1
+            return [item for item in items if item.get("code") != LETTER_DROPPED], batch[-1].number + 1
 
         return await self._thread.call(send, WRITE_SECONDS)
 
@@ -223,7 +223,7 @@ class KafkaLetters:
         statuses = self._redriven.drop(group, chosen, drop) if drop else self._redriven.send(group, chosen)
         items: list[dict[str, Any]] = []
         for letter, status in zip(chosen, statuses, strict=True):
-            why = {"code": DROPPED, "detail": "it was dropped: it is not sent again"} if status == 410 else {}
+            why = {"code": LETTER_DROPPED, "detail": "it was dropped: it is not sent again"} if status == 410 else {}
             items.append({"id": letter.id, "status": status} | why)
         return items
 
