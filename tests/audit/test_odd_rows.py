@@ -20,6 +20,7 @@ from notify.client.table import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.malformed import malformed
+from notify.spark.ranges import Span
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
@@ -252,3 +253,47 @@ def test_each_database_knows_ids(spark: Any, kind: str, database_urls: dict[str,
     odd = [name for name, is_sound in (*IDS.items(), *messages.items()) if not is_sound]
     assert sorted(case.evidence["id"] for case in cases) == sorted(odd) and count == len(odd)
     assert "019aa4b750f877b090f7e29bfbb51171" in ids_read and {0, 9999} <= numbers
+
+
+NO_TIMES = {"sqlite": ["soon", "", "2026-13-45 00:00:00"], "postgresql": ["infinity", "-infinity", "20000-01-01"],
+            "mariadb": ["0000-00-00 00:00:00"]}  # fmt: skip
+"""What each database takes for a time, and is none that an audit can count with."""
+
+
+@pytest.mark.parametrize("kind", sorted(NO_TIMES))
+def test_each_database_knows_times(spark: Any, kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
+    """PostgreSQL's driver cannot read infinity, and its cast of it to a number failed: the audit ended there."""
+    us = 1_790_000_000_000_000
+    names = [ids.to_text(made_at(us, number)) for number in range(len(NO_TIMES[kind]) + 1)]
+    with empty_database(kind, database_urls, tmp_path) as url:
+        engine = sa.create_engine(url)
+        create_tables(engine)
+        with engine.begin() as connection:
+            if kind == "mariadb":
+                connection.exec_driver_sql("SET sql_mode = ''")
+            for name in names:
+                row = {"transaction_id": name, "message_no": 0, "producer_group": "g", "mode": "half",
+                       "state": "COMMITTED", "shards": "", "topic": "t", "relayed": 1}  # fmt: skip
+                connection.execute(half_message.insert().values(row | {"created_at": moment_of(us)}))
+                effect = {"consumer_group": "g", "message_id": f"{name}.0", "created_at": moment_of(us)}
+                connection.execute(notify_inbox.insert().values(effect))
+            for name, text in zip(names[1:], NO_TIMES[kind], strict=True):
+                of_row = f"created_at = '{text}' WHERE transaction_id = '{name}'"
+                connection.exec_driver_sql(f"UPDATE half_message SET {of_row}")
+                of_effect = f"created_at = '{text}' WHERE message_id = '{name}.0'"
+                connection.exec_driver_sql(f"UPDATE notify_inbox SET {of_effect}")
+        engine.dispose()
+        odd = sorted(name for bare in names[1:] for name in (bare, f"{bare}.0"))
+        window = Span(us - 1_000_000, us + 1_000_000)
+        with contextlib.closing(Database(url, "shop")) as database:
+            for span in (None, window):
+                count, cases = malformed(database, span)
+                assert (count, sorted(case.evidence["id"] for case in cases)) == (len(odd), odd)
+                assert all("is no time" in case.detail for case in cases)
+                local, inbox = database.local_rows(spark, span), database.effects(spark, span)
+                assert local is not None and inbox is not None
+                times = [None] * (len(names) - 1) + [us]
+                assert sorted((row["at_us"] for row in local.collect()), key=str) == sorted(times, key=str)
+                assert sorted((row["at_us"] for row in inbox.collect()), key=str) == sorted(times, key=str)
+            rows = database.rows_of(names)
+            assert [row["created_at"] for row in rows].count(None) == len(names) - 1
