@@ -257,7 +257,7 @@ def test_each_database_knows_ids(spark: Any, kind: str, database_urls: dict[str,
 
 NO_TIMES = {"sqlite": ["soon", "", "2026-13-45 00:00:00"], "postgresql": ["infinity", "-infinity", "20000-01-01"],
             "mariadb": ["0000-00-00 00:00:00"]}  # fmt: skip
-"""What each database takes for a time, and is none that an audit can count with."""
+"""Values that each database takes for a time, and that are none."""
 
 
 @pytest.mark.parametrize("kind", sorted(NO_TIMES))
