@@ -13,6 +13,7 @@ import typer
 from notify.cli.api import URL, seconds
 from notify.cli.printed import is_terminal, say, say_fields, say_json
 from notify.client import AsyncReader, ReceivedMessage
+from notify.errors import NotFound
 
 LOOK_SECONDS = 0.5
 """Between two looks for new messages: one request, however many queues the topic has."""
@@ -46,13 +47,17 @@ def tail(
         asyncio.run(run())
 
 
+Place = tuple[str | None, int]
+"""One of several logs, None where there is one, and a queue."""
+
+
 async def _messages(reader: AsyncReader, topic: str, last: int, follow: bool) -> AsyncIterator[ReceivedMessage]:
     """The `last` messages of all queues together, then with `follow` those that come, without an end."""
     newest: list[ReceivedMessage] = []
-    at: dict[int, int] = {}
-    for queue, (start, end) in (await reader.queues(topic)).items():
-        at[queue] = end
-        async for message in reader.read(topic, queue, offset=max(start, end - last)):
+    at: dict[Place, int] = {}
+    for (shard, queue), (start, end) in (await _bounds(reader, topic)).items():
+        at[shard, queue] = end
+        async for message in reader.read(topic, queue, offset=max(start, end - last), shard=shard):
             if message.offset >= end:  # it came since: its turn is below
                 break
             newest.append(message)
@@ -60,14 +65,29 @@ async def _messages(reader: AsyncReader, topic: str, last: int, follow: bool) ->
     for message in newest[len(newest) - min(last, len(newest)) :]:
         yield message
     while follow:
-        for queue, (start, end) in (await reader.queues(topic)).items():
-            begin = max(at.get(queue, start), start)
-            at[queue] = max(begin, end)
+        for place, (start, end) in (await _bounds(reader, topic)).items():
+            shard, queue = place
+            begin = max(at.get(place, start), start)
+            at[place] = max(begin, end)
             if end > begin:
-                async for message in reader.read(topic, queue, offset=begin):
-                    at[queue] = max(at[queue], message.offset + 1)
+                async for message in reader.read(topic, queue, offset=begin, shard=shard):
+                    at[place] = max(at[place], message.offset + 1)
                     yield message
         await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _bounds(reader: AsyncReader, topic: str) -> dict[Place, tuple[int, int]]:
+    """The first and the next offset of each queue. Raises NotFound where no log has the topic."""
+    bounds: dict[Place, tuple[int, int]] = {}
+    unknown: NotFound | None = None
+    for shard in await reader.shards() or (None,):
+        try:
+            bounds |= {(shard, queue): ends for queue, ends in (await reader.queues(topic, shard=shard)).items()}
+        except NotFound as error:
+            unknown = error
+    if unknown is not None and not bounds:
+        raise unknown
+    return bounds
 
 
 def _say(message: ReceivedMessage, json_lines: bool) -> None:

@@ -9,16 +9,19 @@ import signal
 import socket
 import ssl
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
 
 from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
-from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer
+from notify.client import Consumer, Inbox, Message, ReceivedMessage, TransactionProducer, create_tables
 from notify.client.reader import Reader
+from notify.client.table import half_message
 from notify.client.transactions import TransactionClient
 from notify.errors import Unavailable
 from notify.keys import shard_of_key
@@ -26,11 +29,12 @@ from notify.testing.process import ServerProcess
 from notify.wire import PackedMessage
 from notify.workers import worker_names
 from tests.support.authority import Authority
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
-from tests.support.groups import lag, redrive, running, subscribe
+from tests.support.groups import lag, running, subscribe
 from tests.support.http import admin, ask, call, post, refusal
 from tests.support.servers import stop_if_running
+from tests.support.shop import Base, Order, items, make_engine
 from tests.support.transactions import half_request, new_id
 
 NAMES = worker_names(2)
@@ -121,6 +125,40 @@ def test_each_key_is_in_one_log_in_order_and_a_consumer_reads_all(server: Server
     assert received.numbers == {key: list(range(20)) for key in KEYS}
     for name, messages in stored(server.url, "divided").items():
         assert {m["key"] for m in messages} == set(keys_of(name))
+
+
+def test_sessions_of_several_threads_send_to_both_workers(server: ServerProcess, tmp_path: Path) -> None:
+    """Each local row names the worker that has its half, and each effect happens once."""
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    Base.metadata.create_all(engine)
+    create_tables(engine)
+    sessions = sessionmaker(engine)
+    producer = TransactionProducer(server.url, group="shop", engine=engine, half_timeout=PATIENCE_SECONDS)
+    consumer = Consumer(server.url, group="effects", inbox=Inbox(engine))
+
+    @consumer.subscribe("ordered", start="earliest")
+    def handle(message: ReceivedMessage, session: Session) -> None:
+        session.add(Order(item=f"effect of {message.key}"))
+
+    def order(key: str) -> None:
+        for _ in range(5):
+            with sessions.begin() as session:
+                session.add(Order(item=key))
+                producer.send(session, Message("ordered", {}, key=key))
+
+    threads = [threading.Thread(target=order, args=(key,)) for key in KEYS]
+    with running(consumer):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        producer.close()
+        eventually(lambda: len(items(engine)) == 2 * 5 * len(KEYS), "every effect")
+    assert Counter(items(engine)) == Counter([*KEYS, *(f"effect of {key}" for key in KEYS)] * 5)
+    with engine.connect() as connection:
+        places = {(row.key, row.shards) for row in connection.execute(sa.select(half_message))}
+    assert places == {(key, name) for name in NAMES for key in keys_of(name)}
+    engine.dispose()
 
 
 def test_large_requests_without_keys_are_divided(server: ServerProcess) -> None:
@@ -259,10 +297,8 @@ def test_dead_letters_of_all_workers_are_listed_and_sent_again(server: ServerPro
         post(server.url, f"/{name}/v1/groups/grave/settle", {"items": items})
     letters = admin(server.url, "GET", "groups/grave/dead-letters")["messages"]
     assert {letter["worker"] for letter in letters} == set(NAMES)
-    jobs = redrive(server.url, "grave", all=True)["jobs"]
-    assert len(jobs) == 2
-    for job in jobs:
-        eventually(lambda job=job: admin(server.url, "GET", f"jobs/{job}")["state"] == "done", "the job's end")  # type: ignore[misc]
+    code, ended = cli("dead-letter", "redrive", "grave", "--all", "--reason", "r", "--url", server.url, "--json")
+    assert (code, ended["done"], len(ended["jobs"])) == (0, 2, 2), ended
     assert lag(server.url, "grave") == 2
 
 
@@ -270,6 +306,15 @@ def test_commands_mean_all_workers(server: ServerProcess) -> None:
     code, answer = cli("topic", "create", "by-hand", "--reason", "r", "--url", server.url)
     assert code == 0, answer
     assert [ask(server.url, "GET", f"/{name}/v1/admin/topics/by-hand")[0] for name in NAMES] == [200, 200]
+
+
+def test_a_tail_shows_the_newest_of_all_workers(server: ServerProcess) -> None:
+    with TransactionProducer(server.url, group="orders") as producer:
+        for key in KEYS:
+            producer.publish(Message("tailed", key, key=key))
+    code, shown = cli("topic", "tail", "tailed", "--last", "4", "--url", server.url)
+    assert code == 0
+    assert [line.rpartition("\t")[2].strip('"') for line in shown["text"].splitlines()] == KEYS[-4:]
 
 
 def test_metrics_say_which_worker(server: ServerProcess) -> None:
@@ -301,26 +346,31 @@ def test_console_pages_show_all_workers(server: ServerProcess) -> None:
 
 
 @pytest.mark.crash
-def test_a_worker_that_is_killed_comes_back_and_nothing_is_lost_or_out_of_order(server: ServerProcess) -> None:
-    received = Received(server.url, "killed", "killed")
-    sending = Sending(server.url, "killed", KEYS, 60)
+@pytest.mark.parametrize("kills", [2, pytest.param(16, marks=pytest.mark.long)])
+def test_a_worker_that_is_killed_comes_back_and_nothing_is_lost_or_out_of_order(
+    server: ServerProcess, kills: int
+) -> None:
+    topic, count = f"killed-{kills}", 30 * kills
+    received = Received(server.url, topic, topic)
+    sending = Sending(server.url, topic, KEYS, count)
     with running(received.consumer), sending:
-        for victim in (1, 0):
+        for n in range(kills):
+            victim = n % 2
             before = dict(sending.sent)
             old = server.workers()
             os.kill(old[victim], signal.SIGKILL)
             eventually(lambda old=old: len(set(server.workers()) - set(old)) == 1, "another worker")  # type: ignore[misc]
             eventually(
-                lambda before=before: all(n > before[k] or n == 60 for k, n in sending.sent.items()),  # type: ignore[misc]
+                lambda before=before: all(n > before[k] or n == count for k, n in sending.sent.items()),  # type: ignore[misc]
                 "every key to go on",
             )
-        eventually(lambda: all(set(received.numbers[key]) == set(range(60)) for key in KEYS), "every message")
-    for messages in stored(server.url, "killed").values():
+        eventually(lambda: all(set(received.numbers[key]) == set(range(count)) for key in KEYS), "every message")
+    for messages in stored(server.url, topic).values():
         by_key = defaultdict(list)
         for m in messages:
             by_key[m["key"]].append(json.loads(m["body"])["n"])
         for key, numbers in by_key.items():
-            assert list(dict.fromkeys(numbers)) == list(range(60)), key
+            assert list(dict.fromkeys(numbers)) == list(range(count)), key
 
 
 @pytest.mark.crash
