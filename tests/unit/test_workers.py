@@ -83,6 +83,28 @@ def test_a_message_that_one_worker_does_not_know_is_another_ones() -> None:
     assert made["items"] == [{"id": "x", "status": 201}, {"id": "y", "status": 201}]
 
 
+def test_a_list_of_dead_letters_goes_on_at_each_worker_behind_what_was_shown() -> None:
+    """Two workers with 3 and 1 letters, 2 a page: every letter once, the newest first."""
+    letters = {"a": [(2, 50), (1, 30), (0, 10)], "b": [(0, 40)]}
+    rule = rule_of("GET", "groups/g/dead-letters", {})
+    query = {"newest": "true", "max": "2"}
+    pages: list[list[str]] = []
+    while len(pages) < 9:
+        asked = {name: mine for name in letters if (mine := rule.query(name, query)) is not None}
+        answers = []
+        for name, mine in asked.items():
+            before = int(mine.get("before", 0)) or 99
+            left = [row for row in letters[name] if row[0] < before]
+            rows = [{"offset": offset, "dead_at": str(at)} for offset, at in left[:2]]
+            answers.append({"messages": rows, "next_before": rows[-1]["offset"] if len(left) > 2 else 0})
+        page = rule.combine(list(asked), answers, query)
+        pages.append([row["dead_at"] for row in page["messages"]])
+        if not page["next_before"]:
+            break
+        query = query | {"before": page["next_before"]}
+    assert pages == [["50", "40"], ["30", "10"]]
+
+
 def test_charts_are_added_up_at_each_time() -> None:
     one = {"span": "hour", "at": [60, 120], "lag": [1.0, 2.0], "oldest_seconds": [3.0, None]}
     two = {"span": "hour", "at": [120, 180], "lag": [5.0, None], "oldest_seconds": [1.0, 2.0]}

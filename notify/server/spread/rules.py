@@ -30,6 +30,8 @@ class Asked(Enum):
     """None: it is about one log, and has to name its worker."""
 
 
+OVER = "-"
+"""Instead of an offset: a worker's part of a list is at its end."""
 HIGHEST_QUEUE = 99_999
 """Above the number of any queue."""
 
@@ -89,7 +91,7 @@ def _decisions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[s
 
 def _messages(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     """The newest first continues behind its last message, at every worker (see `_continued`)."""
-    newest = query.get("newest", "").lower() in ("true", "1", "yes", "on")
+    newest = _is_newest(query)
     order = ordered(
         "messages",
         lambda row: (row["committed_at"], row["worker"], row["queue"], row["offset"]),
@@ -125,12 +127,49 @@ def _continued(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _letters(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    """The newest of all workers. A list goes on at one worker alone: an offset is one log's."""
+    """The list goes on at each worker behind the last of its letters that was shown (see `_letters_at`)."""
+    newest = _is_newest(query)
     most = _most(query, 100)
-    order = ordered("messages", lambda row: row["dead_at"], largest_first="newest" in query)
+    if not names:
+        return {"messages": [], "next_before" if newest else "next_offset": 0}
+    order = ordered("messages", lambda row: row["dead_at"], largest_first=newest)
     cut = order(combined(names, answers), most)
-    more = [n for n, a in zip(names, answers, strict=True) if a.get("next_before") or len(a["messages"]) >= most]
-    return cut | dict.fromkeys({"next_before", "next_offset"} & cut.keys(), 0) | {"more_at": more}
+    at = _places(query)
+    for name, answer in zip(names, answers, strict=True):
+        shown = [row["offset"] for row in cut["messages"] if row["worker"] == name]
+        if len(shown) < len(answer["messages"]):
+            if shown:
+                at[name] = str(shown[-1] if newest else shown[-1] + 1)
+        elif newest:
+            at[name] = str(answer["next_before"] or OVER)
+        else:
+            is_over = not answer["messages"] and str(answer["next_offset"]) == at.get(name, query.get("offset", "0"))
+            at[name] = OVER if is_over else str(answer["next_offset"])
+    is_over = all(at.get(name) == OVER for name in names)
+    cursor = 0 if is_over else ",".join(f"{name}:{place}" for name, place in at.items())
+    return cut | {"next_before" if newest else "next_offset": cursor}
+
+
+def _letters_at(name: str, query: Mapping[str, str]) -> Mapping[str, str] | None:
+    """The query for a worker, where its part of the list goes on; None where it is at its end."""
+    place = _places(query).get(name)
+    if place == OVER:
+        return None
+    field = "before" if _is_newest(query) else "offset"
+    if ":" in query.get(field, ""):
+        return {**query, field: place or "0"}
+    return query
+
+
+def _places(query: Mapping[str, str]) -> dict[str, str]:
+    """Where a list of dead letters goes on at each worker, as an earlier answer said it: `worker-1:12,worker-2:-`."""
+    text = query.get("before" if _is_newest(query) else "offset", "")
+    pairs = [part.partition(":") for part in text.split(",") if ":" in part]
+    return {name: place for name, _, place in pairs}
+
+
+def _is_newest(query: Mapping[str, str]) -> bool:
+    return query.get("newest", "").lower() in ("true", "1", "yes", "on")
 
 
 def _counted(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
@@ -172,8 +211,8 @@ class Rule:
 
     asked: Asked
     combine: Combine = _simply
-    query: Callable[[str, Mapping[str, str]], Mapping[str, str]] = _unchanged
-    """The query for a worker, of its name and the request's query."""
+    query: Callable[[str, Mapping[str, str]], Mapping[str, str] | None] = _unchanged
+    """The query for a worker, of its name and the request's query; None: it is not asked."""
 
 
 _SHARED = "settings|settings/.*|limits|credentials|credentials/.*|actions|check-webhooks|pushes|audits|audits/.*|nodes"
@@ -189,7 +228,7 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
     ("GET", "messages", Rule(Asked.ALL, _messages, _continued)),
     ("GET", "jobs", Rule(Asked.ALL, _jobs)),
     ("GET", "dead-letters", Rule(Asked.ALL, _counted)),
-    ("GET", "groups/[^/]+/dead-letters", Rule(Asked.ALL, _letters)),
+    ("GET", "groups/[^/]+/dead-letters", Rule(Asked.ALL, _letters, _letters_at)),
     ("POST", "transactions/(check|commit|rollback)", Rule(Asked.ALL, _decisions)),
     ("*", "transactions/[^/]+(/.*)?", Rule(Asked.KNOWING)),
     ("GET", "messages/[^/]+", Rule(Asked.KNOWING)),

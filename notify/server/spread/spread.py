@@ -193,7 +193,8 @@ class _Spreading:
         told = {n: _renumbered(n, body) for n, (status, body) in answers.items() if status == 200}
         read: list[Answer] = [json.loads(body) for body in told.values()]
         whole = rule.combine([self._names[number] for number in told], read, question.query)
-        missing = [name for number, name in enumerate(self._names) if number not in answers]
+        asked = [number for number, name in enumerate(self._names) if rule.query(name, question.query) is not None]
+        missing = [self._names[number] for number in asked if number not in answers]
         if missing:
             whole["missing"] = missing
         result = whole.get("result")
@@ -203,19 +204,17 @@ class _Spreading:
 
     async def _all(self, rule: Rule, body: bytes | None, *, without_away: bool = False) -> dict[int, Told]:
         """The answers by the workers' numbers; `without_away`: of those that answer, if any. Raises Unavailable."""
-        query = self._question.query
-        asked = [
-            self._ask(number, body=body, query=urlencode(rule.query(name, query)))
-            for number, name in enumerate(self._names)
-        ]
+        queries = {number: rule.query(name, self._question.query) for number, name in enumerate(self._names)}
+        asked = {n: self._ask(n, body=body, query=urlencode(q)) for n, q in queries.items() if q is not None}
         answers: dict[int, Told] = {}
-        for number, told in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
+        told_by = await asyncio.gather(*asked.values(), return_exceptions=True)
+        for number, told in zip(asked, told_by, strict=True):
             if isinstance(told, Unavailable) and without_away:
                 continue
             if isinstance(told, BaseException):
                 raise told
             answers[number] = told
-        if not answers:
+        if asked and not answers:
             raise Unavailable("no worker answers; try again")
         return answers
 
@@ -253,7 +252,7 @@ def _refusal(answers: Sequence[Told]) -> Told | None:
     others = [told for told in refusals if told[0] != 404]
     if others:
         return others[0]
-    return refusals[0] if len(refusals) == len(answers) else None
+    return refusals[0] if refusals and len(refusals) == len(answers) else None
 
 
 def _renumbered(worker: int, body: bytes) -> bytes:
