@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 
+@lru_cache(maxsize=8192)  # a server asks twice: for the key's place, and for its entry in an index
 def key_hash(key: str | None) -> int:
     """64 bits of a key, 0 for none."""
     if key is None:
