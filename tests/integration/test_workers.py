@@ -298,7 +298,7 @@ def test_dead_letters_of_all_workers_are_listed_and_sent_again(server: ServerPro
     letters = admin(server.url, "GET", "groups/grave/dead-letters")["messages"]
     assert {letter["worker"] for letter in letters} == set(NAMES)
     code, ended = cli("dead-letter", "redrive", "grave", "--all", "--reason", "r", "--url", server.url, "--json")
-    assert (code, ended["done"], len(ended["jobs"])) == (0, 2, 2), ended
+    assert (code, [job["done"] for job in ended["jobs"]]) == (0, [1, 1]), ended
     assert lag(server.url, "grave") == 2
 
 
