@@ -38,8 +38,16 @@ from notify.wire import Outcomes, decode_payload
 T = TypeVar("T")
 START_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
-_json_outcomes = msgspec.json.Decoder(Outcomes).decode
-_packed_outcomes = msgspec.msgpack.Decoder(Outcomes).decode
+
+
+class _Named(msgspec.Struct):
+    id: str
+
+
+class _Halves(msgspec.Struct):
+    """The ids of a request of halves."""
+
+    transactions: list[_Named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,8 @@ class _Faults:
         """`behind` answers what is not lost."""
         self._behind = behind
         self.lose_outcomes = False
+        self._lost: set[str] = set()
+        """Ids of transactions whose outcome is lost for good, also where it is sent, or sent again, later."""
         self.lose_answers = ""
         self.is_down = False
         self.under_way: Counter[str] = Counter()
@@ -86,12 +96,22 @@ class _Faults:
     async def _answer(self, request: Request) -> Answer:
         if self.is_down:
             return Answer.problem(Unavailable("the test has taken the server down"))
-        if self.lose_outcomes and request.path == "/v1/transactions/outcomes" and not _are_answers(request):
+        if request.path == "/v1/transactions" and self.lose_outcomes and (halves := _decoded(request, _Halves)):
+            self._lost.update(half.id for half in halves.transactions)
+        if request.path == "/v1/transactions/outcomes" and self._is_lost(request):
             return Answer.problem(Unavailable("the test loses this outcome"))
         answer = await self._behind.answer(request)
         if self.lose_answers and request.path == self.lose_answers:
             return Answer.problem(Unavailable("the test loses this answer; the request was carried out"))
         return answer
+
+    def _is_lost(self, request: Request) -> bool:
+        """Whether an outcome of a request gets lost. Answers to checks do not."""
+        outcomes = _decoded(request, Outcomes)
+        sent = {o.id for o in outcomes.outcomes if o.check is None} if outcomes else set()
+        if self.lose_outcomes:
+            self._lost |= sent
+        return not sent.isdisjoint(self._lost)
 
 
 class _TestedApp(App):
@@ -104,13 +124,13 @@ class _TestedApp(App):
         self.data = self.faults = _Faults(self.data)
 
 
-def _are_answers(request: Request) -> bool:
-    """Whether all outcomes of a request are answers to checks."""
+def _decoded(request: Request, kind: type[T]) -> T | None:
+    """The body of a request; None where it is malformed: the server refuses it."""
     is_packed = any(b"msgpack" in value for name, value in request.headers if name == b"content-type")
-    decode = _packed_outcomes if is_packed else _json_outcomes
+    decode = msgspec.msgpack.decode if is_packed else msgspec.json.decode
     with contextlib.suppress(msgspec.DecodeError):
-        return all(o.check is not None for o in decode(request.body).outcomes)
-    return True  # malformed: the server refuses it
+        return decode(request.body, type=kind)
+    return None
 
 
 class InMemoryServer:
@@ -223,7 +243,8 @@ class InMemoryServer:
     def losing_outcomes(self) -> Iterator[None]:
         """Lose all outcomes that producers send by themselves, so that the server has to check.
 
-        This tests your service's answers to checks.
+        The outcomes of transactions that begin meanwhile are lost for good, also where they are sent later. This tests
+        your service's answers to checks.
         """
         self._app.faults.lose_outcomes = True
         try:

@@ -102,6 +102,21 @@ def test_lost_outcomes_are_asked_back(
     assert len(notify_server.messages("order.placed")) == 1
 
 
+def test_an_outcome_that_is_lost_stays_lost(
+    notify_server: InMemoryServer, engine: sa.Engine, producer: TransactionProducer
+) -> None:
+    """The producer sends it again, or for the first time, once the block is over: a service's test was a race."""
+    notify_server.freeze()
+    with notify_server.losing_outcomes():
+        place_order(engine, producer, "book")
+    sent = notify_server._app.faults.answered
+    eventually(lambda: sent["/v1/transactions/outcomes"] >= 2, "the outcome was sent twice")
+    assert [half.state for half in notify_server.halves()] == ["PREPARED"]
+    notify_server.advance(1)
+    notify_server.wait_until_decided()
+    assert len(notify_server.messages("order.placed")) == 1
+
+
 def test_a_listener_of_ones_own_is_asked(notify_server: InMemoryServer) -> None:
     asked: list[str] = []
 
