@@ -302,6 +302,16 @@ def test_dead_letters_of_all_workers_are_listed_and_sent_again(server: ServerPro
     assert lag(server.url, "grave") == 2
 
 
+def test_a_message_that_an_operator_sends_finds_the_worker_of_its_key(server: ServerProcess) -> None:
+    """Also where the topic is at the other worker alone, and not where it is at none."""
+    first, second = (keys_of(name)[0] for name in NAMES)
+    post(server.url, "/worker-1/v1/messages", {"messages": [{"topic": "by-operator", "body": "", "key": first}]})
+    sent = admin(server.url, "POST", "topics/by-operator/messages", {"body": "b", "key": second})
+    assert sent["result"]["items"][0]["status"] == 201
+    assert [len(messages) for messages in stored(server.url, "by-operator").values()] == [1, 1]
+    assert refusal(server.url, "POST", "topics/mistyped/messages", body="b", key=second) == (404, "not_found")
+
+
 def test_commands_mean_all_workers(server: ServerProcess) -> None:
     code, answer = cli("topic", "create", "by-hand", "--reason", "r", "--url", server.url)
     assert code == 0, answer

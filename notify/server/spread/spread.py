@@ -106,32 +106,51 @@ class _Spreading:
         if rule.asked is Asked.KNOWING:
             return await self._of_who_knows()
         if rule.asked is Asked.OF_KEY:
-            key = question.fields.get("key")
-            number = self._workers.number
-            if isinstance(key, str):
-                number = self._names.index(shard_of_key(key, self._names))
-            return _response(await self._ask(number))
+            return await self._of_key(path)
         if rule.asked is Asked.JOB:
             return await self._job(path)
         return await self._of_all(rule)
 
     # --- asking -----------------------------------------------------------------------------------------------
 
-    async def _ask(self, number: int, *, path: str = "", body: bytes | None = None, query: str | None = None) -> Told:
-        """A worker's answer; `path`, `body`, `query`: others than the request's. Raises Unavailable, Forbidden."""
+    async def _of_key(self, path: str) -> Response:
+        """The answer of the key's worker; of a message without a key that of the first that has the topic.
+
+        A topic that a first message has made is at the worker of that one alone: here it is made at the key's, too.
+        """
         question = self._question
+        key = question.fields.get("key")
+        if not isinstance(key, str):
+            return await self._of_who_knows()
+        number = self._names.index(shard_of_key(key, self._names))
+        told = await self._ask(number)
+        if told[0] == 404:
+            topic = ADMIN + path.removesuffix("/messages")
+            others = [n for n in range(len(self._names)) if n != number]
+            statuses = [(await self._ask(n, method="GET", path=topic, body=b""))[0] for n in others]
+            made = json.dumps({"reason": question.fields.get("reason", "")}).encode()
+            if 200 in statuses and (await self._ask(number, method="PUT", path=topic, body=made))[0] == 200:
+                told = await self._ask(number)
+        return _response(told)
+
+    async def _ask(
+        self, number: int, *, method: str = "", path: str = "", body: bytes | None = None, query: str | None = None
+    ) -> Told:
+        """A worker's answer; `method` and so on: others than the request's. Raises Unavailable, Forbidden."""
+        question = self._question
+        method = method or question.method
         path = path or question.path
         body = question.body if body is None else body
         query = question.scope["query_string"].decode("latin-1") if query is None else query
         if number == self._workers.number:
-            return await _asked_here(self._api, question.scope, path, query, body)
+            return await _asked_here(self._api, {**question.scope, "method": method}, path, query, body)
         raw = question.scope.get("raw_path", question.path.encode()) if path == question.path else path.encode()
         target = raw.decode("latin-1") + ("?" + query if query else "")
-        seconds = READ_SECONDS if question.method == "GET" else WRITE_SECONDS
+        seconds = READ_SECONDS if method == "GET" else WRITE_SECONDS
         name = self._names[number]
         try:
             status, answer = await self._workers.ask(
-                self._settings, number, question.method, target, body, seconds, question.head
+                self._settings, number, method, target, body, seconds, question.head
             )
         except Unavailable as error:
             raise Unavailable(f"{name} does not answer ({error}); try again, or ask the others alone") from None
