@@ -36,7 +36,7 @@ from notify.workers import divide
 log = structlog.get_logger("notify.server")
 
 LOCK = "workers.lock"
-LOCK_SECONDS = 20.0
+LOCK_SECONDS = 30.0
 """How long a start waits for the workers of a parent that was killed: they stop as soon as they notice."""
 ORPHAN_SECONDS = 15.0
 """A worker whose parent is gone stops in good order within so long, else at once."""
