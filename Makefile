@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -170,6 +170,11 @@ profile: install
 # A backlog handled in batches of BATCH=500 beside one handled message by message, with an inbox on PostgreSQL: 2 minutes.
 bench-batches: install
 	$(PY) -m notify.bench.batches --messages $(or $(MESSAGES),20000) --batch $(or $(BATCH),500)
+
+# What a message adds to the CPU time of a SQLAlchemy session's transaction, in either mode, from threads and asyncio, on
+# SQLite and PostgreSQL: ROUNDS=15, CALLERS=1; 3 minutes.
+bench-session: install
+	$(PY) -m notify.bench.session --rounds $(or $(ROUNDS),15) --callers $(or $(CALLERS),1)
 
 # SECONDS=3600 at 1,000 transactions a second, in every mode: memory, descriptors, threads and data directory stay flat.
 soak: install

@@ -30,8 +30,6 @@ def start_load(url: str, ids: Path, *, clients: int, seconds: float, **others: A
         "clients": clients,
         "all_clients": clients,
         "seconds": seconds,
-        "mode": "asyncio",
-        "dsn": None,
         "body": 256,
         "topics": 16,
         "keys": 0,
@@ -39,7 +37,6 @@ def start_load(url: str, ids: Path, *, clients: int, seconds: float, **others: A
         "warmup": 1.0,
         "batching": True,
         "queues_outcomes": False,
-        "directory": str(ids.parent),
     }
     return start("notify.bench.load", spec | others)
 

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from notify.bench import threads
 from notify.client.loop import new_event_loop
 from notify.client.transactions import TransactionClient, pack
 from notify.errors import NotifyError
@@ -121,9 +120,6 @@ def _cpu() -> float:
 def main() -> None:
     """Run one load process by the specification in argv[1]."""
     spec = json.loads(sys.argv[1])
-    if spec["mode"] == "threads":
-        print(json.dumps(threads.run(spec)))
-        return
     load = Load(spec)
     gc.freeze()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -28,7 +28,6 @@ class Plan:
 
     clients: int = 128
     processes: int = 1
-    mode: str = "asyncio"
     body: int = 256
     topics: int = 16
     seconds: float = 8.0
@@ -39,7 +38,6 @@ class Plan:
     batching: bool = True
     queues_outcomes: bool = False
     url: str | None = None
-    dsn: str | None = None
     storage: str | None = None
     workers: int = 1
     keys: int = 0
@@ -92,8 +90,6 @@ def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subproces
         all_clients=plan.clients,
         seconds=plan.seconds,
         warmup=plan.warmup,
-        mode=plan.mode,
-        dsn=plan.dsn,
         body=plan.body,
         topics=plan.topics,
         keys=plan.keys,
@@ -159,10 +155,6 @@ def _summary(
         summary["delivered_per_second"] = round(consumed["per_second"])
         summary["handler_p50_ms"] = _percentile(consumed["latencies"], 0.5)
         summary["handler_p99_ms"] = _percentile(consumed["latencies"], 0.99)
-    for key in ("bare_p50_ms", "client_cpu_ms", "bare_cpu_ms"):
-        values = [r[key] for r in results if key in r]
-        if values:
-            summary[key] = round(sum(values) / len(values), 3)
     return summary
 
 

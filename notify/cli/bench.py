@@ -32,7 +32,6 @@ def bench() -> None:
 def transactions(
     clients: int = typer.Option(128, min=1, max=4096, help="Concurrent callers."),
     processes: int = typer.Option(1, min=1, max=64, help="Processes that share the callers."),
-    mode: str = typer.Option("asyncio", help="asyncio (half and outcome) or threads (a real SQLAlchemy session)."),
     body: int = _BODY,
     topics: int = typer.Option(16, min=1, max=100_000, help="Topics that the messages are spread over."),
     seconds: float = typer.Option(8.0, min=0.5, max=3600, help="Measured time, after a warm-up of 2 s."),
@@ -43,19 +42,15 @@ def transactions(
     consume: bool = typer.Option(False, "--consume", help="Also deliver and acknowledge everything."),
     no_batching: bool = typer.Option(False, "--no-batching", help="Send each half in a request of its own."),
     url: str | None = typer.Option(None, help="A running server, instead of a new one."),
-    dsn: str | None = typer.Option(None, help="Database for --mode threads (default: SQLite)."),
     storage: str | None = typer.Option(None, help="A database as the server's storage, instead of the log."),
     workers: int = typer.Option(1, min=1, max=64, help="Workers of the server."),
     keys: int = typer.Option(0, min=0, help="Distinct keys; 0: messages without a key."),
     as_json: bool = _AS_JSON,
 ) -> None:
     """Measure transactions a second (half and outcome durably recorded)."""
-    if mode not in ("asyncio", "threads"):
-        raise typer.BadParameter("--mode must be asyncio or threads")
     plan = transactions_bench.Plan(
         clients=clients,
         processes=min(processes, clients),
-        mode=mode,
         body=body,
         topics=topics,
         seconds=seconds,
@@ -64,7 +59,6 @@ def transactions(
         batching=not no_batching,
         queues_outcomes=queue_outcomes,
         url=url,
-        dsn=dsn,
         storage=storage,
         workers=workers,
         keys=keys,
