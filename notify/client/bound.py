@@ -71,8 +71,7 @@ def listen_to_sessions() -> None:
 def connections_of_session(session: Session) -> list[Connection]:
     """The connections of the session's root transaction."""
     root = session.get_transaction()
-    there = (key for key in getattr(root, "_connections", None) or () if isinstance(key, Connection))
-    return list({id(connection): connection for connection in there}.values())
+    return [key for key in getattr(root, "_connections", None) or () if isinstance(key, Connection)]
 
 
 def connections_of_bound(bound: BoundTransaction) -> list[Connection]:

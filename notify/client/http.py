@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from typing import Any
 from urllib.parse import urlsplit
 
-import httptools
 import msgspec
 
+from notify.client.answers import AnswerReader
 from notify.client.login import EXCHANGES, Shown, Token, tls_from_environment
 from notify.errors import (
     Backpressure,
@@ -39,50 +38,43 @@ CONNECTIONS = 256
 CONNECT_SECONDS = 3.0
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(AnswerReader, asyncio.Protocol):
     """One kept connection with at most one request on its way."""
 
     def __init__(self, client: HttpClient) -> None:
+        super().__init__()
         self._client = client
-        self._parser: Any = None
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
-        self._body: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
         self.used = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
-    def ask(self, head: bytes, body: bytes) -> asyncio.Future[tuple[int, bytes]]:
-        self._answer = asyncio.get_running_loop().create_future()
-        self._parser = httptools.HttpResponseParser(self)
-        self._body = []
-        self.transport.write(head + body)
+    def ask(self, request: bytes, seconds: float) -> asyncio.Future[tuple[int, bytes]]:
+        """The future of status and body; it raises TimeoutError after `seconds`, Unavailable without an answer."""
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        # A timer of its own costs a third of `asyncio.timeout`, which would have to cancel whoever waits.
+        self._timer = loop.call_later(seconds, self._time_out)
+        self.expect()
+        self.transport.write(request)
         self.used = True
         return self._answer
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None:
-            self.close()
-            return
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(Unavailable(f"the server's answer is not HTTP: {error}"))
+            self.feed(data)
+        except Unavailable as error:
+            self._fail(error)
             self.close()
 
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200:
-            return  # such as 103, of a proxy: the answer is still to come
-        parser, self._parser = self._parser, None
-        answer, self._answer = self._answer, None
+    def answered(self, status: int, body: bytes, is_kept: bool) -> None:
+        answer = self._ended()
         if answer is not None and not answer.done():
-            answer.set_result((status, b"".join(self._body)))
-        if parser.should_keep_alive():
+            answer.set_result((status, body))
+        if is_kept:
             self._client.give_back(self)
         else:
             self.close()
@@ -91,10 +83,22 @@ class _Connection(asyncio.Protocol):
         self._client.forget(self)
         self._fail(Unavailable("the server closed the connection before it answered"))
 
-    def _fail(self, error: NotifyError) -> None:
+    def _ended(self) -> asyncio.Future[tuple[int, bytes]] | None:
+        """The future of the request on its way, which ends with this."""
         answer, self._answer = self._answer, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return answer
+
+    def _fail(self, error: Exception) -> None:
+        answer = self._ended()
         if answer is not None and not answer.done():
             answer.set_exception(error)
+
+    def _time_out(self) -> None:
+        self._fail(TimeoutError())
+        self.close()
 
     def close(self) -> None:
         self.transport.close()
@@ -114,9 +118,8 @@ class HttpClient:
             of_kafka = "; only consumers, bridges and relays reach Kafka themselves" if parts.scheme == "kafka" else ""
             raise InvalidRequest(f"{url!r} is not a server's address; it should read http://host:port{of_kafka}")
         self.url = url.rstrip("/")
-        self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
+        self.address = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self.tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
         self._base = parts.path.rstrip("/")
         """In front of each path: a worker of several is reached so."""
         self._head_host = f"host: {parts.netloc}\r\n"
@@ -150,35 +153,52 @@ class HttpClient:
         self, method: str, path: str, body: bytes, seconds: float, kind: str, shown: str
     ) -> tuple[int, bytes]:
         """Status and body of an answer; `shown`: lines of the head that say who asks. Raises Unavailable, Timeout."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        request = self._request(method, path, body, kind, shown)
         try:
-            async with asyncio.timeout(seconds):
-                async with self._room:
-                    return await self._ask(method, path, body, kind, shown)
+            if self._room.locked():
+                async with asyncio.timeout_at(deadline):
+                    await self._room.acquire()
+            else:
+                await self._room.acquire()  # without waiting
+            try:
+                return await self._ask(request, deadline)
+            finally:
+                self._room.release()
         except TimeoutError:
             raise Timeout(f"no answer to {method} {path} within {seconds:g} s; it may have been carried out") from None
 
-    async def _ask(self, method: str, path: str, body: bytes, kind: str, shown: str) -> tuple[int, bytes]:
+    def request(self, method: str, path: str, body: bytes) -> bytes:
+        """The bytes of a request that is sent on another connection."""
+        return self._request(method, path, body, MSGPACK, self._token.header())
+
+    def _request(self, method: str, path: str, body: bytes, kind: str, shown: str) -> bytes:
         head = self._heads.get((method, path, kind))
         if head is None:
             head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._head_host}"
             head += f"content-type: {kind}\r\naccept: {kind}\r\ncontent-length: "
             if len(self._heads) < 1000:
                 self._heads[(method, path, kind)] = head
-        full = f"{head}{len(body)}\r\n{shown}\r\n".encode()
+        return f"{head}{len(body)}\r\n{shown}\r\n".encode() + body
+
+    async def _ask(self, request: bytes, deadline: float) -> tuple[int, bytes]:
+        """Status and body of an answer. Raises Unavailable, or TimeoutError at the deadline (the loop's time)."""
+        loop = asyncio.get_running_loop()
         while True:
-            connection = await self._connection()
-            kept = connection.used
+            connection = self._kept() or await self._connect(deadline)
+            is_kept = connection.used
             try:
-                return await connection.ask(full, body)
+                return await connection.ask(request, deadline - loop.time())
             except Unavailable:
                 # A kept connection may have been closed by the server just then: all routes may be repeated.
-                if not kept:
+                if not is_kept:
                     raise
             except asyncio.CancelledError:
                 connection.close()
                 raise
 
-    async def _connection(self) -> _Connection:
+    def _kept(self) -> _Connection | None:
+        """An open connection without a request. Raises Closed, and Unavailable for a server that has left."""
         if self._closed:
             raise Closed("this client is closed")
         if self._leaving:
@@ -187,13 +207,17 @@ class HttpClient:
             connection = self._idle.pop()
             if not connection.transport.is_closing():
                 return connection
+        return None
+
+    async def _connect(self, deadline: float) -> _Connection:
+        """A new connection. Raises Unavailable, or TimeoutError at the deadline."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self), self._host, self._port, ssl=self._tls
-                )
+            async with asyncio.timeout_at(min(loop.time() + CONNECT_SECONDS, deadline)):
+                _, connection = await loop.create_connection(lambda: _Connection(self), *self.address, ssl=self.tls)
         except (OSError, TimeoutError) as error:
+            if isinstance(error, TimeoutError) and loop.time() >= deadline:
+                raise
             raise Unavailable(f"no server at {self.url}: {error or 'no answer'}") from None
         self._open.add(connection)
         return connection
