@@ -1,8 +1,8 @@
-"""What a message costs the process that sends it: its CPU time a transaction of a real SQLAlchemy session.
+"""The cost of a message for the process that sends it: CPU time a transaction of a real SQLAlchemy session.
 
 Each round runs the same number of transactions of each kind, one kind after the other: a session that inserts a row,
 the same with a message in mode half, and the same in mode outbox. A round's difference to its session without a message
-is what a message costs there. Run as `python -m notify.bench.session`; the server is another process, SQLite is in this
+is a message's cost there. Run as `python -m notify.bench.session`; the server is another process, SQLite is in this
 one.
 """
 

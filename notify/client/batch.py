@@ -58,6 +58,11 @@ class Batcher(Generic[Item, Result]):
         """How many items are to be sent again after a while."""
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing is on its way; as any thread sees it at this moment."""
+        return not (self._waiting or self._running or self._later)
+
     def submit(self, item: Item) -> asyncio.Future[Result]:
         """The future of the item's result. Raises Unavailable where far too much waits already."""
         if len(self._waiting) >= MAX_WAITING:

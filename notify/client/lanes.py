@@ -36,6 +36,11 @@ class Lanes(Generic[Item, Result]):
         self._bounds = bounds
         self._lanes: dict[str | None, Batcher[Item, Result]] = {}
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing is on its way; as any thread sees it at this moment."""
+        return all(lane.is_idle for lane in list(self._lanes.values()))
+
     def submit(self, item: Item, shard: str | None) -> asyncio.Future[Result]:
         """The future of the item's result. Raises Unavailable where far too much waits already."""
         lane = self._lanes.get(shard)

@@ -191,6 +191,11 @@ class Servers:
         if self._current == url:
             self._current = ""
 
+    @property
+    def only(self) -> HttpClient | None:
+        """The client of the server that is asked, where there is one server; as any thread sees it at this moment."""
+        return None if self.keys or len(self.urls()) > 1 else self._clients.get(self._current)
+
     # --- who is there -----------------------------------------------------------------------------------------
 
     def urls(self, shard: str | None = None) -> Sequence[str]:

@@ -1,4 +1,7 @@
-"""Outgoing of threads: the client runs on an event loop in a thread of its own, which a fork leaves behind."""
+"""Outgoing of threads: the client runs on an event loop in a thread of its own, which a fork leaves behind.
+
+A thread that is alone sends by itself (`alone.py`); where several send, the loop puts what they send into one request.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import weakref
 from typing import TypeVar
 
 from notify.check.listener import Outcome
+from notify.client.alone import Alone
 from notify.client.instance import instance_name
 from notify.client.loop import LoopThread
 from notify.client.outgoing import CLOSED
@@ -20,6 +24,8 @@ from notify.errors import Closed, Timeout
 from notify.wire import Item, PackedMessage
 
 T = TypeVar("T")
+FINISH_SECONDS = 1.0
+"""How long `close` waits for the answer of an outcome that a thread has sent by itself."""
 EXIT_SECONDS = 2.0
 """How long outcomes that wait may hold up the end of the process; check-back finds those that are not sent by then."""
 
@@ -31,6 +37,8 @@ class ThreadOutgoing:
         self._plan = plan
         self._starting = threading.Lock()
         self._started: tuple[LoopThread, Running] | None = None
+        self._alone: Alone | None = None
+        """Set before `_started`."""
         self._abandoned: object = None
         self.is_closed = False
         _open.add(self)
@@ -43,7 +51,9 @@ class ThreadOutgoing:
             with self._starting:  # threads that are the first at the same time start one loop
                 if self._started is None:
                     thread = LoopThread(f"notify-producer-{self._plan.group}")
-                    self._started = thread, thread.run(self._make())
+                    running = thread.run(self._make())
+                    self._alone = Alone(thread, running, self._plan.half_timeout)
+                    self._started = thread, running
         return self._started
 
     async def _make(self) -> Running:
@@ -59,17 +69,24 @@ class ThreadOutgoing:
         thread, running = self.start()
         client = running.client
         client.source = source
+        item = None if self._alone is None else self._alone.store_half(transaction_id, messages)
+        if item is not None:
+            return accepted(item)
         seconds = self._plan.half_timeout + 1
         try:
-            return accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages), seconds))
+            item = accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages), seconds))
         except TimeoutError:
             raise Timeout("the half was not answered in time") from None
+        if self._alone is not None:
+            self._alone.loop_was_answered()
+        return item
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome; after `close`, or before the first half, none."""
         if self._started is not None and not self.is_closed:
             thread, running = self._started
-            thread.call(running.queue_outcome, transaction_id, shard, outcome)
+            if self._alone is None or not self._alone.outcome_soon(transaction_id, shard, outcome):
+                thread.call(running.queue_outcome, transaction_id, shard, outcome)
 
     def publish(self, message: PackedMessage) -> str:
         """Send a message without a transaction and wait; its id. Raises InvalidRequest, Unavailable or Closed."""
@@ -93,6 +110,9 @@ class ThreadOutgoing:
         """
         self._abandoned = self._started  # the parent's loop must not be closed by this process
         self._started = None
+        if self._alone is not None:
+            self._alone.abandon()
+            self._alone = None
         self._starting = threading.Lock()  # another thread of the parent may have held it
         self._plan.instance = instance_name()
 
@@ -100,6 +120,8 @@ class ThreadOutgoing:
         """Wait until what was queued is sent, for so long at most."""
         if self._started is not None:
             thread, running = self._started
+            if self._alone is not None:
+                self._alone.finish(min(FINISH_SECONDS, seconds))
             with contextlib.suppress(TimeoutError, Closed):
                 thread.run(running.client.flush(), seconds)
 
@@ -109,6 +131,8 @@ class ThreadOutgoing:
         _open.discard(self)
         if self._started is not None:
             thread, running = self._started
+            if self._alone is not None:
+                self._alone.close(FINISH_SECONDS)
             thread.run(running.close())
             thread.close()
 

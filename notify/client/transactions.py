@@ -42,6 +42,7 @@ OUTCOME_WAIT_SECONDS = 0.2
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.05, 0.5
 ITEM_WAIT_SECONDS = 0.1
 """Until one of a batch is sent again that the server could not take for the moment."""
+HALVES, OUTCOMES = "/v1/transactions", "/v1/transactions/outcomes"
 Answers = Sequence[Item | Later | NotifyError]
 """One for each item of a request, in its order."""
 NOT_NOW = (503, 421)
@@ -191,9 +192,23 @@ class TransactionClient:
 
         The future raises Unavailable or Timeout where that cannot be known.
         """
-        after = self._check_after if check_after is None else check_after
-        half = PackedTransaction(id=transaction_id, messages=messages, check_after=after)
+        half = self._half(transaction_id, messages, check_after)
         return self._halves.submit(half, self.http.shard_of(messages))
+
+    def half_alone(self, transaction_id: str, messages: list[PackedMessage]) -> bytes | None:
+        """The body of a request for one half, to be sent by the thread that has it; None while others are sent."""
+        return self._body_of_halves([self._half(transaction_id, messages, None)]) if self._halves.is_idle else None
+
+    def _half(self, transaction_id: str, messages: list[PackedMessage], after: float | None) -> PackedTransaction:
+        after = self._check_after if after is None else after
+        return PackedTransaction(id=transaction_id, messages=messages, check_after=after)
+
+    def _body_of_halves(self, halves: list[PackedTransaction]) -> bytes:
+        return encode_msgpack(
+            PackedTransactions(
+                producer_group=self.group, transactions=halves, source=self.source or None, instance=self.instance
+            )
+        )
 
     async def _send_halves(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
         if shard is not None:
@@ -202,11 +217,8 @@ class TransactionClient:
         return await by_shard(halves, lambda half: self.http.shard_of(half.messages), self._send_halves_to)
 
     async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
-        request = PackedTransactions(
-            producer_group=self.group, transactions=halves, source=self.source or None, instance=self.instance
-        )
-        body = encode_msgpack(request)
-        return await self._items("/v1/transactions", body, [half.id for half in halves], self._half_seconds, shard)
+        names = [half.id for half in halves]
+        return await self._items(HALVES, self._body_of_halves(halves), names, self._half_seconds, shard)
 
     async def _items(self, path: str, body: bytes, names: list[str], seconds: float, shard: str | None) -> Answers:
         """The result for each id of `names`; Later for those that the server could not take for the moment.
@@ -218,7 +230,7 @@ class TransactionClient:
             shard = self.http.shard_for(len(names))
         deadline = asyncio.get_running_loop().time() + seconds
         try:
-            items = _decode_items(await self._retried(path, body, seconds, shard)).items
+            items = items_of(await self._retried(path, body, seconds, shard))
         except NotifyError:
             for name in names:
                 self._deadlines.pop(name, None)
@@ -269,6 +281,13 @@ class TransactionClient:
         """Queue an outcome; it leaves with the next batch. The future may be dropped."""
         return self._submit_outcome(OutcomeItem(id=transaction_id, outcome=outcome, shard=shard))
 
+    def outcome_alone(self, transaction_id: str, shard: str | None, outcome: str) -> bytes | None:
+        """The body of a request for one outcome, as `half_alone`."""
+        if not self._outcomes.is_idle:
+            return None
+        item = OutcomeItem(id=transaction_id, outcome=outcome, shard=shard)
+        return encode_msgpack(Outcomes(producer_group=self.group, outcomes=[item]))
+
     async def answer(self, item: OutcomeItem) -> Item:
         """Send the answer to a check."""
         return await self._submit_outcome(item)
@@ -287,11 +306,9 @@ class TransactionClient:
         several = self.http.is_apart(shard)
         for attempt in range(OUTCOME_TRIES):
             try:
-                return _decode_items(
-                    await self.http.call(
-                        "POST", "/v1/transactions/outcomes", body, OUTCOME_SECONDS, shard=shard if several else None
-                    )
-                ).items
+                return items_of(
+                    await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=shard if several else None)
+                )
             except Unavailable:
                 # Check-back asks for what stays lost.
                 if attempt == OUTCOME_TRIES - 1:
@@ -337,6 +354,11 @@ class TransactionClient:
 
 def _is_for_later(item: Item) -> bool:
     return item.status == 503 or item.code == "wrong_shard"
+
+
+def items_of(answer: bytes) -> list[Item]:
+    """The results that an answer carries."""
+    return _decode_items(answer).items
 
 
 def size_of_message(message: PackedMessage) -> int:

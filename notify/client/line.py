@@ -1,0 +1,94 @@
+"""Line: a connection to a server on which a thread sends a request and reads the answer by itself, without a loop."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+
+from notify.client.answers import AnswerReader
+from notify.client.http import HttpClient
+from notify.errors import Unavailable
+
+RECEIVE_BYTES = 65_536
+
+
+class Line(AnswerReader):
+    """At most one request is on its way. Belongs to one thread at a time.
+
+    Raises OSError where the server or the network fails, TimeoutError included, and is closed then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._socket: socket.socket | None = None
+        self._answer: tuple[int, bytes] | None = None
+        self._is_kept = True
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def open(self, client: HttpClient, seconds: float) -> None:
+        """Connect to the client's server; `seconds`: how long this may take, and from then on each answer."""
+        connected = socket.create_connection(client.address, timeout=seconds)
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if client.tls is not None:
+                connected = client.tls.wrap_socket(connected, server_hostname=client.address[0])
+        except BaseException:
+            connected.close()
+            raise
+        self._socket = connected
+
+    def send(self, request: bytes) -> None:
+        """Send a request, whose answer `answer` reads."""
+        assert self._socket is not None
+        self.expect()
+        self._answer = None
+        try:
+            self._socket.sendall(request)
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self, seconds: float) -> tuple[int, bytes] | None:
+        """Status and body of the answer; None where it has not come within `seconds`, and may come still."""
+        deadline, left = time.monotonic() + seconds, seconds
+        try:
+            while self._answer is None:
+                if not self._receive(left):
+                    return None
+                left = max(0.0, deadline - time.monotonic())
+        except BaseException:
+            self.close()
+            raise
+        if not self._is_kept:
+            self.close()
+        return self._answer
+
+    def _receive(self, seconds: float) -> bool:
+        """Read what comes; False where nothing came."""
+        assert self._socket is not None
+        if self._socket.gettimeout() != seconds:
+            self._socket.settimeout(seconds)
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            return False
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        try:
+            self.feed(data)
+        except Unavailable as error:
+            raise ConnectionError(str(error)) from None
+        return True
+
+    def answered(self, status: int, body: bytes, is_kept: bool) -> None:
+        self._answer, self._is_kept = (status, body), is_kept
+
+    def close(self) -> None:
+        """Let go of the connection; what is on its way has no answer any more."""
+        closed, self._socket = self._socket, None
+        if closed is not None:
+            closed.close()

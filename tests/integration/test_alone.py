@@ -1,0 +1,200 @@
+"""A thread that sends alone does so by itself; the loop sends whatever that does not get through, once in all."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from notify import ids
+from notify.client import Message, TransactionProducer, alone, thread_outgoing
+from notify.client.transactions import OUTCOMES, TransactionClient, pack
+from notify.errors import Timeout
+from notify.testing import InMemoryServer
+from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import bodies as received
+from tests.support.groups import drain, subscribe
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture
+def frozen() -> Iterator[InMemoryServer]:
+    """A server whose clock stands still, so that no check finds an outcome that was not sent."""
+    with InMemoryServer() as server:
+        server.freeze()
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine, too, lines are opened, answered and kept."""
+    monkeypatch.setattr(alone, "OPEN_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(alone, "SILENT_SECONDS", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr(thread_outgoing, "FINISH_SECONDS", PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def by_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The loop's part of what is sent, in order: `half` and the outcomes."""
+    sent: list[str] = []
+    half_soon, outcome_soon = TransactionClient.half_soon, TransactionClient.outcome_soon
+
+    def noted_half(self: TransactionClient, *arguments: Any, **options: Any) -> Any:
+        sent.append("half")
+        return half_soon(self, *arguments, **options)
+
+    def noted_outcome(self: TransactionClient, transaction_id: str, shard: str | None, outcome: str) -> Any:
+        sent.append(outcome)
+        return outcome_soon(self, transaction_id, shard, outcome)
+
+    monkeypatch.setattr(TransactionClient, "half_soon", noted_half)
+    monkeypatch.setattr(TransactionClient, "outcome_soon", noted_outcome)
+    return sent
+
+
+def commit(producer: TransactionProducer, topic: str, body: str) -> None:
+    """A half and its outcome, as a session's commit sends them."""
+    transaction_id = ids.to_text(ids.new_id())
+    item = producer.outgoing.store_half(transaction_id, [pack(Message(topic, body))], "")
+    assert item.id == transaction_id
+    producer.outgoing.outcome_soon(transaction_id, item.shard, "COMMIT")
+
+
+def commit_and_settle(producer: TransactionProducer, server: InMemoryServer, topic: str, number: int) -> None:
+    """Commit the message of this number, and wait until nothing is on its way."""
+    commit(producer, topic, str(number))
+    server.wait_for(topic, number + 1, PATIENCE_SECONDS)
+    producer.outgoing.flush_at_exit(PATIENCE_SECONDS)
+
+
+def bodies(server: InMemoryServer, topic: str, count: int) -> list[str]:
+    """The bodies in the topic, once there are so many, sorted."""
+    return sorted(message.text for message in server.wait_for(topic, count, PATIENCE_SECONDS))
+
+
+def test_a_thread_that_is_alone_sends_by_itself(frozen: InMemoryServer, unique: str, by_loop: list[str]) -> None:
+    with TransactionProducer(frozen.url, group=unique) as producer:
+        for n in range(5):
+            commit_and_settle(producer, frozen, unique, n)
+    assert by_loop == ["half", "COMMIT"], "the first half finds the server"
+    assert bodies(frozen, unique, 5) == ["0", "1", "2", "3", "4"]
+
+
+def test_threads_at_once_send_everything_once(frozen: InMemoryServer, unique: str) -> None:
+    def send(number: int) -> None:
+        for n in range(20):
+            commit(producer, unique, f"{number:02}.{n:02}")
+
+    with TransactionProducer(frozen.url, group=unique) as producer:
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+    assert bodies(frozen, unique, 160) == [f"{number:02}.{n:02}" for number in range(8) for n in range(20)]
+
+
+def test_what_was_sent_is_answered_when_the_producer_is_closed(frozen: InMemoryServer, unique: str) -> None:
+    for count in range(2, 7):
+        with TransactionProducer(frozen.url, group=unique) as producer:
+            for n in range(count):
+                commit(producer, f"{unique}.{count}", str(n))
+        assert len(frozen.messages(f"{unique}.{count}")) == count
+
+
+def test_an_outcome_that_the_server_refuses_is_sent_again(
+    frozen: InMemoryServer, unique: str, by_loop: list[str]
+) -> None:
+    with TransactionProducer(frozen.url, group=unique) as producer:
+        commit_and_settle(producer, frozen, unique, 0)
+        transaction_id = ids.to_text(ids.new_id())
+        item = producer.outgoing.store_half(transaction_id, [pack(Message(unique, "1"))], "")
+        with frozen.down():
+            before = frozen.answered(OUTCOMES)
+            producer.outgoing.outcome_soon(transaction_id, item.shard, "COMMIT")
+            eventually(lambda: frozen.answered(OUTCOMES) > before, "the outcome to be refused")
+        assert bodies(frozen, unique, 2) == ["0", "1"]
+    assert by_loop == ["half", "COMMIT", "COMMIT"]
+
+
+@pytest.mark.parametrize("answer", [False, True], ids=["before it arrives", "before its answer arrives"])
+@pytest.mark.parametrize("path", ["transactions HTTP", "transactions/outcomes"])
+def test_a_connection_that_breaks(
+    frozen: InMemoryServer, unique: str, by_loop: list[str], path: str, answer: bool
+) -> None:
+    with (
+        Proxy("127.0.0.1", urlsplit(frozen.url).port or 0) as proxy,
+        TransactionProducer(f"http://127.0.0.1:{proxy.port}", group=unique) as producer,
+    ):
+        for n in range(2):
+            commit_and_settle(producer, frozen, unique, n)
+        by_loop.clear()
+        proxy.cut_at(path.encode(), answer=answer)
+        commit(producer, unique, "2")
+        assert bodies(frozen, unique, 3) == ["0", "1", "2"]
+        eventually(lambda: proxy.has_cut and bool(by_loop), "the loop to send what was cut off")
+        commit(producer, unique, "3")
+    assert bodies(frozen, unique, 4) == ["0", "1", "2", "3"]
+    assert by_loop[0] == ("half" if "HTTP" in path else "COMMIT")
+
+
+def test_a_half_that_is_not_answered_in_time(frozen: InMemoryServer, unique: str) -> None:
+    with (
+        Proxy("127.0.0.1", urlsplit(frozen.url).port or 0) as proxy,
+        TransactionProducer(f"http://127.0.0.1:{proxy.port}", group=unique) as producer,
+    ):
+        commit_and_settle(producer, frozen, unique, 0)
+        impatient = alone.Alone(*producer.outgoing.start(), 0.1)
+        impatient.loop_was_answered()
+        proxy.drop_answers = True
+        with pytest.raises(Timeout):
+            impatient.store_half(ids.to_text(ids.new_id()), [pack(Message(unique, "1"))])
+        eventually(lambda: [half.text for half in frozen.halves(unique)] == ["1"], "the half to be stored")
+        proxy.drop_answers = False
+        impatient.close(0.0)
+
+
+def test_lines_that_nobody_uses_are_closed(
+    frozen: InMemoryServer, unique: str, by_loop: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TransactionProducer(frozen.url, group=unique) as producer:
+        commit_and_settle(producer, frozen, unique, 0)
+        before = frozen.open_connections()
+        commit(producer, unique, "1")
+        eventually(lambda: frozen.open_connections() == before + 2, "both lines to be open")
+        monkeypatch.setattr(alone, "SILENT_SECONDS", 0.0)
+        eventually(lambda: frozen.open_connections() <= before, "both lines to be closed")
+        commit(producer, unique, "2")
+    assert by_loop == ["half", "COMMIT", "half", "COMMIT"]
+    assert bodies(frozen, unique, 3) == ["0", "1", "2"]
+
+
+def test_a_child_process_has_lines_of_its_own(server: ServerProcess, unique: str) -> None:
+    subscribe(server.url, unique, unique)
+    with TransactionProducer(server.url, group=unique) as producer:
+        for n in range(20):
+            commit(producer, unique, f"before {n}")
+        producer.outgoing.flush_at_exit(PATIENCE_SECONDS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads run while the test forks
+            pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                for n in range(20):
+                    commit(producer, unique, f"child {n}")
+                producer.close()
+                code = 0
+            finally:
+                os._exit(code)
+        for n in range(20):
+            commit(producer, unique, f"parent {n}")
+        assert os.waitpid(pid, 0)[1] == 0
+    sent = [f"{who} {n}" for who in ("before", "child", "parent") for n in range(20)]
+    assert sorted(received(drain(server.url, unique, unique, 60))) == sorted(sent)
