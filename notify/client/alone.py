@@ -129,7 +129,7 @@ class Alone:
             return True
         if answer is None:
             return False
-        if answer[0] == 200:
+        if answer[0] == 200 and _is_for_good(answer[1]):
             self._unanswered = None
         else:
             self._lose()
@@ -197,3 +197,11 @@ class Alone:
         """In a child process: its parent's lines are its parent's, and so are the locks that threads hold there."""
         self._half_line.close()
         self._outcome_line.close()
+
+
+def _is_for_good(answer: bytes) -> bool:
+    """Whether the item of an answer says what became of its outcome; else a shard is away, or a key moves."""
+    try:
+        return items_of(answer)[0].status not in NOT_NOW
+    except msgspec.DecodeError:
+        return False

@@ -17,6 +17,7 @@ from notify.client.transactions import OUTCOMES, TransactionClient, pack
 from notify.errors import Timeout
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
+from notify.wire import Item, Items, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import bodies as received
 from tests.support.groups import drain, subscribe
@@ -120,6 +121,25 @@ def test_an_outcome_that_the_server_refuses_is_sent_again(
             producer.outgoing.outcome_soon(transaction_id, item.shard, "COMMIT")
             eventually(lambda: frozen.answered(OUTCOMES) > before, "the outcome to be refused")
         assert bodies(frozen, unique, 2) == ["0", "1"]
+    assert by_loop == ["half", "COMMIT", "COMMIT"]
+
+
+def test_an_outcome_whose_shard_is_away_for_the_moment_is_sent_again(
+    frozen: InMemoryServer, unique: str, by_loop: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is answered with 200, and its only item with 503."""
+    with TransactionProducer(frozen.url, group=unique) as producer:
+        commit_and_settle(producer, frozen, unique, 0)
+        assert producer.outgoing._alone is not None
+        line = producer.outgoing._alone._outcome_line
+        read, not_now = line.answer, encode_msgpack(Items([Item(id="x", status=503)]))
+
+        def answer(seconds: float) -> tuple[int, bytes] | None:
+            return None if read(seconds) is None else (200, not_now)
+
+        monkeypatch.setattr(line, "answer", answer)
+        commit(producer, unique, "1")
+        producer.outgoing.flush_at_exit(PATIENCE_SECONDS)
     assert by_loop == ["half", "COMMIT", "COMMIT"]
 
 
