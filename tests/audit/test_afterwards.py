@@ -51,7 +51,8 @@ def without(trade: Trade, numbers: set[int]) -> None:
     trade.without_index()
 
 
-@pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.long), "digest"])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["full", "digest"])
 def test_messages_of_a_log_that_was_not_given_are_not_lost(
     spark: Any, trade: Trade, tmp_path: Path, method: str
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.crash.disk import LostDisks
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_lost_disk_is_restored_audited_and_repaired(spark: Any, tmp_path: Path) -> None:
     disks = LostDisks(spark, tmp_path, seed=1, say=print)

@@ -42,8 +42,8 @@ async def _live(directory: Path) -> None:
         one = NewTransaction(ids.new_id(), "shop", [NewMessage("a", encode_msgpack(Payload("a", b"x" * 50)))], "s")
         await store.put([one], T0 + n)
         await store.decide([(one.id, "shop", State.COMMITTED)], T0 + n)
-        for group in settlers(n):
-            await store.settle(group, "a", 0, [(n, 1)], SettleKind.ACK, T0 + n)
+        acks = [store.settle(group, "a", 0, [(n, 1)], SettleKind.ACK, T0 + n) for group in settlers(n)]
+        await asyncio.gather(*acks)
     await store.close()
 
 
@@ -66,7 +66,8 @@ def masked(groups: Groups, row: Any, mask: str) -> set[str]:
     return set(groups.of([row[f"{mask}{b}"] for b in range(groups.blocks)]))
 
 
-@pytest.mark.parametrize("names", [pytest.param(NAMES, marks=pytest.mark.long), NAMES[50:57]])
+@pytest.mark.long
+@pytest.mark.parametrize("names", [NAMES, NAMES[50:57]])
 def test_segments_with_different_groups_are_read_by_one_plan(spark: Any, log: LogInput, names: list[str]) -> None:
     """Whatever was acknowledged is in the masks, or is an acknowledgement of its own."""
     groups = Groups(names)

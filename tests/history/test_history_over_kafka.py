@@ -21,6 +21,7 @@ LEAST = Least(messages=300, faults={"node killed": 1}, seconds=PATIENCE_SECONDS)
 """One in 25 of half of the messages is delayed."""
 
 
+@pytest.mark.long
 def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, str], kafka_node: KafkaNode) -> None:
     with empty_database("postgresql", database_urls, tmp_path) as url:
         scene = Scene(

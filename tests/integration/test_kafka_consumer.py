@@ -153,6 +153,7 @@ def test_attempts_survive_a_kill(kafka: str, unique: str, tmp_path: Path) -> Non
     assert [message.attempt for message in seen.messages] == [made + 1]
 
 
+@pytest.mark.long
 def test_a_message_that_kills_its_process_becomes_a_dead_letter(kafka: str, unique: str, tmp_path: Path) -> None:
     """The first death counts for nothing; after it each attempt is noted before it begins. Its neighbour is handled."""
     make_topic(kafka, unique)

@@ -109,6 +109,7 @@ def make_topic(cluster: Cluster, name: str, config: dict[str, str]) -> None:
 # --- once ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_restarted_release_releases_none_again(kafka_node: KafkaNode, unique: str) -> None:
     """It began to release before it had read that messages were released: all of them came twice."""
     names = [f"{n:04}" for n in range(1500)]

@@ -113,6 +113,7 @@ async def append(
 # --- positions ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_open_transaction_of_another_source_hides_no_position(url: str, unique: str) -> None:
     other = f"other-{unique}"
 

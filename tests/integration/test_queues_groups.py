@@ -222,6 +222,7 @@ def test_broadcast_reaches_every_instance_and_each_has_its_own_progress(queue: Q
 # --- operators ------------------------------------------------------------------------------------------------
 
 
+@LONG_OVER_KAFKA
 def test_pause_and_resume(queue: Queue, unique: str) -> None:
     """A paused group stays so over a restart, and others of the topic go on."""
     queue.make_topic(unique)
