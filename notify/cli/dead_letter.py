@@ -130,9 +130,8 @@ def redrive(
 ) -> None:
     """Send dead letters to their group again; a repeated redrive sends each once."""
     wanted = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
-    body = write(
-        reason, dry_run, ids=id or None, max=max, wanted=wanted, all=all, **given(replay_effects=replay_effects)
-    )
+    how = given(replay_effects=replay_effects, force=force)
+    body = write(reason, dry_run, ids=id or None, max=max, wanted=wanted, all=all, **how)
     answer = call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body)
     to_the_end("dead-letters.redrive", url, answer, as_json)
 

@@ -113,6 +113,28 @@ def test_a_pause_without_a_reason_is_seen(source: str, lines: list[int]) -> None
     assert pauses_without_reason(source) == lines
 
 
+def unused_arguments(source: str) -> list[str]:
+    """The arguments of a module's functions that their bodies never read, but for `self` and `_`."""
+    unused = []
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef):
+            read = {n.id for part in function.body for n in ast.walk(part) if isinstance(n, ast.Name)}
+            given = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+            unused += [f"{function.name}: {a.arg}" for a in given if a.arg not in {"self", "_", *read}]
+    return unused
+
+
+def test_a_command_reads_each_of_its_options() -> None:
+    """`notify dead-letter redrive --force` sent nothing about it to the server, which went on refusing."""
+    modules = sorted((ROOT / "notify/cli").glob("*.py"))
+    unused = {path.name: names for path in modules if (names := unused_arguments(path.read_text()))}
+    assert len(modules) > 20 and unused == {}
+
+
+def test_an_argument_that_is_not_read_is_seen() -> None:
+    assert unused_arguments("def f(self, a, b, _, *, c=b): return lambda: a") == ["f: b", "f: c"]
+
+
 PRODUCT = ("notify", "storage", "spark")
 FRAGMENT = re.compile(r'^\s*(?:"""|# )(?:Of|That|What) ', re.MULTILINE)
 """A text that begins so is no sentence, and does not name what it is about."""
