@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -18,7 +19,7 @@ from notify.sinks.queue_server import QueueSink
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from notify.wire import Bridged, Item, PackedBridgeBatch
-from tests.support.bridges import move, numbers, outbox, poison
+from tests.support.bridges import binlog_reader, grant, move, move_until, numbers, outbox, poison
 from tests.support.clock import eventually, eventually_async
 from tests.support.groups import subscribe
 from tests.support.http import admin
@@ -27,6 +28,16 @@ from tests.support.http import admin
 @pytest.fixture
 def url(binlog_url: str) -> str:
     return binlog_url
+
+
+@pytest.fixture
+def engine(url: str, server: ServerProcess, unique: str) -> Iterator[sa.Engine]:
+    """A source with one message, to whose topic a group is subscribed."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(1))
+    engine = sa.create_engine(url)
+    yield engine
+    engine.dispose()
 
 
 class Killed(Exception):
@@ -43,12 +54,14 @@ def listed_codes(engine: sa.Engine) -> dict[str, str]:
 
 @pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
 def test_a_bridge_that_dies_before_it_has_noted_a_refusal_meets_it_again(
-    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch, fill: bool
+    url: str,
+    engine: sa.Engine,
+    server: ServerProcess,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    fill: bool,
 ) -> None:
     """The position never moves past a refusal that is in the bridge's log only, and purge would take its row."""
-    subscribe(server.url, unique, unique)
-    outbox(url, unique, range(1))
-    engine = sa.create_engine(url)
     bad = poison(engine)
     outbox(url, unique, range(1, 3))
 
@@ -62,51 +75,32 @@ def test_a_bridge_that_dies_before_it_has_noted_a_refusal_meets_it_again(
     move(url, server, fill=fill)
     assert listed_codes(engine) == {bad: "invalid_name"}
     assert numbers(server, unique, 3) == [0, 1, 2]
-    engine.dispose()
 
 
 def test_a_source_that_takes_no_note_holds_its_bridge_up(
-    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
+    url: str,
+    engine: sa.Engine,
+    binlog_server: MariaDbServer,
+    server: ServerProcess,
+    unique: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A user without the rights is told which ones; what is behind the refusal waits, and comes once it has them."""
-    subscribe(server.url, unique, unique)
-    outbox(url, unique, range(1))
-    engine = sa.create_engine(url)
     bad = poison(engine)
     outbox(url, unique, range(1, 2))
-    user = f"'{unique}'@'127.0.0.1'"
-    database = sa.make_url(url).database
-    binlog_server.execute(
-        f"CREATE USER {user} IDENTIFIED BY 'shop'",
-        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, BINLOG MONITOR ON *.* TO {user}",
-        f"GRANT SELECT ON {database}.* TO {user}",
-    )
-    poor = sa.make_url(url).set(username=unique).render_as_string(hide_password=False)
-
-    async def run() -> None:
-        bridge = Bridge([poor], server.url)
-        task = asyncio.ensure_future(bridge.run())
-        await eventually_async(
-            lambda: "needs UPDATE" in caplog.text or bridge.totals.refused or task.done(), "the refusal to be met"
-        )
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
-    binlog_server.execute(f"GRANT UPDATE, INSERT, DELETE ON {database}.* TO {user}")
-    asyncio.run(Bridge([poor], server.url).run(once=True))
+    with binlog_reader(binlog_server, url, unique, {"*": "SELECT"}) as poor:
+        move_until(poor, server, lambda: "needs UPDATE" in caplog.text)
+        grant(binlog_server, url, unique, {"*": "UPDATE, INSERT, DELETE"})
+        move(poor, server)
     assert listed_codes(engine) == {bad: "invalid_name"}
     assert numbers(server, unique, 2) == [0, 1]
-    engine.dispose()
-    binlog_server.execute(f"DROP USER {user}")
 
 
 @pytest.mark.long
-def test_an_id_that_another_transaction_has_is_noted_too(url: str, server: ServerProcess, unique: str) -> None:
+def test_an_id_that_another_transaction_has_is_noted_too(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str
+) -> None:
     """The queue learns of it only beside what it has stored, and still stores nothing before it is noted."""
-    subscribe(server.url, unique, unique)
-    outbox(url, unique, range(1))
-    engine = sa.create_engine(url)
     outbox(url, unique, range(1, 2))
     move(url, server)
     with engine.begin() as connection:
@@ -119,15 +113,11 @@ def test_an_id_that_another_transaction_has_is_noted_too(url: str, server: Serve
     assert bridge.totals.refused == 1
     assert listed_codes(engine) == {again["transaction_id"]: "id_in_use"}
     assert numbers(server, unique, 3) == [0, 1, 2]
-    engine.dispose()
 
 
 def test_a_message_that_no_queue_takes_is_listed_and_sent_when_somebody_says_so(
-    url: str, server: ServerProcess, unique: str
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
-    subscribe(server.url, unique, unique)
-    outbox(url, unique, range(1))
-    engine = sa.create_engine(url)
     rows = half_message.c
     with engine.begin() as connection:
         row = dict(connection.execute(sa.select(half_message)).mappings().one())
@@ -179,7 +169,6 @@ def test_a_message_that_no_queue_takes_is_listed_and_sent_when_somebody_says_so(
     with engine.connect() as connection:
         (left,) = connection.execute(sa.select(notify_refused)).all()
         assert left.transaction_id == large
-    engine.dispose()
 
 
 UNREADABLE = {
@@ -191,11 +180,10 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
-def test_a_row_that_is_no_message_goes_to_the_list(url: str, server: ServerProcess, unique: str, fill: bool) -> None:
+def test_a_row_that_is_no_message_goes_to_the_list(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str, fill: bool
+) -> None:
     """The server refuses the whole batch for it: the bridge ended, and so did each one that was started after it."""
-    subscribe(server.url, unique, unique)
-    outbox(url, unique, range(1))
-    engine = sa.create_engine(url)
     bad = {}
     for name, fields in UNREADABLE.items():
         with engine.begin() as connection:
@@ -214,28 +202,22 @@ def test_a_row_that_is_no_message_goes_to_the_list(url: str, server: ServerProce
     assert listed_codes(engine) == dict.fromkeys(bad, "unreadable")
     assert bridge.totals.stored + bridge.totals.known >= 3
     assert numbers(server, unique, 3) == [0, 1, 2]
-    engine.dispose()
 
 
 def test_a_source_without_a_list_holds_its_bridge_up(
-    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
+    url: str,
+    engine: sa.Engine,
+    binlog_server: MariaDbServer,
+    server: ServerProcess,
+    unique: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A refused transaction that stands on no list is shown to nobody."""
-    subscribe(server.url, unique, unique)
-    outbox(url, unique, range(1))
-    engine = sa.create_engine(url)
     bad = poison(engine)
     outbox(url, unique, range(1, 2))
-    user, database = f"'{unique}'@'127.0.0.1'", sa.make_url(url).database
-    binlog_server.execute(
-        f"DROP TABLE {database}.notify_refused",
-        f"CREATE USER {user} IDENTIFIED BY 'shop'",
-        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, BINLOG MONITOR ON *.* TO {user}",
-        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}",
-    )
-    poor = sa.make_url(url).set(username=unique).render_as_string(hide_password=False)
+    binlog_server.execute(f"DROP TABLE {sa.make_url(url).database}.notify_refused")
 
-    async def run() -> None:
+    async def run(poor: str) -> None:
         """One bridge waits for the list, and goes on once somebody has made it."""
         bridge = Bridge([poor], server.url)
         task = asyncio.ensure_future(bridge.run())
@@ -248,19 +230,17 @@ def test_a_source_without_a_list_holds_its_bridge_up(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(run())
-    binlog_server.execute(f"DROP USER {user}")
+    with binlog_reader(binlog_server, url, unique, {"*": "SELECT, INSERT, UPDATE, DELETE"}) as poor:
+        asyncio.run(run(poor))
     assert listed_codes(engine) == {bad: "invalid_name"}
     assert numbers(server, unique, 2) == [0, 1]
-    engine.dispose()
 
 
 def test_what_the_queue_refuses_for_now_is_sent_again(
-    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server with a full disk named each transaction as refused: the bridge listed them all, and went on."""
-    subscribe(server.url, unique, unique)
-    outbox(url, unique, range(2))
+    outbox(url, unique, range(1, 2))
     append, said = QueueSink.append, []
 
     async def full(sink: QueueSink, source: str, batch: PackedBridgeBatch) -> Bridged:
@@ -273,7 +253,5 @@ def test_what_the_queue_refuses_for_now_is_sent_again(
     monkeypatch.setattr(QueueSink, "append", full)
     bridge = move(url, server)
     assert said and bridge.totals.refused == 0
-    engine = sa.create_engine(url)
     assert listed_codes(engine) == {}
-    engine.dispose()
     assert numbers(server, unique, 2) == [0, 1]

@@ -21,7 +21,7 @@ from notify.storage.sql.tables import server_half_message
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from notify.wire import Payload, encode_msgpack
-from tests.support.bridges import move, move_until, numbers, outbox, poison
+from tests.support.bridges import binlog_reader, move, move_until, numbers, outbox, poison
 from tests.support.groups import subscribe
 
 DAY_US = 86_400_000_000
@@ -122,22 +122,16 @@ def test_a_bridge_that_may_not_use_the_registry_says_so_and_still_tries_again(
     schema.upgrade(engine, "main")
     bad = poison(engine)
     move(url, server)
-    user, database = f"'{unique}'@'127.0.0.1'", sa.make_url(url).database
-    binlog_server.execute(
-        f"CREATE USER {user} IDENTIFIED BY 'shop'",
-        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, BINLOG MONITOR ON *.* TO {user}",
-        f"GRANT SELECT ON {database}.* TO {user}",
-        f"GRANT UPDATE ON {database}.half_message TO {user}",
-        f"GRANT UPDATE ON {database}.server_half_message TO {user}",
-        f"GRANT INSERT, UPDATE, DELETE ON {database}.notify_refused TO {user}",
-    )
+    rights = {
+        "*": "SELECT",
+        "half_message": "UPDATE",
+        "server_half_message": "UPDATE",
+        "notify_refused": "INSERT, UPDATE, DELETE",
+    }
     with engine.begin() as connection:
         connection.execute(half_message.update().values(topic=unique))
         retry(connection, [bad], "its topic is right now")
-    poor = sa.make_url(url).set(username=unique).render_as_string(hide_password=False)
-    try:
+    with binlog_reader(binlog_server, url, unique, rights) as poor:
         move_until(poor, server, lambda: "INSERT and UPDATE on server_member" in caplog.text and not states(engine))
-    finally:
-        binlog_server.execute(f"DROP USER {user}")
     assert len(numbers(server, unique, 2)) == 2
     engine.dispose()

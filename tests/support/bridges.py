@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from notify import ids
 from notify.binlog_bridge.pump import Bridge
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.table import half_message
+from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually_async
 from tests.support.groups import drain
@@ -67,6 +69,30 @@ def poison(engine: sa.Engine, **values: Any) -> str:
         values = {"topic": "no such topic"} | values
         connection.execute(half_message.insert().values(row | {"transaction_id": name} | values))
     return name
+
+
+@contextlib.contextmanager
+def binlog_reader(server: MariaDbServer, url: str, name: str, rights: Mapping[str, str]) -> Iterator[str]:
+    """The database's address for a user who may read its binlog, and has these `rights` by table (`*`: all tables)."""
+    server.execute(
+        f"CREATE USER {_account(name)} IDENTIFIED BY 'shop'",
+        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, BINLOG MONITOR ON *.* TO {_account(name)}",
+    )
+    try:
+        grant(server, url, name, rights)
+        yield sa.make_url(url).set(username=name).render_as_string(hide_password=False)
+    finally:
+        server.execute(f"DROP USER {_account(name)}")
+
+
+def grant(server: MariaDbServer, url: str, name: str, rights: Mapping[str, str]) -> None:
+    """Give a user of `binlog_reader` more rights."""
+    database = sa.make_url(url).database
+    server.execute(*(f"GRANT {what} ON {database}.{table} TO {_account(name)}" for table, what in rights.items()))
+
+
+def _account(name: str) -> str:
+    return f"'{name}'@'127.0.0.1'"
 
 
 def numbers(server: ServerProcess, group: str, count: int) -> list[int]:
