@@ -53,7 +53,7 @@ test-long: install check
 
 # The documentation as a site, in site/.
 docs: $(DOCS_STAMP)
-	.venv-docs/bin/mkdocs build --strict --quiet
+	.venv-docs/bin/mkdocs build --strict
 	@echo "see site/index.html"
 
 # What may be published, in dist/, and the reasons why not; it uploads nothing. 30 minutes.

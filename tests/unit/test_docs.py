@@ -210,7 +210,8 @@ def test_every_setting_has_an_environment_name() -> None:
 
 
 def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    # Not --quiet: it hides warnings also from --strict, which then builds a site with broken links.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {path.name for path in (tmp_path / "site").glob("*.html")}
