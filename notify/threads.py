@@ -26,5 +26,5 @@ async def in_thread(function: Callable[..., T], *arguments: Any, stop: Callable[
             stop()
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # looked at: nobody else will
+            running.exception()  # read, or asyncio would log that nobody did
         raise

@@ -1,9 +1,9 @@
 """Alone: halves and outcomes that a thread sends by itself, while no other thread of its producer sends.
 
-To have the loop's thread send takes several changes of threads, each with the interpreter's lock, and they cost more
-CPU time than the request. So the half of a thread that is alone goes out, and its answer is read, in that thread. Its
-outcome is written there, too; the answer is read before the next outcome, or by a timer. The loop sends again, with the
-same id, what is not answered with 200: retries, other servers and errors are its business only.
+If the loop's thread sends, the interpreter's lock passes between the threads several times, which costs more CPU time
+than the request. So the half of a thread that is alone goes out, and its answer is read, in that thread. Its outcome is
+written there, too; the answer is read before the next outcome, or by a timer. The loop sends again, with the same id,
+what is not answered with 200: only the loop retries, changes servers and handles errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from notify.wire import Item, PackedMessage
 OPEN_SECONDS = 0.5
 """How long it may take to connect to a server that has just answered the loop."""
 LOOK_SECONDS = 0.2
-"""So often the loop looks whether the last outcome was answered, while the lines are used."""
+"""How often the loop looks whether the last outcome was answered, while the lines are in use."""
 ANSWER_SECONDS = 10.0
 """The loop sends an outcome again that is not answered for so long."""
 SILENT_SECONDS = 5.0
@@ -32,7 +32,7 @@ SILENT_SECONDS = 5.0
 
 
 class Alone:
-    """Two lines to a server that is the only one, for halves and for outcomes; one thread at a time has a line."""
+    """Two lines to a producer's only server, one for halves and one for outcomes; one thread at a time uses a line."""
 
     def __init__(self, thread: LoopThread, running: Running, seconds: float) -> None:
         """`seconds`: how long a half may wait for its answer."""
@@ -40,7 +40,7 @@ class Alone:
         self._running = running
         self._seconds = seconds
         self._server: HttpClient | None = None
-        """Where the lines lead."""
+        """The server that the lines are connected to."""
         self._half_line, self._outcome_line = Line(), Line()
         self._taking_half, self._taking_outcome = threading.Lock(), threading.Lock()
         self._unanswered: tuple[str, str | None, str] | None = None
@@ -194,7 +194,7 @@ class Alone:
             self._taking_half.release()
 
     def abandon(self) -> None:
-        """In a child process: its parent's lines are its parent's, and so are the locks that threads hold there."""
+        """Close the lines in a forked child, without the locks: threads of the parent may have held them then."""
         self._half_line.close()
         self._outcome_line.close()
 

@@ -17,12 +17,12 @@ class AnswerReader:
         self._body: list[bytes] = []
 
     def expect(self) -> None:
-        """A request is sent: what comes now is its answer."""
+        """Note that a request is sent: what comes now is its answer."""
         self._parser = httptools.HttpResponseParser(self)
         self._body = []
 
     def feed(self, data: bytes) -> None:
-        """Read on. Raises Unavailable for what is no answer, or not asked for."""
+        """Take bytes that have come. Raises Unavailable for what is no HTTP answer, and for an answer to no request."""
         if self._parser is None:
             raise Unavailable("the server answers what nobody asked")
         try:
@@ -41,5 +41,5 @@ class AnswerReader:
         self.answered(status, b"".join(self._body), parser.should_keep_alive())
 
     def answered(self, status: int, body: bytes, is_kept: bool) -> None:
-        """The answer is whole. `is_kept`: the connection may carry another request."""
+        """Called once the answer is whole. `is_kept`: the connection may carry another request."""
         raise NotImplementedError

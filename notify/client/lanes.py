@@ -15,23 +15,24 @@ Result = TypeVar("Result")
 
 
 class Lanes(Generic[Item, Result]):
-    """Gathers items into requests, each for one shard; those of the shard None go to any server."""
+    """Gathers items into requests, each for one shard; items of the shard None go to any server."""
 
     def __init__(
         self,
         send: Callable[[str | None, list[Item]], Awaitable[Sequence[Result | Later | NotifyError]]],
-        among: Callable[[], int],
+        count_key_shards: Callable[[], int],
         *,
         in_flight: int = 2,
         **bounds: Any,
     ) -> None:
         """`send` gets a shard and its items, and returns as a Batcher's does; `bounds`: those of each Batcher.
 
-        `in_flight`: requests at once. The shards that divide the keys (`among` says how many do) share a quarter of
-        them, at least one each: with those of the others on their way besides, more would only be smaller.
+        `in_flight`: requests at once. The shards that divide the keys (`count_key_shards` says how many do) share a
+        quarter of them, at least one each: the other shards' requests are on their way as well, and more requests at
+        once would only be smaller ones.
         """
         self._send = send
-        self._among = among
+        self._count_key_shards = count_key_shards
         self._in_flight = in_flight
         self._bounds = bounds
         self._lanes: dict[str | None, Batcher[Item, Result]] = {}
@@ -45,7 +46,7 @@ class Lanes(Generic[Item, Result]):
         """The future of the item's result. Raises Unavailable where far too much waits already."""
         lane = self._lanes.get(shard)
         if lane is None:
-            divided = self._among() if shard is not None else 0
+            divided = self._count_key_shards() if shard is not None else 0
             most = max(1, self._in_flight // (4 * divided)) if divided else self._in_flight
             send = functools.partial(self._send, shard)
             lane = self._lanes[shard] = Batcher(send, in_flight=most, **self._bounds)

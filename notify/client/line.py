@@ -24,6 +24,7 @@ class Line(AnswerReader):
         self._socket: socket.socket | None = None
         self._answer: tuple[int, bytes] | None = None
         self._is_kept = True
+        """Whether the server keeps the connection open after the last answer."""
 
     @property
     def is_open(self) -> bool:
@@ -53,7 +54,7 @@ class Line(AnswerReader):
             raise
 
     def answer(self, seconds: float) -> tuple[int, bytes] | None:
-        """Status and body of the answer; None where it has not come within `seconds`, and may come still."""
+        """Status and body of the answer; None where it has not come within `seconds` and may still come."""
         deadline, left = time.monotonic() + seconds, seconds
         try:
             while self._answer is None:
@@ -88,7 +89,7 @@ class Line(AnswerReader):
         self._answer, self._is_kept = (status, body), is_kept
 
     def close(self) -> None:
-        """Let go of the connection; what is on its way has no answer any more."""
+        """Close the connection; a request on its way gets no answer."""
         closed, self._socket = self._socket, None
         if closed is not None:
             closed.close()

@@ -167,15 +167,19 @@ class TransactionClient:
         """By id, the deadline (the loop's time) of each item that is to be sent again."""
         self._halves: Lanes[PackedTransaction, Item] = Lanes(
             self._send_halves,
-            self._among,
+            self._count_key_shards,
             size_of=_size,
             max_items=200 if batching else 1,
             in_flight=8 if batching else 128,
         )
-        self._outcomes: Lanes[OutcomeItem, Item] = Lanes(self._send_outcomes, self._among, max_items=200, in_flight=4)
-        self._messages: Lanes[PackedPublished, Item] = Lanes(self._send_messages, self._among, size_of=size_of_message)
+        self._outcomes: Lanes[OutcomeItem, Item] = Lanes(
+            self._send_outcomes, self._count_key_shards, max_items=200, in_flight=4
+        )
+        self._messages: Lanes[PackedPublished, Item] = Lanes(
+            self._send_messages, self._count_key_shards, size_of=size_of_message
+        )
 
-    def _among(self) -> int:
+    def _count_key_shards(self) -> int:
         """How many shards divide the keys."""
         return len(self.http.keys)
 

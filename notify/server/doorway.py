@@ -1,8 +1,8 @@
 """The one port of several workers: the parent accepts each connection, and hands it to the worker that it is for.
 
-A request's path says which worker it is for: `/worker-2/v1/…`. The parent peeks at a connection's first bytes, reads
-nothing, and passes the open socket on, so that it has no part in what follows. Connections for no worker in particular
-go to the first that is ready. TLS hides the path: then each worker has a port of its own instead.
+The path of a connection's first request names the worker: `/worker-2/v1/…`. The parent peeks at the first bytes, reads
+nothing, and passes the open socket on, so that it has no part in what follows. A connection whose path names no worker
+goes to the first worker that is ready. TLS hides the path: then each worker has a port of its own instead.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ import structlog
 log = structlog.get_logger("notify.server")
 
 SILENT_SECONDS = 5.0
-"""A connection that has sent nothing for so long is handed to any worker, which bounds the rest."""
+"""A connection that has sent nothing for so long is handed to any worker, whose own time limits apply from then on."""
 WAITING_SECONDS = 10.0
 """How long a connection waits for its worker to be started again."""
 MOST = 500
 """Connections that the parent holds, of each kind: silent ones, and those that wait for their worker."""
 AGAIN_SECONDS = 0.02
+"""How often the parent peeks again at a connection, or tries again to hand one to a worker that takes none."""
 PAUSE_SECONDS = 0.2
-"""Before the next try to accept, where the process has no more files."""
+"""How long the parent accepts nothing after it ran out of open files."""
 AT_ONCE = 64
+"""Connections that are accepted in one turn of the loop."""
 PEEKED = 64
+"""Bytes that the parent peeks at: more than a path needs to name a worker."""
 
 _WHOLE = re.compile(rb"[A-Z]{1,16} /(?:worker-([0-9]{1,2})/)?")
 _PART = re.compile(rb"[A-Z]{0,16}|[A-Z]{1,16} (?:/(?:w(?:o(?:r(?:k(?:e(?:r(?:-[0-9]{0,2})?)?)?)?)?)?)?)?")
 
 
 def worker_of(first: bytes) -> int | None:
-    """The number, from 0, of the worker that a connection's first bytes name; -1: none; None: it is too early."""
+    """The number, from 0, of the worker that a connection's first bytes name; -1: none; None: too few have come."""
     if len(first) < PEEKED and _PART.fullmatch(first):
         return None
     named = _WHOLE.match(first)
@@ -45,7 +48,7 @@ def worker_of(first: bytes) -> int | None:
 
 
 class Doorway:
-    """Belongs to the parent's loop: what it registers with the selector has a callable as its data."""
+    """Belongs to the parent's loop: each socket is registered with a callable that the loop calls when it is ready."""
 
     def __init__(
         self, selector: selectors.BaseSelector, listening: socket.socket, hand: Callable[[int, socket.socket], bool]
@@ -55,12 +58,13 @@ class Doorway:
         self._listening = listening
         self._hand = hand
         self._silent: deque[tuple[float, socket.socket]] = deque()
-        """Connections that have sent too little, each with the time of its coming."""
+        """Connections that have not named a worker yet, each with the time at which it was accepted."""
         self._looked: set[socket.socket] = set()
-        """Those of them that have sent something, and are looked at now and then."""
+        """Those of them that have sent a part of a path: `tick` peeks at them again."""
         self._waiting: deque[tuple[float, int, socket.socket]] = deque()
+        """Connections whose worker takes none at the moment: since when, the worker's number, the connection."""
         self._accept_at = 0.0
-        """When to accept again; 0: now."""
+        """When to accept again after the process ran out of open files; 0: it accepts."""
 
     def open(self) -> None:
         """Listen, and accept from now on."""
@@ -69,7 +73,7 @@ class Doorway:
         self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
 
     def close(self, *, stop_watching: bool) -> None:
-        """Let go of everything; `stop_watching`: tell the selector, too (a fork's selector is its parent's)."""
+        """Close all sockets; `stop_watching`: unregister them first. A fork must not: its selector is its parent's."""
         for held in (self._listening, *(c for _, c in self._silent), *(c for _, _, c in self._waiting)):
             if stop_watching:
                 self._unwatch(held)
@@ -120,7 +124,7 @@ class Doorway:
             self._look(connection)
 
     def _look(self, connection: socket.socket) -> None:
-        """Hand a connection over, if it has said for whom it is."""
+        """Hand a connection over if it has named its worker, or names none."""
         try:
             first = connection.recv(PEEKED, socket.MSG_PEEK)
         except BlockingIOError:
@@ -135,7 +139,7 @@ class Doorway:
         if number is not None:
             self._send(number, connection)
         elif connection not in self._looked:
-            # The selector would call for it again and again, as long as these few bytes are there.
+            # The selector would report it in every turn, since these few bytes are not read.
             self._unwatch(connection)
             self._looked.add(connection)
 
@@ -147,7 +151,7 @@ class Doorway:
             self._waiting.append((time.monotonic(), number, connection))
 
     def _forget(self, connection: socket.socket) -> None:
-        """It is among the silent ones no longer."""
+        """Take a connection out of those that have not named a worker."""
         self._unwatch(connection)
         self._looked.discard(connection)
         for place, (_, silent) in enumerate(self._silent):

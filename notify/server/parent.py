@@ -27,12 +27,13 @@ log = structlog.get_logger("notify.server")
 STOP_SECONDS = 60.0
 """After so long, workers that have not stopped are killed."""
 STOP_AGAIN_SECONDS = 5.0
+"""How often workers are told to stop: one that was just being forked does not hear the first signal."""
 AGAIN_SECONDS, AGAIN_MAX_SECONDS = 0.05, 5.0
-"""Before a worker that has died is started again; it doubles with each of its deaths in the last minute."""
+"""The wait before a worker that has died is started again; it doubles with each of its deaths in the last minute."""
 DEATHS, DEATHS_SECONDS = 10, 60.0
 """A worker that dies so often within so long is not started again: all stop."""
 READY, NOT_READY = b"r", b"w"
-"""The parent tells its workers by these whether all of them serve."""
+"""The bytes by which the parent tells a worker whether all of them serve."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,14 +48,18 @@ class Worker:
     told: int = -1
     """The end of a pipe from which the parent reads what the worker says."""
     line: int = -1
-    """The end of a pipe whose closing tells the worker that its parent is gone."""
+    """The end of a pipe in which the parent says whether all serve; its closing says that the parent is gone."""
     channel: socket.socket | None = None
-    """Over which the parent hands it connections."""
+    """The socket over which the parent hands it connections."""
     said: bytes = b""
+    """The part of a line that was read from `told` so far."""
     is_ready: bool = False
     failure: str = ""
+    """Why it cannot serve, as it said."""
     start_at: float = 0.0
+    """When to start it, by the monotonic clock."""
     deaths: deque[float] = dataclasses.field(default_factory=deque)
+    """When it died, within the last minute."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,13 +70,13 @@ class Child:
     tell: int
     """The pipe in which it says that it is ready, or why it cannot be."""
     hear: int
-    """The pipe in which it hears whether all are ready; its end is the parent's end."""
+    """The pipe in which it hears whether all are ready; it is closed when the parent ends."""
     channel: socket.socket | None
-    """Over which it is handed connections."""
+    """The socket over which it is handed connections."""
 
 
 class Parent:
-    """Runs in the main thread, and has no other: a fork copies only that one."""
+    """Starts the workers and watches over them, in the process's only thread: a fork copies no other."""
 
     def __init__(
         self,
@@ -99,9 +104,9 @@ class Parent:
         self._doorway = Doorway(self._selector, sockets[0], self._hand) if one else None
 
     def run(self) -> bool:
-        """Until all workers have ended: True; False in each worker, as soon as it is forked.
+        """Watch over the workers until all have ended: True; False in each worker, as soon as it is forked.
 
-        Raises StorageFailed where they have ended for a reason.
+        Raises StorageFailed where they have ended because of a failure.
         """
         before = self._catch_signals()
         gc.collect()
@@ -211,7 +216,7 @@ class Parent:
         return True
 
     def _wait(self) -> None:
-        """For what workers say, for signals, and for the time at which one is started again."""
+        """Wait for what workers say, for signals, and for the time at which one is started again."""
         due = [worker.start_at for worker in self._workers if not worker.pid]
         seconds = max(0.0, min(due) - time.monotonic()) if due and not self._stopping_since else 1.0
         if self._doorway is not None:
@@ -232,7 +237,7 @@ class Parent:
                 try:
                     socket.send_fds(worker.channel, [b"c"], [connection.fileno()])
                 except OSError:
-                    continue  # it has not taken those before it yet, or is ending
+                    continue  # the worker has not taken the connections before this one yet, or is ending
                 return True
         return False
 

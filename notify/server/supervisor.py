@@ -107,7 +107,7 @@ def _make_database(directory: Path, settings: Settings) -> None:
 
 
 def _sockets(settings: Settings) -> Sequence[socket.socket]:
-    """The sockets that are served: one; with TLS one for each worker, on the port and on those behind it.
+    """The sockets to listen on: one; with TLS one for each worker, on the port and on those behind it.
 
     Raises InvalidRequest.
     """
@@ -128,7 +128,7 @@ def _sockets(settings: Settings) -> Sequence[socket.socket]:
 
 
 def _urls(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ...]:
-    """The address of each worker: where the setting `url` says how clients reach the first, the others' are alike."""
+    """The address of each worker for clients; the setting `url` is the first one's, and the others' follow from it."""
     own = [address_of(settings, bound) for bound in sockets]
     if len(own) == 1:
         base = settings.url.rstrip("/") or own[0]
@@ -145,7 +145,7 @@ def _urls(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ..
 
 
 def _near(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ...]:
-    """The address at which workers reach each other: by its own name, so that it answers for itself alone."""
+    """The addresses at which workers reach each other. Each names its worker, which so answers for itself alone."""
     scheme = "https" if settings.tls_certificate else "http"
     found = []
     for number, name in enumerate(settings.key_shards):

@@ -1,6 +1,6 @@
-"""One answer of several workers' answers: what counts is added up, what is the same is said once, rows are listed.
+"""Combines the answers of several workers: counts are added up, equal values are given once, lists become one list.
 
-Rows that are one worker's own, such as the queues of a topic, get a field `worker`.
+A row that is one worker's own, such as a queue of a topic, gets a field `worker`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SAME = frozenset(
     ("number", "retention", "retention_bytes", "ttl", "backlog", "max_attempts", "retry_min", "retry_max", "epoch",
      "replay", "share", "weight", "queue_count", "total", "free", "used_share", "status", "step_seconds", "job")
 )  # fmt: skip
-"""Numbers that do not add up: policies, which are every worker's, and figures of the one machine."""
+"""Numbers that are not added up: policies, which every worker has, and figures of the machine."""
 LARGEST = frozenset(
     ("oldest_seconds", "oldest_undelivered_seconds", "newest_at", "last_at", "topics", "groups", "consumers")
 )  # fmt: skip
@@ -29,11 +29,11 @@ NAMED_BY = {
     "failures": ("fingerprint",),
     "classes": ("name",),
 }
-"""Lists whose rows are the same thing at several workers, and the fields that say which: they are combined."""
+"""Lists in which several workers have a row of the same thing, and the fields that name it: such rows are combined."""
 ONCE = {"alarms": ("name", "target"), "silences": ("name", "target"), "held_back": ("topic",)}
-"""Lists whose rows are alike at several workers: the first is shown."""
+"""Lists in which several workers have equal rows, and the fields that name a row: the first is shown."""
 ITEMS = "items"
-"""The results of single messages: a worker that does not know one says 404, and another one knows it."""
+"""The list of results of single messages: of each, the answer of the worker that knows it counts, not the 404s."""
 
 
 def combined(names: Sequence[str], answers: Sequence[Answer]) -> Answer:
@@ -105,7 +105,7 @@ def _items(lists: list[list[Answer]]) -> list[Answer]:
 
 
 def ordered(rows: str, key: Callable[[Answer], Any], *, largest_first: bool = False) -> Callable[[Answer, int], Answer]:
-    """A function that orders the list `rows` of a combined answer, and cuts it to a length."""
+    """A function that sorts the list `rows` of a combined answer, and cuts it to a length."""
 
     def order(answer: Answer, most: int) -> Answer:
         found = sorted(answer[rows], key=key, reverse=largest_first)
@@ -115,7 +115,7 @@ def ordered(rows: str, key: Callable[[Answer], Any], *, largest_first: bool = Fa
 
 
 def columns(names: Sequence[str], answers: Sequence[Answer]) -> Answer:
-    """Charts of several workers as one: their times, and at each time what they say together."""
+    """The charts of several workers as one: all their times, and at each time their combined value."""
     times = sorted({at for answer in answers for at in answer["at"]})
     merged: Answer = {}
     for key in _keys(answers):

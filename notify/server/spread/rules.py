@@ -19,11 +19,11 @@ class Asked(Enum):
     HERE = auto()
     """Any one: it is about what all share."""
     ALL = auto()
-    """All of them; those that do not know the name have nothing to say."""
+    """All of them; the answers of those that do not know the name are left out."""
     KNOWING = auto()
     """The one that knows the id."""
     OF_KEY = auto()
-    """This one, or that of the message's key."""
+    """The worker of the message's key; without a key, the first that has the topic."""
     JOB = auto()
     """The one that the job's number names."""
     NONE = auto()
@@ -31,9 +31,9 @@ class Asked(Enum):
 
 
 OVER = "-"
-"""Instead of an offset: a worker's part of a list is at its end."""
+"""Stands in place of an offset where a worker's part of a list has ended."""
 HIGHEST_QUEUE = 99_999
-"""Above the number of any queue."""
+"""A number above that of any queue."""
 
 Combine = Callable[[Sequence[str], Sequence[Answer], Mapping[str, str]], Answer]
 """Called with the workers' names, the answer of each, and the request's query."""
@@ -78,7 +78,7 @@ def _transactions(names: Sequence[str], answers: Sequence[Answer], query: Mappin
 
 
 def _decisions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    """Each worker decides its own transactions, and has nothing to say of those that it does not know."""
+    """Each worker decides its own transactions, and leaves out those that it does not know."""
     whole = combined(names, answers)
     targets = {answer["target"] for answer in answers} - {"*"}
     whole["target"] = targets.pop() if len(targets) == 1 else "*"
@@ -90,7 +90,7 @@ def _decisions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[s
 
 
 def _messages(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    """The newest first continues behind its last message, at every worker (see `_continued`)."""
+    """Messages by time. With the newest first `next` says where the list goes on at each worker (see `_continued`)."""
     newest = _is_newest(query)
     order = ordered(
         "messages",
@@ -113,9 +113,10 @@ def _place(row: Answer) -> str:
 
 
 def _continued(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
-    """The query as it is for one worker: an offset is only its own worker's, at the others the time counts.
+    """One worker's query for the next part of a list with the newest first.
 
-    At the very time of the last message shown, those of workers behind it by name have been shown, the others have not.
+    The worker of the last message goes on behind that message's queue and offset, the others behind its time. Of the
+    messages of exactly that time, those of workers with greater names have been shown, the others have not.
     """
     place, at, last = query.get("before", "").partition("@")
     if not at or not place.partition(".")[0].isdigit():
@@ -127,7 +128,7 @@ def _continued(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _letters(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    """The list goes on at each worker behind the last of its letters that was shown (see `_letters_at`)."""
+    """Dead letters by time. The list goes on at each worker behind its last letter shown (see `_letters_at`)."""
     newest = _is_newest(query)
     most = _most(query, 100)
     if not names:
@@ -151,7 +152,7 @@ def _letters(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str
 
 
 def _letters_at(name: str, query: Mapping[str, str]) -> Mapping[str, str] | None:
-    """The query for a worker, where its part of the list goes on; None where it is at its end."""
+    """One worker's query for the next part of its list; None where that has ended."""
     place = _places(query).get(name)
     if place == OVER:
         return None
@@ -212,7 +213,7 @@ class Rule:
     asked: Asked
     combine: Combine = _simply
     query: Callable[[str, Mapping[str, str]], Mapping[str, str] | None] = _unchanged
-    """The query for a worker, of its name and the request's query; None: it is not asked."""
+    """Makes a worker's query from its name and the request's query; None: it is not asked."""
 
 
 _SHARED = "settings|settings/.*|limits|credentials|credentials/.*|actions|check-webhooks|pushes|audits|audits/.*|nodes"

@@ -1,7 +1,7 @@
-"""Admin requests that name no worker: asked of those that they are for, and answered as one.
+"""Admin requests that name no worker: passed on to the workers that they concern, whose answers become one answer.
 
-A request under a worker's own address, such as `/worker-2/v1/admin/topics`, is that worker's alone. Who asks shows the
-other workers the same token.
+A request under a worker's own address, such as `/worker-2/v1/admin/topics`, is that worker's alone. The worker that
+passes a request on shows the others the token that came with it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class _Question:
 
 
 Told = tuple[int, bytes]
-"""Status and body of an answer."""
+"""Status and body of a worker's answer."""
 
 
 class Spread:
-    """ASGI, in front of the routes that FastAPI serves."""
+    """An ASGI application in front of the routes that FastAPI serves; it answers what concerns several workers."""
 
     def __init__(self, api: ASGIApp, running: Callable[[], Running | None]) -> None:
         """`running` gives None before the start."""
@@ -114,9 +114,9 @@ class _Spreading:
     # --- asking -----------------------------------------------------------------------------------------------
 
     async def _of_key(self, path: str) -> Response:
-        """The answer of the key's worker; of a message without a key that of the first that has the topic.
+        """The answer of the worker of the message's key; without a key, that of the first worker that has the topic.
 
-        A topic that a first message has made is at the worker of that one alone: here it is made at the key's, too.
+        A topic that its first message made is at that message's worker alone: here it is made at the key's worker, too.
         """
         question = self._question
         key = question.fields.get("key")
@@ -194,7 +194,7 @@ class _Spreading:
         return _response((status, _renumbered(worker, body)))
 
     async def _of_all(self, rule: Rule) -> Response:
-        """The answers of all as one. A write is first asked of all as a dry run: where one refuses, none does it.
+        """The answers of all workers as one. A write goes to all as a dry run first: where one refuses, none does it.
 
         A read is answered without a worker that is away, which `missing` names.
         """
@@ -243,7 +243,7 @@ class _Spreading:
         texts: dict[str, str] = {}
         for name, told in zip(self._names, answers, strict=True):
             if isinstance(told, Unavailable):
-                continue  # its absence is what a monitor sees
+                continue  # a monitor sees that its samples are missing
             if isinstance(told, BaseException):
                 raise told
             if told[0] != 200:
