@@ -92,8 +92,8 @@ class Outbox:
         """Note what became of transactions. What a person has dropped meanwhile stays so."""
         if names:
             t = self.table
-            these = sa.and_(_among(connection, t.c.transaction_id, names), t.c.relayed.in_((UNSENT, REFUSED)))
-            connection.execute(t.update().where(these).values(relayed=state))
+            chosen = sa.and_(_among(connection, t.c.transaction_id, names), t.c.relayed.in_((UNSENT, REFUSED)))
+            connection.execute(t.update().where(chosen).values(relayed=state))
 
 
 def _among(connection: Connection, column: sa.Column[Any], names: Sequence[str]) -> Any:

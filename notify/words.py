@@ -67,7 +67,7 @@ def status(number: int) -> str:
 def setting(value: Any) -> str:
     """A setting's value, or the settings that a revision changes, as a person writes them."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} = {_inner(of)}" for name, of in value.items() if of != {}) or "nothing"
+        return ", ".join(f"{name} = {_inner(inner)}" for name, inner in value.items() if inner != {}) or "nothing"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

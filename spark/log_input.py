@@ -105,13 +105,13 @@ class LogInput:
         if self.problems and (why := self.files.gone()):
             self.problems.append(why)
         copies.keep({copy_name(s) for s in self.segments})
-        there = [s for s in self.segments if copies.has(s)]
+        with_copy = [s for s in self.segments if copies.has(s)]
         if lost := [s for s in self.segments if copy_name(s) in made and not copies.has(s)]:
             self.problems.append(
                 f"{lost[0].name} was copied by a worker, and the copy is not in {scratch}: name a directory that all "
                 "workers share, or the URL of a store, with --scratch"
             )
-        self._gather(there, given)
+        self._gather(with_copy, given)
         copies.release()
         self.holes = list(holes_of(self.facts))
         self._look()
@@ -148,7 +148,7 @@ class LogInput:
             made |= new.keys()
         return made
 
-    def _gather(self, there: list[SegmentFile], given: Set[str]) -> None:
+    def _gather(self, with_copy: list[SegmentFile], given: Set[str]) -> None:
         """Take the facts of the segments that have a copy, but for those of another log."""
         try:
             saved = self.files.checkpoint()
@@ -158,20 +158,20 @@ class LogInput:
         if saved is not None:
             self.dropped_to = max(self.dropped_to, saved.state.dropped_to or 0)
 
-        def gathered(of: Iterable[SegmentFile]) -> Gathered:
+        def gathered(segments: Iterable[SegmentFile]) -> Gathered:
             taken = Gathered(Catalog.of(saved))
-            for segment in of:
+            for segment in segments:
                 taken.take(self.copies.facts_of(segment))
             return taken
 
-        self._gathered = gathered(there)
+        self._gathered = gathered(with_copy)
         if foreign := foreign_of(self._gathered.sources, given):
             self.problems += [f"{segment_name(base)}: {problem}" for base, problem in foreign.items()]
             self.segments = [s for s in self.segments if s.base not in foreign]
-            there = [s for s in there if s.base not in foreign]
-            self._gathered = gathered(there)
+            with_copy = [s for s in with_copy if s.base not in foreign]
+            self._gathered = gathered(with_copy)
         self._gathered.sources.clear()  # nothing else needs them
-        self._copied = there
+        self._copied = with_copy
 
     @property
     def facts(self) -> list[Facts]:

@@ -153,9 +153,9 @@ class ShippedFiles:
         return f"{layout.MANIFEST} lists no segment yet: a server ships one at most every --ship-every seconds"
 
     def segments(self) -> tuple[list[SegmentFile], list[str]]:
-        there = set(self._store.names("segments"))
-        files = [segment for segment in self.listed if segment.name in there]
-        missing = [segment.name for segment in self.listed if segment.name not in there]
+        stored = set(self._store.names("segments"))
+        files = [segment for segment in self.listed if segment.name in stored]
+        missing = [segment.name for segment in self.listed if segment.name not in stored]
         problems = [f"{name} is in the manifest, and not in the store {self.url}" for name in missing[:MOST_TOLD]]
         if len(missing) > MOST_TOLD:
             problems.append(f"{len(missing) - MOST_TOLD} more segments are not in the store {self.url}")

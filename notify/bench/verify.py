@@ -60,10 +60,10 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
             if not topic.name.startswith(prefix):
                 continue
             for queue in topic.queues:
-                of = http
+                log = http
                 if queue.worker:
-                    of = logs.setdefault(queue.worker, HttpClient(f"{url}/{queue.worker}"))
-                async for message in pulled(of, topic.name, queue.queue, queue.start):
+                    log = logs.setdefault(queue.worker, HttpClient(f"{url}/{queue.worker}"))
+                async for message in pulled(log, topic.name, queue.queue, queue.start):
                     counts[message.id.partition(".")[0]] += 1
                     if time.monotonic() > deadline:
                         break

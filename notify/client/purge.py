@@ -162,12 +162,12 @@ class RowPurge:
         forgotten = max(self._purge_after, IDS_RETENTION_SECONDS)
         while True:
             rows, forgotten_ms = await self._call(_read_old, self._purge_after, forgotten, SMALL_BATCH, after)
-            mine = [row for row in rows if row.producer_group == self._group]
-            final = await _final(self._http, mine, forgotten_ms)
+            own_rows = [row for row in rows if row.producer_group == self._group]
+            final = await _final(self._http, own_rows, forgotten_ms)
             if final:
                 result.rows += await self._call(_delete, final, self._purge_after)
-            result.looked_at += len(mine)
-            result.kept += len(mine) - len(final)
+            result.looked_at += len(own_rows)
+            result.kept += len(own_rows) - len(final)
             if len(rows) < SMALL_BATCH:
                 return result
             after = rows[-1].id

@@ -162,9 +162,9 @@ def _savepoint(connection: Connection) -> contextlib.AbstractContextManager[obje
 def _add_columns(connection: Connection) -> None:
     """Columns that an older version did not make. Several processes may try at once."""
     for table in (notify_source, half_message):
-        there = _columns(connection, table)
+        existing = _columns(connection, table)
         for column in table.columns:
-            if column.name not in there:
+            if column.name not in existing:
                 _add_column(connection, column)
 
 

@@ -12,67 +12,69 @@ MOST_NAMED = 5
 """Producer groups that a sentence names; more are only counted."""
 
 
-def transaction(target: str, r: Mapping[str, Any]) -> Told:
+def transaction(target: str, result: Mapping[str, Any]) -> Told:
     """One transaction that is, or was, decided or checked."""
-    after = r.get("becomes", r["state"])
-    if "becomes" not in r:
+    after = result.get("becomes", result["state"])
+    if "becomes" not in result:
         return Told([f"The transaction is {after}."])
-    then = "stays so" if after == r["state"] else f"becomes {after}"
-    made = Told([f"The transaction is {r['state']} now, and {then}."])
-    if "messages" in r:
-        number = messages(len(r["messages"]))
+    then = "stays so" if after == result["state"] else f"becomes {after}"
+    made = Told([f"The transaction is {result['state']} now, and {then}."])
+    if "messages" in result:
+        number = messages(len(result["messages"]))
         if after == "COMMITTED":
             made.sentences.append(f"It has {number}, which these groups receive:")
         else:
             made.sentences.append(f"It has {number}, which no group ever receives:")
         cells = [
             [m["topic"], text(m["key"]), "not shown here" if m["groups"] is None else text(m["groups"])]
-            for m in r["messages"][:MOST_ROWS]
+            for m in result["messages"][:MOST_ROWS]
         ]
         made.rows = Rows(["Topic", "Key", "Groups that receive it"], cells)
     return made
 
 
-def decision(target: str, r: Mapping[str, Any]) -> Told:
+def decision(target: str, result: Mapping[str, Any]) -> Told:
     """Several transactions that are, or were, decided or checked."""
-    if "job" in r:
-        return by_job(r)
-    if "items" in r:
-        return _decided(r)
-    left_out = r["left_out"]
+    if "job" in result:
+        return by_job(result)
+    if "items" in result:
+        return _decided(result)
+    left_out = result["left_out"]
     refused = f"{transactions(left_out)} of those chosen will be refused: decided already, or not known."
-    if not r["count"]:
+    if not result["count"]:
         return Told(["No transaction without an outcome matches: nothing will be done.", *[refused] * bool(left_out)])
-    youngest, oldest = whole(r["youngest_seconds"]), whole(r["oldest_seconds"])
+    youngest, oldest = whole(result["youngest_seconds"]), whole(result["oldest_seconds"])
     age = oldest if youngest == oldest else f"{youngest} to {oldest}"
-    subject = f"{transactions(r['count'])} {_of_groups(r['producer_groups'])}, in doubt for {age},"
-    number = f"{messages(r['messages'])} " if "messages" in r else ""
+    subject = f"{transactions(result['count'])} {_of_groups(result['producer_groups'])}, in doubt for {age},"
+    number = f"{messages(result['messages'])} " if "messages" in result else ""
     made = Told()
-    if r["becomes"] == "COMMITTED":
+    if result["becomes"] == "COMMITTED":
         made.sentences.append(f"{subject} will be committed: {number}will be delivered.")
-    elif r["becomes"] == "ROLLED_BACK":
+    elif result["becomes"] == "ROLLED_BACK":
         made.sentences.append(f"{subject} will be rolled back: {number}will never be delivered.")
     else:
         made.sentences.append(f"{subject} will be checked now: the server asks their producers.")
-        made.sentences += _checked(r)
-    if r.get("young"):
-        of_them = "They are" if r["young"] == r["count"] else f"{count(r['young'])} of them are"
+        made.sentences += _checked(result)
+    if result.get("young"):
+        of_them = "They are" if result["young"] == result["count"] else f"{count(result['young'])} of them are"
         made.sentences.append(f"{of_them} PREPARED and younger than 10 min: their local transactions may still run.")
         made.sentences.append("An outcome of their producer that contradicts yours is refused afterwards.")
     made.sentences += [refused] * bool(left_out)
-    if r["is_more"]:
-        made.sentences.append(f"More match: these are the oldest {count(r['count'])}. Do it again for the others.")
-    made.rows = _topics_of(r)
+    if result["is_more"]:
+        made.sentences.append(f"More match: these are the oldest {count(result['count'])}. Do it again for the others.")
+    made.rows = _topics_of(result)
     return made
 
 
-def _checked(r: Mapping[str, Any]) -> list[str]:
+def _checked(result: Mapping[str, Any]) -> list[str]:
     said = []
-    if r["parked"]:
-        number = "They are" if r["parked"] == r["count"] else f"{count(r['parked'])} of them are"
+    if result["parked"]:
+        number = "They are" if result["parked"] == result["count"] else f"{count(result['parked'])} of them are"
         said.append(f"{number} PARKED: they become PREPARED, and get all their checks again.")
-    if r["offline"]:
-        names = ", ".join(r["offline"][:MOST_NAMED]) + (" and others" if len(r["offline"]) > MOST_NAMED else "")
+    if result["offline"]:
+        names = ", ".join(result["offline"][:MOST_NAMED]) + (
+            " and others" if len(result["offline"]) > MOST_NAMED else ""
+        )
         said.append(f"No producer polls for the checks of {names} now: they wait until one does.")
     return said
 
@@ -86,24 +88,26 @@ def _of_groups(groups: Mapping[str, int]) -> str:
     return f"of producer groups {', '.join(others)} and {last}"
 
 
-def _topics_of(r: Mapping[str, Any]) -> Rows | None:
+def _topics_of(result: Mapping[str, Any]) -> Rows | None:
     """The messages of several transactions by topic, and for a commit who receives some of them."""
-    if not r.get("topics"):
+    if not result.get("topics"):
         return None
-    shown = r["topics"][:MOST_ROWS]
+    shown = result["topics"][:MOST_ROWS]
     headings, cells = ["Topic", "Messages"], [[row["topic"], count(row["messages"])] for row in shown]
-    if r["becomes"] == "COMMITTED":
+    if result["becomes"] == "COMMITTED":
         headings.append("Groups that receive some")
         for row, line in zip(shown, cells, strict=True):
             line.append("not shown here" if row["groups"] is None else text(row["groups"]))
-    return Rows(headings, cells, max(0, len(r["topics"]) - MOST_ROWS))
+    return Rows(headings, cells, max(0, len(result["topics"]) - MOST_ROWS))
 
 
-def _decided(r: Mapping[str, Any]) -> Told:
-    items = r["items"]
+def _decided(result: Mapping[str, Any]) -> Told:
+    items = result["items"]
     done = sum(item["status"] == 200 for item in items)
     verb = "is" if done == 1 else "are"
-    said = f"{transactions(done)} {verb} {r['becomes']}" + (", due for a check now" * (r["becomes"] == "PREPARED"))
+    said = f"{transactions(done)} {verb} {result['becomes']}" + (
+        ", due for a check now" * (result["becomes"] == "PREPARED")
+    )
     if done < len(items):
         said += f"; {count(len(items) - done)} refused"
     cells = [[item["id"], item.get("state", "unknown"), text(item.get("detail"))] for item in items[:MOST_ROWS]]

@@ -76,9 +76,9 @@ def is_table(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
-def by_job(r: Mapping[str, Any]) -> Told:
+def by_job(result: Mapping[str, Any]) -> Told:
     """A write that a job carries out."""
-    several = r.get("jobs", ())  # one of each worker
+    several = result.get("jobs", ())  # one of each worker
     if len(several) > 1:
         return Told([f"Jobs {', '.join(map(str, several))} do it; their pages show how far they are."])
-    return Told([f"Job {r['job']} does it; its page shows how far it is."])
+    return Told([f"Job {result['job']} does it; its page shows how far it is."])

@@ -9,9 +9,9 @@ from notify.told.form import MOST_ROWS, Rows, Told, by_job, capital, is_table, m
 from notify.words import count, duration, exactly, size, status
 
 
-def reset(target: str, r: Mapping[str, Any]) -> Told:
+def reset(target: str, result: Mapping[str, Any]) -> Told:
     """A group that goes on elsewhere in a topic."""
-    queues = r["queues"]
+    queues = result["queues"]
     again = sum(q["again"] or 0 for q in queues)
     left_out = sum(q["left_out"] or 0 for q in queues)
     made = Told()
@@ -22,22 +22,22 @@ def reset(target: str, r: Mapping[str, Any]) -> Told:
     if left_out:
         made.sentences.append(f"It does not get {messages(left_out)} that it has not settled yet.")
     made.sentences.append("What its consumers have in hand becomes stale, and is delivered again if it lies ahead.")
-    made.sentences.append(f"Effects: {r['effects']}.")
+    made.sentences.append(f"Effects: {result['effects']}.")
     cells = [[text(q.get(name)) for name in ("queue", "from", "to", "again", "left_out")] for q in queues[:MOST_ROWS]]
     made.rows = Rows(["Queue", "From", "To", "Again", "Left out"], cells, max(0, len(queues) - MOST_ROWS))
     return made
 
 
-def pause(target: str, r: Mapping[str, Any]) -> Told:
+def pause(target: str, result: Mapping[str, Any]) -> Told:
     """A group that gets nothing, or gets messages again."""
-    if r["paused"]:
+    if result["paused"]:
         return Told([f"Group {target} is paused: its consumers get nothing until it is resumed; messages wait."])
     return Told([f"Group {target} receives messages."])
 
 
-def _failure(r: Mapping[str, Any]) -> list[str]:
+def _failure(result: Mapping[str, Any]) -> list[str]:
     """The failure group that a job is about, where it is about one."""
-    f = r.get("failure")
+    f = result.get("failure")
     if f is None:
         return []
     what = " in ".join(part for part in (f["type"], f["place"]) if part) or f["text"]
@@ -47,51 +47,57 @@ def _failure(r: Mapping[str, Any]) -> list[str]:
     return [f"Failure group {f['fingerprint']} ({what}) has {messages(f['open'])} that wait{before}: {when}."]
 
 
-def drop(target: str, r: Mapping[str, Any]) -> Told:
+def drop(target: str, result: Mapping[str, Any]) -> Told:
     """Dead letters that are dropped, by their ids or by a job."""
-    if "ids" in r:
-        made = Told([f"This drops {messages(len(r['ids']))} of the dead letters of {target} for good."])
-        made.rows = Rows(["Message"], [[name] for name in r["ids"][:MOST_ROWS]], max(0, len(r["ids"]) - MOST_ROWS))
+    if "ids" in result:
+        made = Told([f"This drops {messages(len(result['ids']))} of the dead letters of {target} for good."])
+        made.rows = Rows(
+            ["Message"], [[name] for name in result["ids"][:MOST_ROWS]], max(0, len(result["ids"]) - MOST_ROWS)
+        )
         return made
-    if "at_most" in r:
-        job = f"A job looks at {messages(r['at_most'])} at most, and drops those that match for good."
-        return Told([*_failure(r), job, "Dead letters that were sent again before stay sent."])
-    if "job" in r:
-        return by_job(r)
-    return items(target, r)
+    if "at_most" in result:
+        job = f"A job looks at {messages(result['at_most'])} at most, and drops those that match for good."
+        return Told([*_failure(result), job, "Dead letters that were sent again before stay sent."])
+    if "job" in result:
+        return by_job(result)
+    return items(target, result)
 
 
-def redrive(target: str, r: Mapping[str, Any]) -> Told:
+def redrive(target: str, result: Mapping[str, Any]) -> Told:
     """Dead letters that go to their group again, by their ids or by a job."""
-    if "ids" in r:
-        effects = f"Effects: {r['effects']}."
-        number = len(r["ids"])
+    if "ids" in result:
+        effects = f"Effects: {result['effects']}."
+        number = len(result["ids"])
         made = Told(
             [f"{messages(number)} of the dead letters {'goes' if number == 1 else 'go'} to {target} again.", effects]
         )
-        made.rows = Rows(["Message"], [[name] for name in r["ids"][:MOST_ROWS]], max(0, len(r["ids"]) - MOST_ROWS))
+        made.rows = Rows(
+            ["Message"], [[name] for name in result["ids"][:MOST_ROWS]], max(0, len(result["ids"]) - MOST_ROWS)
+        )
         return made
-    if "at_most" in r:
-        effects = f"Effects: {r['effects']}."
-        looked_at = messages(r["at_most"])
+    if "at_most" in result:
+        effects = f"Effects: {result['effects']}."
+        looked_at = messages(result["at_most"])
         job = f"A job looks at {looked_at} at most, and sends those that match to group {target}."
-        return Told([*_failure(r), job, effects])
-    if "job" in r:
-        return by_job(r)
-    return items(target, r)
+        return Told([*_failure(result), job, effects])
+    if "job" in result:
+        return by_job(result)
+    return items(target, result)
 
 
-def items(target: str, r: Mapping[str, Any]) -> Told:
+def items(target: str, result: Mapping[str, Any]) -> Told:
     """One result for each message; an item of a preview has no status yet unless it is refused."""
-    if not is_table(r.get("items")):
+    if not is_table(result.get("items")):
         return Told()
-    numbers = [item.get("status") for item in r["items"]]
+    numbers = [item.get("status") for item in result["items"]]
     words = [(None, "to be sent again"), (201, "sent again"), (204, "dropped"), (200, "sent again or dropped before")]
     counts = [(sum(n == number for n in numbers), word) for number, word in words]
     counts.append((len(numbers) - sum(c for c, _ in counts), "refused"))
     sentence = ", ".join(f"{messages(c)} {word}" for c, word in counts if c)
-    results = [_word_of(item.get("status")) for item in r["items"]]
-    cells = [[item["id"], result, text(item.get("detail"))] for item, result in zip(r["items"], results, strict=True)]
+    results = [_word_of(item.get("status")) for item in result["items"]]
+    cells = [
+        [item["id"], result, text(item.get("detail"))] for item, result in zip(result["items"], results, strict=True)
+    ]
     rows = Rows(["Message", "Result", "Why"], cells[:MOST_ROWS], max(0, len(cells) - MOST_ROWS))
     return Told([capital(sentence)], rows)
 
@@ -101,44 +107,46 @@ def _word_of(number: int | None) -> str:
     return "to be sent" if number is None else status(number)
 
 
-def send(target: str, r: Mapping[str, Any]) -> Told:
+def send(target: str, result: Mapping[str, Any]) -> Told:
     """A message that a person sends."""
-    groups = f"these groups receive it: {text(r['groups'])}" if r["groups"] else "no group subscribes to it now"
-    if r["groups"] is None:
+    groups = (
+        f"these groups receive it: {text(result['groups'])}" if result["groups"] else "no group subscribes to it now"
+    )
+    if result["groups"] is None:
         groups = "to see which groups receive it takes the right view"
-    if "items" not in r:
+    if "items" not in result:
         return Told([f"The message goes to topic {target}; {groups}."])
-    (item,) = r["items"]
+    (item,) = result["items"]
     if item["status"] != 201:
         return Told([f"The message was refused: {text(item.get('detail'))}."])
     return Told([f"The message is in topic {target} as {item['id']}; {groups}."])
 
 
-def edit(target: str, r: Mapping[str, Any]) -> Told:
+def edit(target: str, result: Mapping[str, Any]) -> Told:
     """A dead letter that is corrected and sent again."""
-    if "items" not in r:
-        changed = f"Group {target} alone gets the message again, with another {' and '.join(r['changed'])}."
-        return Told([changed, f"Effects: {r['effects']}."])
-    return items(target, r)
+    if "items" not in result:
+        changed = f"Group {target} alone gets the message again, with another {' and '.join(result['changed'])}."
+        return Told([changed, f"Effects: {result['effects']}."])
+    return items(target, result)
 
 
-def purge(target: str, r: Mapping[str, Any]) -> Told:
+def purge(target: str, result: Mapping[str, Any]) -> Told:
     """A topic's messages, or a group's dead letters, that are deleted."""
-    dropped = sum(q["dropped"] for q in r["queues"])
+    dropped = sum(q["dropped"] for q in result["queues"])
     deleted = f"{capital(messages(dropped))[:-1]} of {target} at most are deleted for good."
     made = Told([deleted if dropped else "Nothing is deleted."])
-    for group, number in r["missed"].items():
+    for group, number in result["missed"].items():
         made.sentences.append(f"Group {group} never gets {messages(number)} that it has not settled: missed.")
-    if dropped and not r["missed"]:
+    if dropped and not result["missed"]:
         made.sentences.append("No group is missed: all have settled them.")
     return made
 
 
-def delete_topic(target: str, r: Mapping[str, Any]) -> Told:
+def delete_topic(target: str, result: Mapping[str, Any]) -> Told:
     """A topic that is deleted with all that belongs to it."""
-    if "deleted" in r:
-        return Told([f"Topic {r['deleted']} is deleted."])
-    kept = sum(q["end"] - q["start"] for q in r["queues"])
+    if "deleted" in result:
+        return Told([f"Topic {result['deleted']} is deleted."])
+    kept = sum(q["end"] - q["start"] for q in result["queues"])
     return Told([f"Topic {target} is deleted with its {messages(kept)} at most, and with all subscriptions to it."])
 
 
@@ -154,56 +162,60 @@ _FULL = {
 }
 
 
-def put_topic(target: str, r: Mapping[str, Any]) -> Told:
+def put_topic(target: str, result: Mapping[str, Any]) -> Told:
     """A topic that is made or changed. Each worker of a server has the same queues."""
-    number = r["queue_count"] if "queue_count" in r else len({q["queue"] for q in r["queues"]})
+    number = result["queue_count"] if "queue_count" in result else len({q["queue"] for q in result["queues"]})
     made = Told([f"Topic {target} has {'1 queue' if number == 1 else f'{count(number)} queues'}."])
-    age = f"for {duration(r['retention'])}" if r["retention"] else "as long as the setting retention_seconds says"
-    bound = f", at most {size(r['retention_bytes'])}" if r["retention_bytes"] else ""
+    age = (
+        f"for {duration(result['retention'])}"
+        if result["retention"]
+        else "as long as the setting retention_seconds says"
+    )
+    bound = f", at most {size(result['retention_bytes'])}" if result["retention_bytes"] else ""
     made.sentences.append(f"It keeps messages {age}{bound}.")
-    made.sentences.append(_ANSWERED[r["flush"]])
-    if r["ttl"]:
-        made.sentences.append(f"Messages that nobody got within {duration(r['ttl'])} expire.")
-    if r["backlog"]:
-        full = _FULL[r["backlog_policy"]]
-        made.sentences.append(f"Where a group is {messages(r['backlog'])} behind, {full}.")
+    made.sentences.append(_ANSWERED[result["flush"]])
+    if result["ttl"]:
+        made.sentences.append(f"Messages that nobody got within {duration(result['ttl'])} expire.")
+    if result["backlog"]:
+        full = _FULL[result["backlog_policy"]]
+        made.sentences.append(f"Where a group is {messages(result['backlog'])} behind, {full}.")
     return made
 
 
-def subscribe(target: str, r: Mapping[str, Any]) -> Told:
+def subscribe(target: str, result: Mapping[str, Any]) -> Told:
     """A subscription that is made or changed."""
     group, _, topic = target.partition("/")
     what = f"topics that match {topic}" if "*" in topic else f"topic {topic}"
-    made = Told([f"Group {group} receives {what} in mode {r['mode']}."])
-    if r.get("made_topic"):
+    made = Told([f"Group {group} receives {what} in mode {result['mode']}."])
+    if result.get("made_topic"):
         made.sentences.append("The topic is new.")
-    if r.get("lag"):
-        made.sentences.append(f"{capital(messages(r['lag']))[:-1]} wait for it.")
-    if r.get("topics"):
-        made.sentences.append(f"By now these match: {text(r['topics'])}.")
+    if result.get("lag"):
+        made.sentences.append(f"{capital(messages(result['lag']))[:-1]} wait for it.")
+    if result.get("topics"):
+        made.sentences.append(f"By now these match: {text(result['topics'])}.")
     return made
 
 
-def unsubscribe(target: str, r: Mapping[str, Any]) -> Told:
+def unsubscribe(target: str, result: Mapping[str, Any]) -> Told:
     """A subscription that ends."""
     group, _, topic = target.partition("/")
     return Told([f"Group {group} receives {topic} no more, and its position there is forgotten."])
 
 
-def prioritise(target: str, r: Mapping[str, Any]) -> Told:
+def prioritise(target: str, result: Mapping[str, Any]) -> Told:
     """The classes that share a group's deliveries."""
     made = Told([f"Group {target} is given messages of these classes, by weight:"])
-    cells = [[c["name"], count(c["weight"]), text(c["topics"])] for c in r["classes"]]
+    cells = [[c["name"], count(c["weight"]), text(c["topics"])] for c in result["classes"]]
     made.rows = Rows(["Class", "Weight", "Topics"], cells)
-    if r["shares"]:
-        turns = ", ".join(f"{topic} {count(number)}" for topic, number in r["shares"].items())
+    if result["shares"]:
+        turns = ", ".join(f"{topic} {count(number)}" for topic, number in result["shares"].items())
         made.sentences.append(f"Within a class a topic has one turn, but: {turns}.")
     return made
 
 
-def push(target: str, r: Mapping[str, Any]) -> Told:
+def push(target: str, result: Mapping[str, Any]) -> Told:
     """A group whose messages are posted to a webhook, or are no more."""
-    p = r.get("push")
+    p = result.get("push")
     if p is None:
         return Told([f"Messages of group {target} are posted no more; they wait for consumers."])
     batch = f"{messages(p['batch'])} a call at most"

@@ -10,25 +10,25 @@ from notify.words import count, exactly, setting
 from notify.words import job as work_of
 
 
-def silence(target: str, r: Mapping[str, Any]) -> Told:
+def silence(target: str, result: Mapping[str, Any]) -> Told:
     """An alarm that is silenced, or heard again."""
-    alarm = f"Alarm {r['name']}" + (f" of {r['target']}" if r["target"] else "")
-    if "who" not in r:
+    alarm = f"Alarm {result['name']}" + (f" of {result['target']}" if result["target"] else "")
+    if "who" not in result:
         return Told([f"{alarm} is heard again."])
-    return Told([f"{alarm} is silent until {exactly(r['until'])}. The overview still shows it."])
+    return Told([f"{alarm} is silent until {exactly(result['until'])}. The overview still shows it."])
 
 
-def set_settings(target: str, r: Mapping[str, Any]) -> Told:
+def set_settings(target: str, result: Mapping[str, Any]) -> Told:
     """Settings that change while servers run."""
-    cells = [[name, setting(change["from"]), setting(change["to"])] for name, change in r["changes"].items()]
+    cells = [[name, setting(change["from"]), setting(change["to"])] for name, change in result["changes"].items()]
     return Told(
-        [f"Revision {r['revision']} changes these settings:"], Rows(["Setting", "Before", "From now on"], cells)
+        [f"Revision {result['revision']} changes these settings:"], Rows(["Setting", "Before", "From now on"], cells)
     )
 
 
-def roll_back(target: str, r: Mapping[str, Any]) -> Told:
+def roll_back(target: str, result: Mapping[str, Any]) -> Told:
     """Settings and rates that become those of an earlier revision."""
-    values = r["values"] if "values" in r else r["to"]["values"]
+    values = result["values"] if "values" in result else result["to"]["values"]
     made = Told([f"Settings and rates become those of revision {target}."])
     if not values:
         made.sentences.append("All settings have the values that the servers were started with.")
@@ -43,31 +43,35 @@ _RATES = (
 )
 
 
-def limit(target: str, r: Mapping[str, Any]) -> Told:
+def limit(target: str, result: Mapping[str, Any]) -> Told:
     """All rates, which replace those before."""
     cells = [
-        [f"{noun} {name}", f"{count(rate)} {unit}"] for kind, noun, unit in _RATES for name, rate in r[kind].items()
+        [f"{noun} {name}", f"{count(rate)} {unit}"]
+        for kind, noun, unit in _RATES
+        for name, rate in result[kind].items()
     ]
     if not cells:
         return Told(["From now on no name has a rate."])
     return Told(["From now on these names have a rate, and no others:"], Rows(["Name", "Rate"], cells))
 
 
-def grant(target: str, r: Mapping[str, Any]) -> Told:
+def grant(target: str, result: Mapping[str, Any]) -> Told:
     """A credential that is added."""
-    until = f" until {exactly(r['expires_at'])}" if r["expires_at"] else ""
-    made = Told([f"{r['name']} has these rights{until}: {text(r['rights'])}."])
-    if r["id"]:
-        made.sentences.append(f"The credential's id is {r['id']}: revoke it by that.")
+    until = f" until {exactly(result['expires_at'])}" if result["expires_at"] else ""
+    made = Told([f"{result['name']} has these rights{until}: {text(result['rights'])}."])
+    if result["id"]:
+        made.sentences.append(f"The credential's id is {result['id']}: revoke it by that.")
     return made
 
 
-def revoke(target: str, r: Mapping[str, Any]) -> Told:
+def revoke(target: str, result: Mapping[str, Any]) -> Told:
     """A credential that is revoked."""
-    return Told([f"Requests with credential {r['id']} of {r['name']} are refused, at all servers within a second."])
+    return Told(
+        [f"Requests with credential {result['id']} of {result['name']} are refused, at all servers within a second."]
+    )
 
 
-def cancel(target: str, r: Mapping[str, Any]) -> Told:
+def cancel(target: str, result: Mapping[str, Any]) -> Told:
     """A job that is stopped."""
-    done = f"{count(r['done'])} of its items are done and stay so, {count(r['failed'])} of them failed"
-    return Told([f"Job {r['id']} ({work_of(r['what'])}) ends where it is: {done}."])
+    done = f"{count(result['done'])} of its items are done and stay so, {count(result['failed'])} of them failed"
+    return Told([f"Job {result['id']} ({work_of(result['what'])}) ends where it is: {done}."])

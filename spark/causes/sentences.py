@@ -56,18 +56,18 @@ def sentence_of(subject: Subject, stretch: Stretch, standstill: Standstill, *, i
 def _undelivered(subject: Subject, stretch: Stretch, standstill: Standstill, least: str) -> str:
     cases = [case for _, case in stretch.cases]
     last_us = standstill.last_us(subject.name, cases)
-    n, of = _number(len(cases), "message", least), _of_topics(cases)
+    n, of_topics = _number(len(cases), "message", least), _of_topics(cases)
     verb = "is" if len(cases) == 1 else "are"
     if subject.state == STILL:
         where = "" if standstill.is_still(subject.name) else " there"
         what = f"stands still{where} since" if last_us else f"has settled nothing{where} since"
-        return f"{subject} {what} {instant_text(last_us or stretch.from_us)}: {n}{of} {verb} undelivered"
+        return f"{subject} {what} {instant_text(last_us or stretch.from_us)}: {n}{of_topics} {verb} undelivered"
     if subject.state == BEHIND:
         return (
-            f"{subject} is behind: {n}{of}, {_when(stretch, 'queued ')}, {verb} undelivered; "
+            f"{subject} is behind: {n}{of_topics}, {_when(stretch, 'queued ')}, {verb} undelivered; "
             f"its last settlement was at {instant_text(last_us)}"
         )
-    return f"{subject} left out {n}{of}, {_when(stretch, 'queued ')}: it settled later ones"
+    return f"{subject} left out {n}{of_topics}, {_when(stretch, 'queued ')}: it settled later ones"
 
 
 def _corrupt(subject: Subject, stretch: Stretch, least: str) -> str:

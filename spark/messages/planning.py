@@ -184,14 +184,14 @@ class Planning:
         pulled = self._server.pull(topic, queue, start, 1)
         if pulled is None or not pulled[0]:
             return
-        here = pulled[0][0]
+        served = pulled[0][0]
         with closing(ShippedMessages(self._options)) as store:
-            for batch in store.rows(topic, state.number, queue, here.offset, here.offset + 1):
-                if (there := batch.column("id")[0].as_py()) != here.id:
+            for batch in store.rows(topic, state.number, queue, served.offset, served.offset + 1):
+                if (shipped_id := batch.column("id")[0].as_py()) != served.id:
                     raise InvalidRequest(
-                        f"the store {self._options.store} is of another log than the server: offset {here.offset} of "
-                        f"queue {queue} of topic {topic!r} is {there} in one and {here.id} in the other. Name the "
-                        "store that this server ships to (option store)"
+                        f"the store {self._options.store} is of another log than the server: offset {served.offset} of "
+                        f"queue {queue} of topic {topic!r} is {shipped_id} in one and {served.id} in the other. Name "
+                        "the store that this server ships to (option store)"
                     )
         self._compared.add(topic)
 
@@ -225,11 +225,11 @@ def shares(left: dict[tuple[str, int], int], most: int | None) -> dict[tuple[str
     if most is None or sum(left.values()) <= most:
         return left
     fullest = sorted(left, key=lambda queue: -left[queue])
-    ones = {queue: 1 for queue in fullest[:most] if left[queue]}
-    rest = most - len(ones)
-    more = {queue: left[queue] - ones.get(queue, 0) for queue in fullest}
+    first_rows = {queue: 1 for queue in fullest[:most] if left[queue]}
+    rest = most - len(first_rows)
+    more = {queue: left[queue] - first_rows.get(queue, 0) for queue in fullest}
     total = sum(more.values())
-    taken = {queue: ones.get(queue, 0) + more[queue] * rest // total for queue in fullest}
+    taken = {queue: first_rows.get(queue, 0) + more[queue] * rest // total for queue in fullest}
     for queue in fullest:
         if sum(taken.values()) >= most:
             break

@@ -126,9 +126,9 @@ class Parts:
                 break
             wanted = keys[missing]
             if isinstance(part, SealedPart):
-                here = np.ascontiguousarray(part.runs["key"])
-                at = np.minimum(np.searchsorted(here, wanted), max(0, len(here) - 1))
-                hits = here[at] == wanted if len(here) else np.zeros(len(wanted), bool)
+                keys_of_part = np.ascontiguousarray(part.runs["key"])
+                at = np.minimum(np.searchsorted(keys_of_part, wanted), max(0, len(keys_of_part) - 1))
+                hits = keys_of_part[at] == wanted if len(keys_of_part) else np.zeros(len(wanted), bool)
                 found[missing[hits]] = part.runs["first_offset"][at[hits]]
             else:
                 firsts = [part.first_offset(key) for key in wanted.tolist()]

@@ -208,8 +208,8 @@ class SqlShards:
             for name in (shard,) if shard is not None else self.by_name:
                 by_shard.setdefault(name, []).append(i)
         for shard, numbers in by_shard.items():
-            mine = await self._at(shard).decide([outcomes[i] for i in numbers], now_us, forced, tokens)
-            for i, decided in zip(numbers, mine, strict=True):
+            answers = await self._at(shard).decide([outcomes[i] for i in numbers], now_us, forced, tokens)
+            for i, decided in zip(numbers, answers, strict=True):
                 if i not in results or decided.found:
                     results[i] = decided
         return [results[i] for i in range(len(outcomes))]
@@ -258,8 +258,8 @@ class SqlShards:
         return claimed
 
     async def release_checks(self, claimed: Sequence[Due], due_us: int) -> None:
-        for name, mine in _by_shard(claimed).items():
-            await self._at(name).release_checks(mine, due_us)
+        for name, checks in _by_shard(claimed).items():
+            await self._at(name).release_checks(checks, due_us)
 
     async def answer_check(self, answer: CheckAnswer) -> bool:
         for name in (answer.shard,) if answer.shard is not None else self.by_name:

@@ -41,5 +41,5 @@ def missing_tables(using: str) -> list[str]:
     """Names of Notify's tables that the database lacks, in the order of the alphabet."""
     wrapper = connections[using]
     with wrapper.temporary_connection(), django_errors(wrapper):
-        there = sa.inspect(lender_of(using).borrow(wrapper)).get_table_names()
-    return sorted(table.metadata.tables.keys() - set(there))
+        existing = sa.inspect(lender_of(using).borrow(wrapper)).get_table_names()
+    return sorted(table.metadata.tables.keys() - set(existing))

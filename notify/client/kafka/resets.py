@@ -76,12 +76,12 @@ class Resets:
 
     def _move(self, offsets: dict[Place, int], reset: str) -> None:
         """In the feed's thread, between two polls: what is fetched from now on is from there."""
-        here = {place: offset for place, offset in offsets.items() if self._partitions.get(place) is not None}
-        if not here:
+        assigned = {place: offset for place, offset in offsets.items() if self._partitions.get(place) is not None}
+        if not assigned:
             return
-        moved = [TopicPartition(*place, offset) for place, offset in here.items()]
+        moved = [TopicPartition(*place, offset) for place, offset in assigned.items()]
         consumer = self._feed.consumer
         consumer.incremental_unassign(moved)
-        self._feed.thread.wait_for(self._assignment.move(here, reset))
+        self._feed.thread.wait_for(self._assignment.move(assigned, reset))
         consumer.incremental_assign(moved)
         consumer.resume(moved)

@@ -204,8 +204,8 @@ class Settling:
                 are_gone = error_of(raised).code() in GONE and await self._leave_out(windows)
                 if not are_gone or self._for_owner:  # by now the group may be another's: the next commit goes on
                     raise
-                there = {place: window for place, window in windows.items() if window not in self._gone}
-                await self._commit(there, leaving, stays=stays)
+                remaining = {place: window for place, window in windows.items() if window not in self._gone}
+                await self._commit(remaining, leaving, stays=stays)
         else:
             await self._feed.thread.call_also_within(commit_offsets, self._feed.consumer, offsets)
 
@@ -214,8 +214,8 @@ class Settling:
         listed = await self._feed.thread.call_also_within(
             partial(self._feed.consumer.list_topics, timeout=CALL_SECONDS)
         )
-        there = {(name, n) for name, topic in listed.topics.items() for n in topic.partitions}
-        gone = {place: window for place, window in windows.items() if place not in there}
+        listed_places = {(name, n) for name, topic in listed.topics.items() for n in topic.partitions}
+        gone = {place: window for place, window in windows.items() if place not in listed_places}
         self._gone |= dict.fromkeys(gone.values(), time.monotonic() + GONE_SECONDS)
         if gone:
             log.warning(

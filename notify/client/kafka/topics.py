@@ -93,13 +93,13 @@ class Topics:
         missing = [name for name in self._own if name not in known]
         if missing and self._last is None:
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"a broker does not list {missing[0]!r}"))
-        there = self._of(known)
+        present = self._of(known)
         before = self._last or {}
-        vanished = before.keys() - there.keys()
+        vanished = before.keys() - present.keys()
         kept = {name: before[name] for name in vanished - self._missed}
         self.lacks = [name for name in missing if name in self._missed]
         self._missed = {*missing, *vanished}
-        self._last = dict(sorted((there | kept).items()))
+        self._last = dict(sorted((present | kept).items()))
         return self._last
 
     def _of(self, known: Mapping[str, TopicMetadata]) -> dict[str, int]:

@@ -40,18 +40,18 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
     signing_in.add_routes(routes, door)
     forms.add_routes(routes, api)
 
-    def add_history(path: str, of: str) -> None:
+    def add_history(path: str, template: str) -> None:
         async def history(request: Request, span: str = "hour") -> Response:
             try:
-                found = await Api(api, request).get(path_of(of, **request.path_params), span=span)
+                found = await Api(api, request).get(path_of(template, **request.path_params), span=span)
             except NotifyError as error:
                 return JSONResponse({"detail": str(error)}, error.status)
             return JSONResponse(found, headers=SECURITY)
 
         routes.add_api_route(path, history, methods=["GET"], response_model=None)
 
-    for path, of in HISTORIES.items():
-        add_history(path, of)
+    for path, template in HISTORIES.items():
+        add_history(path, template)
 
     @routes.get("/audits/{number}/report", response_model=None)
     async def report(number: int) -> Response:

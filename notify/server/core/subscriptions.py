@@ -131,12 +131,12 @@ class Subscriptions:
         group = self._delivery.groups.get(known.group)
         groups = [*([] if group is None else [group]), *self._delivery.followers.instances_of(known.group)]
         now_us = self._clock()
-        there = {i.name for g in groups for i in g.instances.values() if now_us - i.asked_us < ACTIVE_US}
-        there |= {
+        active = {i.name for g in groups for i in g.instances.values() if now_us - i.asked_us < ACTIVE_US}
+        active |= {
             lease.instance.name for g in groups for lease in g.leases.values() if lease.cursor.topic == known.topic
         }
-        if there:
-            names = ", ".join(sorted(there)[:5])
+        if active:
+            names = ", ".join(sorted(active)[:5])
             why = f"{names} asked for messages in the last {ACTIVE_SECONDS} s: stop the group's consumers, wait so long"
         elif self._delivery.following.may_come_back(known.group):
             why = (

@@ -61,9 +61,9 @@ class OwnLetters:
     async def failures(self, name: str) -> dict[str, Any]:
         await self.open.look_at(name)
         failures, looked_at = self.open.failures(name)
-        of = DeadLetters(self._core, name).bounds()[2]
+        total = DeadLetters(self._core, name).bounds()[2]
         rows = [failure_row(failure) for failure in failures.listed()]
-        return {"failures": rows, "others": failures.others, "looked_at": looked_at, "of": of}
+        return {"failures": rows, "others": failures.others, "looked_at": looked_at, "of": total}
 
     async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
         letters = DeadLetters(self._core, name)

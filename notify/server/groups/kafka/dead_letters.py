@@ -68,8 +68,8 @@ class KafkaLetters:
         for name, count in counts.items():
             starts = {p: start for p, (start, _) in self._look.last.letters_of(name).items()}
             closed = itertools.chain(self._redriven.sent(name), self._redriven.dropped(name))
-            there = sum(offset >= starts.get(partition, offset + 1) for partition, offset in closed)
-            counts[name] = max(0, count - there)
+            still_listed = sum(offset >= starts.get(partition, offset + 1) for partition, offset in closed)
+            counts[name] = max(0, count - still_listed)
         return counts
 
     async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
@@ -173,8 +173,8 @@ class KafkaLetters:
         partitions = self._partitions(name)
         first = min(spot.offset for spot in ids) * partitions
         reading = letters.read(self._brokers, name, partitions, first)
-        there = (letter for letter in reading if ids.get(letter.spot) == letter.id)
-        return [item for lot in _lots(itertools.islice(there, len(ids))) for item in self._sent(name, lot, drop)]
+        chosen = (letter for letter in reading if ids.get(letter.spot) == letter.id)
+        return [item for lot in _lots(itertools.islice(chosen, len(ids))) for item in self._sent(name, lot, drop)]
 
     async def bounds(self, group: str) -> tuple[int, int, int]:
         def ask() -> tuple[int, int, int]:

@@ -59,13 +59,13 @@ class LetterFailures:
         for letter in itertools.islice(read(seen.next), max(0, most)):
             came += 1
             self._count(seen, letter, is_closed(letter))
-        of = sum(max(0, end - start) for start, end in bounds.values())
+        total = sum(max(0, end - start) for start, end in bounds.values())
         is_all = came < most  # offsets count the records of transactions, too
         return {
             "failures": [failure_row(failure) for failure in seen.failures.listed()],
             "others": seen.failures.others,
             "looked_at": seen.looked_at,
-            "of": seen.looked_at if is_all else max(of, seen.looked_at),
+            "of": seen.looked_at if is_all else max(total, seen.looked_at),
         }
 
     def _of(self, group: str, starts: Mapping[int, int]) -> _Seen:
