@@ -20,6 +20,7 @@ import structlog
 from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
 from notify.client.table import half_message
 from notify.errors import Unavailable
+from notify.storage.sql import writer
 from notify.testing import forked
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.mysql_server import MySqlServer
@@ -101,6 +102,18 @@ def engine_url(database: str, database_urls: Mapping[str, str], tmp_path: Path) 
     """The URL of an empty database of its own."""
     with empty_database(database, database_urls, tmp_path) as url:
         yield url
+
+
+@pytest.fixture
+def patient_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a writer try again until it succeeds after a cut or a deadlock, also on a slow machine."""
+    monkeypatch.setattr(writer, "GIVE_UP_SECONDS", PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def impatient_writers(patient_writers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a writer give up soon when its database is away."""
+    monkeypatch.setattr(writer, "GIVE_UP_SECONDS", 0.5)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

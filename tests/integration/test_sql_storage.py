@@ -1,9 +1,9 @@
-"""SQL storage: cut connections, refused values, competing servers, failing shards, purges."""
+"""SQL storage: cut connections, refused values, competing servers, purges."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,29 @@ import structlog
 
 from notify import faults, ids
 from notify.client.transactions import HALF_SECONDS
-from notify.clock import wall_clock
+from notify.clock import wall_clock as now
 from notify.databases import DROPPED, REFUSED, RELAYED
-from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
-from notify.storage.sql import checks, engines, movers, registry, schema, writer
+from notify.storage.sql import checks, engines, movers, registry, writer
 from notify.storage.sql.database import Database
 from notify.storage.sql.dialect import Gone
-from notify.storage.sql.engines import open_engine, opened
-from notify.storage.sql.key_map import KeyMap
+from notify.storage.sql.engines import opened
 from notify.storage.sql.rows import moment_of, rows_of
-from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.store import SqlStore
-from notify.storage.sql.tables import server_half_message, server_key_map_change, server_member
-from notify.testing.process import ServerProcess
+from notify.storage.sql.tables import server_half_message, server_member
 from notify.wire import Payload, decode_payload, encode_msgpack
-from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import DATABASES, empty_database
 from tests.support.http import ask, call
 from tests.support.proxy import Proxy
 from tests.support.servers import Started, make_storage
+from tests.support.sql_storage import use
 from tests.support.transactions import half_request, sent
 
 SECOND = 1_000_000
-now = wall_clock
+pytestmark = pytest.mark.usefixtures("patient_writers")
 
 
 @pytest.fixture(scope="module", params=DATABASES)
@@ -58,30 +55,6 @@ def storage(shared_storage: str) -> str:
         connection.execute(sa.delete(server_half_message))
         connection.execute(sa.delete(server_member))
     return shared_storage
-
-
-@pytest.fixture(autouse=True)
-def is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a writer try again until it succeeds after a cut or a deadlock, also on a slow machine."""
-    monkeypatch.setattr(writer, "GIVE_UP_SECONDS", PATIENCE_SECONDS)
-
-
-@pytest.fixture
-def gives_up_soon(is_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a writer give up soon when its database is away."""
-    monkeypatch.setattr(writer, "GIVE_UP_SECONDS", 0.5)
-
-
-def use(url: str, scenario: Callable[[SqlStore], Coroutine[Any, Any, None]], **options: Any) -> None:
-    async def whole() -> None:
-        store = SqlStore(url, **options)
-        await store.open(now())
-        try:
-            await scenario(store)
-        finally:
-            await store.close()
-
-    asyncio.run(whole())
 
 
 @pytest.fixture
@@ -126,7 +99,7 @@ def test_a_writer_gives_up_before_its_callers_do(monkeypatch: pytest.MonkeyPatch
     assert writer.GIVE_UP_SECONDS < HALF_SECONDS
 
 
-@pytest.mark.usefixtures("gives_up_soon")
+@pytest.mark.usefixtures("impatient_writers")
 def test_a_database_that_is_away_is_waited_for_and_then_said(proxied: tuple[Proxy, str]) -> None:
     """The error says that nobody knows whether the transaction was stored."""
     proxy, url = proxied
@@ -167,7 +140,7 @@ def test_a_server_frozen_in_its_transaction_holds_nobody_up_for_long(
     use(storage, scenario, writers=1)
 
 
-@pytest.mark.usefixtures("gives_up_soon")
+@pytest.mark.usefixtures("impatient_writers")
 def test_a_primary_that_becomes_a_standby_is_left_out_until_it_takes_writes(storage: str) -> None:
     """Each write was a StorageFailed, the shard counted as healthy, and the pool kept its sessions until a restart."""
     if not storage.startswith("postgresql"):
@@ -488,84 +461,6 @@ def test_a_relay_that_was_only_tried_holds_nothing_up(storage: str) -> None:
     use(storage, scenario, retention_us=10 * SECOND)
 
 
-# --- shards -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("gives_up_soon")
-def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, str], tmp_path: Path) -> None:
-    with (
-        empty_database("postgresql", database_urls, tmp_path) as a,
-        empty_database("mariadb", database_urls, tmp_path) as b,
-    ):
-        make_storage(a, "a")
-        make_storage(b, "b")
-        behind = sa.make_url(b)
-        proxy = Proxy(behind.host or "", behind.port or 0)
-        through = behind.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
-
-        async def run() -> None:
-            store = open_storage(f"a={a} b={through}", "main", retention_us=0, writers=1)
-            assert isinstance(store, SqlShards)
-            await store.open(now())
-            used = {(await store.put([sent()], now()))[0].shard for _ in range(40)}
-            assert used == {"a", "b"}
-            t = sent()
-            shard = (await store.put([t], now()))[0].shard
-            other = "b" if shard == "a" else "a"
-            wrong = await store.decide([(t.id, "g", State.COMMITTED)], now(), shards={t.id: other})
-            assert not wrong[0].found, "an outcome goes to its shard only"
-            assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed, (
-                "without a shard it goes to all"
-            )
-            places = {p.shard: some.id for some in [sent() for _ in range(40)] for p in await store.put([some], now())}
-            here, elsewhere = places["a"], places["b"]
-            keyed = sent(key="some key")
-            home = store.shard_of(keyed)
-            assert {(await store.put([sent(key="some key")], now()))[0].shard for _ in range(10)} == {home}
-
-            def place(key: str) -> str | None:
-                return store.shard_of(sent(key=key))
-
-            # Database b goes away: messages without a key go to a; those with a key of b are refused.
-            proxy.close()
-            for _ in range(20):
-                try:
-                    result = (await store.put([sent()], now()))[0]
-                except Unavailable:
-                    continue
-                assert result.shard == "a"
-            assert [s.shard for s in store.healthy()] == ["a"]
-            refused = next(sent(key=f"k{n}") for n in range(100) if store.shard_of(sent(key=f"k{n}")) == "b")
-            with pytest.raises(Unavailable):
-                await store.put([refused], now())
-            with pytest.raises(PartlyStored) as partly:
-                await store.put(
-                    [refused, sent(), sent(key=next(k for k in map(str, range(99)) if place(k) == "a"))], now()
-                )
-            assert [isinstance(r, Unavailable) for r in partly.value.results] == [True, False, False]
-            for asked in (store.states([t.id]), store.transaction(elsewhere), store.checking(elsewhere),
-                          store.resume_checks(elsewhere, now(), anew=True)):  # fmt: skip
-                with pytest.raises(Unavailable):
-                    await asked
-            assert await store.transaction(here) is not None
-            # Database b comes back.
-            proxy.reopen()
-
-            def is_back() -> bool:
-                store.tend(now())  # every tick of a server does this
-                return len(store.healthy()) == 2
-
-            await eventually_async(is_back, "database b to be used again")
-            assert {(await store.put([sent()], now()))[0].shard for _ in range(40)} == {"a", "b"}
-            # A new version of the key map moves keys.
-            store.follow(KeyMap(1, ("b", "a")))
-            assert store.shard_of(sent(key="some key")) != home
-            await store.close()
-
-        asyncio.run(run())
-        proxy.close()
-
-
 def test_a_database_that_refuses_is_not_said_to_be_away(tmp_path: Path) -> None:
     async def run() -> None:
         database = Database(f"sqlite:///{tmp_path}/empty.db", "a")
@@ -588,129 +483,3 @@ def test_groups_that_ask_for_checks_take_bounded_memory(tmp_path: Path, monkeypa
         assert sum(bool(store.next_check_us(f"g{n}")) for n in range(10)) <= 3
 
     use(url, scenario)
-
-
-def test_the_same_id_is_stored_once_whoever_is_asked(database_urls: dict[str, str], tmp_path: Path) -> None:
-    """A repeated `publish` at another server goes to the same shard. A random shard stored it a second time."""
-    with (
-        empty_database("postgresql", database_urls, tmp_path) as a,
-        empty_database("mariadb", database_urls, tmp_path) as b,
-    ):
-        make_storage(a, "a")
-        make_storage(b, "b")
-
-        async def run() -> None:
-            servers = [
-                open_storage(text, "main", retention_us=0, writers=1) for text in (f"a={a} b={b}", f"b={b} a={a}")
-            ]
-            for server in servers:
-                await server.open(now())
-            published = [sent(group="", committed=True) for _ in range(20)]
-            first = await servers[0].put(published, now())
-            assert {r.put for r in first} == {Put.STORED}
-            assert {r.shard for r in first} == {"a", "b"}
-            for server in (*servers, *servers):
-                again = await server.put(published, now())
-                assert {r.put for r in again} == {Put.ALREADY}
-                assert [r.shard for r in again] == [r.shard for r in first]
-            others = [NewTransaction(t.id, "", sent(b"other").messages, committed=True) for t in published]
-            assert {r.put for r in await servers[1].put(others, now())} == {Put.IN_USE}
-            for server in servers:
-                await server.close()
-
-        asyncio.run(run())
-
-
-# --- what is refused at start -----------------------------------------------------------------------------------
-
-
-def refusal(url: str, shard: str = "main") -> str:
-    async def run() -> None:
-        store = SqlStore(url, shard)
-        try:
-            await store.open(now())
-        finally:
-            store.engine.dispose()
-
-    with pytest.raises(StorageFailed) as refused:
-        asyncio.run(run())
-    return str(refused.value)
-
-
-def test_tables_of_another_version_are_named(engine_url: str, database: str) -> None:
-    if database == "sqlite":
-        pytest.skip("a SQLite file is the server's own: it makes its tables itself")
-    assert "notify storage upgrade" in refusal(engine_url)
-    engine = open_engine(engine_url)
-    schema.upgrade(engine, "main")
-    schema.upgrade(engine, "main")  # the second upgrade does nothing
-    assert "shard 'main'" in refusal(engine_url, "other")
-    with engine.begin() as connection:  # as version 0002 left it
-        server_key_map_change.drop(connection)
-        connection.exec_driver_sql("UPDATE server_schema_version SET version_num = '0002'")
-    assert "are of version 0002" in refusal(engine_url)
-    schema.upgrade(engine, "main")
-    assert sa.inspect(engine).has_table(server_key_map_change.name)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE server_half_message DROP COLUMN attempts")
-    assert "lacks attempts" in refusal(engine_url)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE server_schema_version SET version_num = '9999'")
-    assert "lacks attempts" in refusal(engine_url)
-    engine.dispose()
-
-
-def test_a_server_goes_on_with_newer_tables_that_only_have_more(engine_url: str) -> None:
-    """During a rolling upgrade an older server restarts on newer tables that only have more. It was refused."""
-    make_storage(engine_url)
-
-    def alter(*statements: str) -> None:
-        engine = open_engine(engine_url)
-        with engine.begin() as connection:
-            for statement in statements:
-                connection.exec_driver_sql(statement)
-        engine.dispose()
-
-    alter(
-        "CREATE TABLE server_more (id INTEGER NOT NULL)",
-        "ALTER TABLE server_half_message ADD COLUMN more INTEGER",
-        "ALTER TABLE server_member ADD COLUMN more INTEGER NOT NULL DEFAULT 5",
-        "UPDATE server_schema_version SET version_num = '9999'",
-    )
-
-    async def scenario(store: SqlStore) -> None:
-        t = sent()
-        await store.put([t], now())
-        assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed
-        with store.engine.begin() as connection:
-            registry.heartbeat(connection, registry.Member("server-x", "server"))
-
-    use(engine_url, scenario)
-    make_storage(engine_url)  # an upgrade by the older version does nothing
-    use(engine_url, scenario)
-    alter("ALTER TABLE server_revision RENAME TO server_revision_2")
-    assert "newer server" in refusal(engine_url) and "no table server_revision" in refusal(engine_url)
-
-
-def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None:
-    for flags, reason in (
-        (["--storage", "postgresql://nobody@127.0.0.1:9/none"], "refuses"),
-        (["--storage", "no-url"], "not a URL"),
-        (["--roles", "conductor", "--registry", f"sqlite:///{tmp_path}/r.db"], "no tables"),
-    ):
-        server = ServerProcess(tmp_path, flags=flags)
-        with pytest.raises(Unavailable):
-            server.start()
-        said = "".join(server.output)
-        assert server.process is not None and server.process.returncode == 2
-        assert reason in said and "Traceback" not in said, said
-
-
-def test_addresses_that_cannot_be(tmp_path: Path) -> None:
-    assert "refuses" in refusal("postgresql://nobody:x@127.0.0.1:9/none")
-    for url, reason in (
-        ("no-url", "not a URL"), ("oracle://x", "oracle"), ("", "empty"),
-        ("sqlite:///a sqlite:///b", "shard's name"), ("a=sqlite:///x a=sqlite:///y", "same shard name"),
-    ):  # fmt: skip
-        with pytest.raises(InvalidRequest, match=reason):
-            open_storage(url, "main", retention_us=0, writers=1)

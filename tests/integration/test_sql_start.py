@@ -1,0 +1,116 @@
+"""The start of a server over a database: which tables it takes, and the one line that says why it takes none."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from notify.clock import wall_clock as now
+from notify.errors import InvalidRequest, StorageFailed, Unavailable
+from notify.storage.records import State
+from notify.storage.sql import registry, schema
+from notify.storage.sql.engines import open_engine
+from notify.storage.sql.shards import open_storage
+from notify.storage.sql.store import SqlStore
+from notify.storage.sql.tables import server_key_map_change
+from notify.testing.process import ServerProcess
+from tests.support.servers import make_storage
+from tests.support.sql_storage import use
+from tests.support.transactions import sent
+
+pytestmark = pytest.mark.usefixtures("patient_writers")
+
+
+def refusal(url: str, shard: str = "main") -> str:
+    async def run() -> None:
+        store = SqlStore(url, shard)
+        try:
+            await store.open(now())
+        finally:
+            store.engine.dispose()
+
+    with pytest.raises(StorageFailed) as refused:
+        asyncio.run(run())
+    return str(refused.value)
+
+
+def test_tables_of_another_version_are_named(engine_url: str, database: str) -> None:
+    if database == "sqlite":
+        pytest.skip("a SQLite file is the server's own: it makes its tables itself")
+    assert "notify storage upgrade" in refusal(engine_url)
+    engine = open_engine(engine_url)
+    schema.upgrade(engine, "main")
+    schema.upgrade(engine, "main")  # the second upgrade does nothing
+    assert "shard 'main'" in refusal(engine_url, "other")
+    with engine.begin() as connection:  # as version 0002 left it
+        server_key_map_change.drop(connection)
+        connection.exec_driver_sql("UPDATE server_schema_version SET version_num = '0002'")
+    assert "are of version 0002" in refusal(engine_url)
+    schema.upgrade(engine, "main")
+    assert sa.inspect(engine).has_table(server_key_map_change.name)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE server_half_message DROP COLUMN attempts")
+    assert "lacks attempts" in refusal(engine_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE server_schema_version SET version_num = '9999'")
+    assert "lacks attempts" in refusal(engine_url)
+    engine.dispose()
+
+
+def test_a_server_goes_on_with_newer_tables_that_only_have_more(engine_url: str) -> None:
+    """During a rolling upgrade an older server restarts on newer tables that only have more. It was refused."""
+    make_storage(engine_url)
+
+    def alter(*statements: str) -> None:
+        engine = open_engine(engine_url)
+        with engine.begin() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+        engine.dispose()
+
+    alter(
+        "CREATE TABLE server_more (id INTEGER NOT NULL)",
+        "ALTER TABLE server_half_message ADD COLUMN more INTEGER",
+        "ALTER TABLE server_member ADD COLUMN more INTEGER NOT NULL DEFAULT 5",
+        "UPDATE server_schema_version SET version_num = '9999'",
+    )
+
+    async def scenario(store: SqlStore) -> None:
+        t = sent()
+        await store.put([t], now())
+        assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed
+        with store.engine.begin() as connection:
+            registry.heartbeat(connection, registry.Member("server-x", "server"))
+
+    use(engine_url, scenario)
+    make_storage(engine_url)  # an upgrade by the older version does nothing
+    use(engine_url, scenario)
+    alter("ALTER TABLE server_revision RENAME TO server_revision_2")
+    assert "newer server" in refusal(engine_url) and "no table server_revision" in refusal(engine_url)
+
+
+def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None:
+    for flags, reason in (
+        (["--storage", "postgresql://nobody@127.0.0.1:9/none"], "refuses"),
+        (["--storage", "no-url"], "not a URL"),
+        (["--roles", "conductor", "--registry", f"sqlite:///{tmp_path}/r.db"], "no tables"),
+    ):
+        server = ServerProcess(tmp_path, flags=flags)
+        with pytest.raises(Unavailable):
+            server.start()
+        said = "".join(server.output)
+        assert server.process is not None and server.process.returncode == 2
+        assert reason in said and "Traceback" not in said, said
+
+
+def test_addresses_that_cannot_be(tmp_path: Path) -> None:
+    assert "refuses" in refusal("postgresql://nobody:x@127.0.0.1:9/none")
+    for url, reason in (
+        ("no-url", "not a URL"), ("oracle://x", "oracle"), ("", "empty"),
+        ("sqlite:///a sqlite:///b", "shard's name"), ("a=sqlite:///x a=sqlite:///y", "same shard name"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest, match=reason):
+            open_storage(url, "main", retention_us=0, writers=1)
