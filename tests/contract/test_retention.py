@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,42 +13,13 @@ from notify.errors import Unavailable
 from notify.storage.checks import Due
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore, checkpoint, journal
-from notify.storage.log import husks as husks_module
 from notify.storage.log.disk import Disk
-from notify.storage.names import redriven_id, redriven_id_without_topic, retry_topic
-from notify.storage.records import NewMessage, NewTransaction, Put, State
+from notify.storage.records import Put, State
 from notify.storage.topics import Topic
+from tests.contract.retained import HOUR, fill, opened, rest
 from tests.contract.stores import T0
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in, content, message, sent
-
-HOUR = 3_600_000_000
-
-
-async def fill(store: LogStore, count: int, at: int) -> list[bytes]:
-    """Store committed messages over several segments; return their bodies."""
-    bodies = []
-    for n in range(count):
-        body = b"%d-%d" % (at, n) + bytes(200)
-        t = sent(body)
-        bodies.append(body)
-        await store.put([t], at)
-        await store.decide([(t.id, "g", State.COMMITTED)], at)
-    await store.sealed_up()
-    return bodies
-
-
-def opened(directory: Path, retention_us: int = HOUR, retention_bytes: int = 0) -> LogStore:
-    disk = UnsyncedDisk(directory)
-    return LogStore(
-        directory, segment_bytes=4096, disk=disk, retention_us=retention_us, retention_bytes=retention_bytes
-    )
-
-
-def rest(store: LogStore) -> dict[int, bytes]:
-    """The bodies that can still be read, by offset."""
-    readable = [m for m in store.read("t", 0, 0, 10_000, 1 << 30) if not m.corrupt]
-    return dict(zip([m.offset for m in readable], bodies_in(readable), strict=True))
 
 
 def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
@@ -307,78 +277,6 @@ def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyP
     asyncio.run(run())
 
 
-def test_dead_letters_stay_until_they_are_sent_again_or_purged(tmp_path: Path) -> None:
-    """Dead letters have no subscriber: the default retention would delete them before anyone has looked at them."""
-
-    async def run() -> None:
-        store = opened(tmp_path / "log")
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        await store.subscribe(Subscription("c", "t"), [0])
-        await fill(store, 30, T0)
-        for m in store.read("t", 0, 0, 30, 1 << 20):
-            store.dead_letter_soon("c", [(m, m.payload)], T0)
-        await fill(store, 40, T0)
-        await store.settle("c", "t", 0, [(30, 40)], SettleKind.ACK, T0)
-        letters = store.read("dead-letter.c", 0, 0, 100, 1 << 20)
-        assert len(letters) == 30
-        again = NewTransaction(
-            redriven_id("dead-letter.c", letters[0].transaction_id, 0), "", sent(b"again").messages, committed=True
-        )
-        await store.put([again], T0 + 2 * HOUR)
-        store.trim("dead-letter.c", 0, 5)  # a purge of the first five
-        for hours in (3, 6, 9):
-            await fill(store, 40, T0 + hours * HOUR)
-            await store.settle("c", "t", 0, [(0, store.bounds("t", 0)[1])], SettleKind.ACK, T0)
-            assert await store.retain(T0 + hours * HOUR) > 0
-            kept = [m for m in store.read("dead-letter.c", 0, 0, 100, 1 << 20) if not m.corrupt]
-            assert [m.offset for m in kept] == list(range(5, 30))
-            assert [m.payload for m in kept] == [m.payload for m in letters[5:]]
-            await store.close()
-            store = opened(tmp_path / "log")
-            await store.open(T0)
-        # With a retention of its own the dead-letter topic is cleared.
-        await store.create_topic(Topic("dead-letter.c", retention_us=HOUR))
-        await fill(store, 40, T0 + 12 * HOUR)
-        await store.settle("c", "t", 0, [(0, store.bounds("t", 0)[1])], SettleKind.ACK, T0)
-        assert await store.retain(T0 + 12 * HOUR) > 0
-        assert store.read("dead-letter.c", 0, 0, 100, 1 << 20) == []
-        await store.close()
-
-    asyncio.run(run())
-
-
-def test_a_letter_that_was_sent_again_is_not_kept(tmp_path: Path) -> None:
-    async def run() -> None:
-        store = opened(tmp_path / "log")
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        await store.subscribe(Subscription("c", "t"), [0])
-        await fill(store, 3, T0)
-        for m in store.read("t", 0, 0, 3, 1 << 20):
-            store.dead_letter_soon("c", [(m, m.payload)], T0)
-        await store.sync()
-        middle = store.read("dead-letter.c", 0, 1, 1, 1 << 20)[0]
-        again = NewTransaction(
-            redriven_id("dead-letter.c", middle.transaction_id, 1), "", sent(b"again").messages, committed=True
-        )
-        await store.put([again], T0)
-        # Versions up to November 2026 used one id for the letters of all groups: the topic names the group.
-        first, _, last = store.read("dead-letter.c", 0, 0, 3, 1 << 20)
-        for letter, group in ((first, "other"), (last, "c")):
-            await store.create_topic(Topic(retry_topic(group, "t")))
-            older = redriven_id_without_topic(letter.transaction_id, letter.offset)
-            message = NewMessage(retry_topic(group, "t"), letter.payload)
-            await store.put([NewTransaction(older, "", [message], committed=True)], T0)
-        await fill(store, 40, T0)
-        await fill(store, 40, T0 + 2 * HOUR)
-        assert await store.retain(T0 + 2 * HOUR) > 0
-        assert [m.offset for m in store.read("dead-letter.c", 0, 0, 10, 1 << 20) if not m.corrupt] == [0]
-        await store.close()
-
-    asyncio.run(run())
-
-
 def test_a_bound_below_what_waits_ends_and_says_so(tmp_path: Path) -> None:
     """Carrying a backlog larger than the bound frees no room: retention stops, and raises an error that says so."""
 
@@ -437,65 +335,6 @@ class NoRoomButTheBallast(UnsyncedDisk):
     def _check(self) -> None:
         if self.is_full and "ballast" in self.names():
             raise OSError(errno.ENOSPC, "injected: no space left on device")
-
-
-def test_dead_letters_of_many_segments_keep_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dropped segment leaves its index if a letter was in it: such indexes are merged, also over a kill."""
-    most = 4
-    monkeypatch.setattr(husks_module, "MOST_HUSKS", most)
-
-    async def run() -> None:
-        store = opened(tmp_path / "log")
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        await store.subscribe(Subscription("c", "t"), [0])
-        letters: list[bytes] = []
-
-        async def one_more(at: int) -> None:
-            await fill(store, 20, at)
-            end = store.bounds("t", 0)[1]
-            last = store.read("t", 0, end - 1, 1, 1 << 20)
-            store.dead_letter_soon("c", [(last[0], last[0].payload)], at)
-            letters.append(last[0].payload)
-            await store.settle("c", "t", 0, [(0, end)], SettleKind.ACK, at)
-            await store.retain(at)
-
-        for hours in range(0, 20, 2):
-            await one_more(T0 + hours * HOUR)
-
-        def husks() -> list[str]:
-            first = store.segments.all()[0].base
-            return [name for name in store.disk.names() if name.endswith(".idx") and int(name[:20]) < first]
-
-        def kept() -> list[bytes]:
-            return [m.payload for m in store.read("dead-letter.c", 0, 0, 100, 1 << 20)]
-
-        assert kept() == letters
-        assert 1 < len(husks()) <= most + 4
-        before = tmp_path / "before"
-        shutil.copytree(tmp_path / "log", before)
-        for hours in range(20, 40, 2):
-            await one_more(T0 + hours * HOUR)
-        assert kept() == letters
-        await store.close()
-        # A kill during a merge leaves files that lie within the merged one.
-        left = [path for path in husks_of(before) if not (tmp_path / "log" / path.name).exists()]
-        assert left
-        for path in left:
-            shutil.copy(path, tmp_path / "log" / path.name)
-        store = opened(tmp_path / "log")
-        await store.open(T0)
-        assert kept() == letters
-        assert not any((tmp_path / "log" / path.name).exists() for path in left)
-        await store.close()
-
-    asyncio.run(run())
-
-
-def husks_of(directory: Path) -> list[Path]:
-    """The indexes of dropped segments."""
-    first = min(path.stem for path in directory.glob("*.log"))
-    return [path for path in directory.glob("*.idx") if path.stem < first]
 
 
 def test_what_was_dropped_is_recorded(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""A consumer group in Kafka, made without a consumer, and a server that shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from notify.kafka import groups, records
+from notify.kafka.cluster import Cluster
+from notify.kafka.progress import Progress
+from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
+from notify.testing.process import ServerProcess
+from tests.support.http import REASON, ask
+
+
+@contextlib.contextmanager
+def showing(kafka_url: str, directory: Path) -> Iterator[ServerProcess]:
+    """A server that shows and steers the groups of a cluster."""
+    server = ServerProcess(directory, flags=["--kafka", kafka_url]).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class Group:
+    """A group as Notify's consumers leave it in Kafka: topics, records and committed progress."""
+
+    def __init__(self, kafka_url: str, partitions: int = 2) -> None:
+        self.name = f"g{uuid.uuid4().hex[:8]}"
+        self.topic = f"t{self.name}"
+        self.cluster = Cluster.of(kafka_url)
+        wanted = {
+            self.topic: partitions,
+            groups.retry_topic(self.name): groups.RETRY_PARTITIONS,
+            groups.dead_letter_topic(self.name): partitions,
+        }
+        client = self.cluster.admin()
+        made = client.create_topics([NewTopic(name, num_partitions=count) for name, count in wanted.items()])
+        for done in made.values():
+            done.result(30)
+
+    def write(self, to: str, partition: int, count: int, **headers: str) -> None:
+        """Write records in a transaction of their own, as bridges and consumers do."""
+        producer = self.cluster.producer({"transactional.id": self.name})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for number in range(count):
+            own: records.Headers = [(records.ID, f"{uuid.uuid4()}.{number}".encode())]
+            own += [(f"notify-{name}", value.encode()) for name, value in headers.items()]
+            producer.produce(to, f'{{"n": {number}}}'.encode(), b"k", partition=partition, headers=own)
+        producer.commit_transaction(30)
+
+    def commit(self, partition: int, progress: Progress, topic: str = "") -> None:
+        consumer = self.cluster.consumer({"group.id": self.name})
+        at = TopicPartition(topic or self.topic, partition, progress.offset, progress.metadata())
+        consumer.commit(offsets=[at], asynchronous=False)
+        consumer.close()
+
+    def subscribe(self, subscribed: Subscribed) -> None:
+        Subscriptions(self.cluster, self.name).note({Place(self.topic, 0): subscribed}, begins=True)
+
+    def bury(self, partition: int, count: int) -> None:
+        """Write dead letters."""
+        letters = groups.dead_letter_topic(self.name)
+        self.write(letters, partition, count, topic=self.topic, reason="ValueError: no", attempt="16", expires="1")
+
+
+def admin(server: ServerProcess, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    sent = body if method == "GET" else {"reason": REASON} | (body or {})
+    status, answer = ask(server.url, method, f"/v1/admin/{path}", sent)
+    assert status == 200, answer
+    return dict(answer)
