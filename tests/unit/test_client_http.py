@@ -4,36 +4,52 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from notify.client.answers import AnswerReader
 from notify.client.http import HttpClient
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 
 
-def test_what_is_said_before_an_answer_is_none() -> None:
+def test_what_is_said_before_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """It passed for the answer, and the answer for that of the next request on the connection."""
+    feed = AnswerReader.feed
 
     async def run() -> None:
-        ended = asyncio.Event()
+        was_read = asyncio.Event()
+        begun: list[asyncio.Task[None]] = []
+
+        def noted(reader: AnswerReader, data: bytes) -> None:
+            try:
+                feed(reader, data)
+            finally:
+                was_read.set()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 while head := await reader.readuntil(b"\r\n\r\n"):
                     for part in (HINTS, ANSWER + head.split(b" ")[1]):
+                        was_read.clear()
                         writer.write(part)
-                        await writer.drain()
-                        await asyncio.sleep(0.02)  # so that the hints are read before the answer
-            except (asyncio.IncompleteReadError, ConnectionError):
+                        await was_read.wait()  # so that each part is read by itself
+            finally:
                 writer.close()
-                ended.set()
 
-        served = await asyncio.start_server(serve, "127.0.0.1", 0)
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            begun.append(asyncio.ensure_future(serve(reader, writer)))
+
+        monkeypatch.setattr(AnswerReader, "feed", noted)
+        served = await asyncio.start_server(accept, "127.0.0.1", 0)
         client = HttpClient(f"http://127.0.0.1:{served.sockets[0].getsockname()[1]}")
         try:
             assert [await client.call("GET", path, b"", 10) for path in ("/a", "/b")] == [b"/a", b"/b"]
         finally:
             client.close()
-            await ended.wait()
             served.close()
+            for task in begun:
+                task.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
 
     asyncio.run(run())

@@ -175,14 +175,24 @@ def test_what_comes_of_an_answer(answer: bytes, result: bytes | str) -> None:
 
 
 @pytest.mark.parametrize("first", [b"100 Continue", b"102 Processing", b"103 Early Hints\r\nlink: </a.css>"])
-def test_what_is_said_before_an_answer_is_none(first: bytes) -> None:
+def test_what_is_said_before_an_answer_is_none(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy may send hints first. They passed for the answer where it came later: a failure, and an attempt."""
+
+    was_read = asyncio.Event()
+    read = asyncio.StreamReader.read
+
+    async def noted(reader: asyncio.StreamReader, most: int = -1) -> bytes:
+        part = await read(reader, most)
+        was_read.set()
+        return part
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for part in (b"HTTP/1.1 " + first + b"\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"):
+            was_read.clear()
             writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0.02)  # so that it is read by itself
+            await was_read.wait()  # so that each part is read by itself
+
+    monkeypatch.setattr(asyncio.StreamReader, "read", noted)
 
     assert asyncio.run(posted(say)) == [b"{}"]
 
