@@ -5,6 +5,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.ListOffsetsOptions;
@@ -17,6 +18,7 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
@@ -27,6 +29,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 public final class Kafka implements Peer {
     private static final int PARTITIONS = 8, PRODUCERS = 128, MOST = 2000;
     private static final Duration WAIT = Duration.ofMillis(200);
+    private static final Duration CREATED_WITHIN = Duration.ofSeconds(30);
 
     private final String servers;
     private final Admin admin;
@@ -41,7 +44,18 @@ public final class Kafka implements Peer {
     @Override
     public void createTopic(String topic) throws Exception {
         admin.createTopics(List.of(new NewTopic(topic, PARTITIONS, (short) 1))).all().get();
-        ends(topic); // answered once every partition has its leader
+        // The controller has it; the broker hears of it a moment later, and knows no such topic until then.
+        long deadline = System.nanoTime() + CREATED_WITHIN.toNanos();
+        while (true) {
+            try {
+                ends(topic); // answered once every partition has its leader
+                return;
+            } catch (ExecutionException error) {
+                boolean isUnknown = error.getCause() instanceof UnknownTopicOrPartitionException;
+                if (!isUnknown || System.nanoTime() > deadline) throw error;
+                Thread.sleep(WAIT.toMillis());
+            }
+        }
     }
 
     private KafkaProducer<byte[], byte[]> producer(Map<String, Object> more) {
