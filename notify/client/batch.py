@@ -1,6 +1,8 @@
 """Group commit in the caller: while one request is on its way, everything that waits goes into the next.
 
-No linger and no knob: alone, an item leaves at once; under load, batches are as large as the server is slow.
+No linger and no knob: alone, an item leaves at once; under load, batches are as large as the server is slow. A request
+takes all that waits, and leaves no share to the next one beside it: requests of half the size, so that client and
+server work at the same time, cost both a sixth more CPU with 128 callers and brought no rate.
 """
 
 from __future__ import annotations
@@ -89,14 +91,9 @@ class Batcher(Generic[Item, Result]):
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
         waiting = self._waiting
-        if len(self._running) + 1 < self._in_flight and len(waiting) > 64:
-            # Leave a share for the request beside this one, so that client and server work at the same time.
-            limit = min(self._max_items, (len(waiting) + 1) // 2)
-        else:
-            limit = self._max_items
         batch: list[tuple[Item, asyncio.Future[Result]]] = []
         size = 0
-        while waiting and len(batch) < limit:
+        while waiting and len(batch) < self._max_items:
             size += self._size_of(waiting[0][0])
             if batch and size > self._max_bytes:
                 break
