@@ -120,10 +120,13 @@ class Poll(Fields):
 
 class JsonMessages(Fields):
     messages: list[JsonPublished]
+    anywhere: bool = False
 
 
 class PackedMessages(Fields):
     messages: list[PackedPublished]
+    anywhere: bool = False
+    """Stored here whichever worker their keys belong to: a relay keeps its order by sending all to one worker."""
 
 
 # --- bridges --------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def workers_of(directory: Path) -> int:
 def check_count(directory: Path, count: int) -> None:
     """Raises InvalidRequest where a directory is divided among another number of workers, or is a single server's."""
     divided = workers_of(directory)
-    if divided == count or (not divided and count == 1):
+    if divided == count:
         return
     if divided:
         raise InvalidRequest(
@@ -46,12 +46,29 @@ def check_count(directory: Path, count: int) -> None:
             f"it with --workers {divided}. For another number, consume what is there first, then begin in a new "
             "directory"
         )
-    if (directory / worker_names(count + 1)[-1]).exists():
-        raise InvalidRequest(f"{directory} has logs of more than {count} workers: start it with as many as it has")
-    if (directory / "log").exists():
+    _check_restored(directory, count)
+    if count > 1 and (directory / "log").exists():
         raise InvalidRequest(
             f"{directory} has the log of a server without workers: start it without --workers, or give --workers a new "
             "directory and let consumers empty this one first"
+        )
+
+
+def _check_restored(directory: Path, count: int) -> None:
+    """Raises InvalidRequest where workers' logs were put into a directory, which does not say how many there are, and
+    they are not so many."""
+    there = [name for name in worker_names(MOST) if (directory / name).exists()]
+    if not there or (count == 1 and (directory / "log").exists()):
+        return
+    missing = sorted(set(worker_names(int(there[-1].rpartition("-")[2]))) - set(there))
+    if missing:
+        raise InvalidRequest(
+            f"{directory} has {there[-1]}, and no {', '.join(missing)}: put the logs of all workers there"
+        )
+    if count != len(there):
+        raise InvalidRequest(
+            f"{directory} has the logs of {len(there)} workers, and a key's messages are all in one worker's log: "
+            f"start it with --workers {len(there)}, or put the logs that are missing there first"
         )
 
 

@@ -1,10 +1,14 @@
-"""A queue server as the sink: it keeps a source's position with the messages before it, and knows ids."""
+"""A queue server as the sink: it keeps a source's position with the messages before it, and knows ids.
+
+Of a server with workers it is one worker, always the same: the others know neither the position nor the ids.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -44,11 +48,24 @@ _decode_transaction = msgspec.msgpack.Decoder(BridgedTransaction).decode
 _decode_items = msgspec.msgpack.Decoder(Items).decode
 
 
+class _Member(msgspec.Struct):
+    url: str
+
+
+class _Members(msgspec.Struct):
+    members: list[_Member]
+    keys: list[str] = []
+
+
 class QueueSink:
     """A queue server."""
 
     def __init__(self, url: str) -> None:
         self._http = HttpClient(url)
+        self._has_looked = False
+        """Whether this asked the server for its workers."""
+        self._is_worker = False
+        """Whether the server is one of several workers."""
         self._epoch = 0
         """The last that this sink asked for, whether or not it learned that it got it."""
 
@@ -68,9 +85,7 @@ class QueueSink:
         return str((await self._known(source))["position"])
 
     async def _known(self, source: str) -> dict[str, Any]:
-        known: dict[str, Any] = msgspec.msgpack.decode(
-            await self._http.call("GET", f"/v1/bridge/{source}", b"", POST_SECONDS)
-        )
+        known: dict[str, Any] = msgspec.msgpack.decode(await self._call("GET", f"/v1/bridge/{source}", b""))
         return known
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
@@ -78,7 +93,7 @@ class QueueSink:
             batch = msgspec.structs.replace(batch, refuse_whole=True)
         try:
             body = encode_msgpack(batch)
-            answer = await self._http.call("POST", f"/v1/bridge/{source}/batches", body, POST_SECONDS)
+            answer = await self._call("POST", f"/v1/bridge/{source}/batches", body)
         except InvalidRequest as error:
             if error.status not in OF_THE_CONTENT:
                 raise
@@ -104,14 +119,30 @@ class QueueSink:
     # --- by id ------------------------------------------------------------------------------------------------
 
     async def put(self, transactions: Sequence[BridgedTransaction]) -> list[Item]:
-        putting = _Putting(self._http)
+        putting = _Putting(await self._server(), self._is_worker)
         for step in steps_of(transactions):
             for group, some in step.items():
                 await putting.put(group, some)
         return [putting.items.get(t.id) or Item(t.id, 503, code="unavailable", detail=AWAY) for t in transactions]
 
     async def show_refused(self, source: str, report: RefusedReport) -> None:
-        await self._http.call("PUT", f"/v1/sources/{source}/refused", encode_msgpack(report), POST_SECONDS)
+        await self._call("PUT", f"/v1/sources/{source}/refused", encode_msgpack(report))
+
+    async def _call(self, method: str, path: str, body: bytes) -> bytes:
+        return await (await self._server()).call(method, path, body, POST_SECONDS)
+
+    async def _server(self) -> HttpClient:
+        """The server's client; where the address is the port of several workers, the first worker's."""
+        if not self._has_looked:
+            answer = await self._http.call("GET", "/v1/members", b"", POST_SECONDS)
+            found = msgspec.msgpack.decode(answer, type=_Members)
+            url = self._http.url
+            is_one_port = len({urlsplit(member.url).netloc for member in found.members}) == 1
+            if found.keys and is_one_port and url.rpartition("/")[2] not in found.keys:
+                self._http.close()
+                self._http = HttpClient(f"{url}/{found.keys[0]}")
+            self._has_looked, self._is_worker = True, bool(found.keys)
+        return self._http
 
     async def close(self) -> None:
         self._http.close()
@@ -120,8 +151,10 @@ class QueueSink:
 class _Putting:
     """One call of `put`: what the server said so far, and what waits for that."""
 
-    def __init__(self, http: HttpClient) -> None:
+    def __init__(self, http: HttpClient, is_worker: bool) -> None:
+        """`is_worker`: whether the server is one of several workers."""
         self._http = http
+        self._is_worker = is_worker
         self.items: dict[str, Item] = {}
         """By id; those that were not sent, since the server did not answer, have none."""
         self._held = HeldBack()
@@ -190,6 +223,8 @@ class _Putting:
             path, request = "/v1/transactions", {"producer_group": group, "transactions": raws}
         else:
             path, request = "/v1/messages", {"messages": raws}
+            if self._is_worker:
+                request["anywhere"] = True  # the keys of all workers: one of them has the order
         return _decode_items(await self._http.call("POST", path, encode_msgpack(request), POST_SECONDS)).items
 
 

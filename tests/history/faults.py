@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import threading
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from notify.demo.kafka import KafkaCluster
-from notify.errors import NotifyError
+from notify.errors import NotifyError, Unavailable
 from notify.testing.process import ServerProcess
 from tests.history.administration import Failed
 from tests.history.changes import UNDONE_SECONDS, Changes, NotUndone
@@ -130,10 +132,24 @@ class Faults:
     # --- kinds -------------------------------------------------------------------------------------------------
 
     def _stops_of(self, name: str, server: ServerProcess) -> Kinds:
-        return {
+        stops = {
             f"{name} killed": lambda: self._kill(name, server),
-            f"{name} frozen": lambda: self._freeze(server.process),
+            f"{name} frozen": lambda: self._freeze(server.process.pid),  # type: ignore[union-attr],
         }
+        if self._stage.scene.workers > 1:
+            stops |= {
+                "worker killed": lambda: os.kill(self._a_worker(server), signal.SIGKILL),
+                "worker frozen": lambda: self._freeze(self._a_worker(server)),
+                "server killed with its workers": lambda: self._kill(name, server, workers=True),
+            }
+        return stops
+
+    def _a_worker(self, server: ServerProcess) -> int:
+        """Raises Unavailable while none runs."""
+        workers = server.workers()
+        if not workers:
+            raise Unavailable("no worker runs")
+        return self._chance.choice(workers)
 
     def _stops_of_databases(self) -> Kinds:
         stage = self._stage
@@ -168,7 +184,7 @@ class Faults:
         all_of_them = [name for name in stage.actors if name.startswith("consumer ")]
         consumers = all_of_them if stage.scene.kafka else ["consumer shared", "consumer ordered"]
         for name in (*consumers, *stage.movers):
-            kinds[f"{name} frozen"] = lambda name=name: self._freeze(stage.actors[name].process)  # type: ignore[misc]
+            kinds[f"{name} frozen"] = lambda name=name: self._freeze(stage.actors[name].process.pid)  # type: ignore[misc]
         for name in stage.movers if stage.scene.kafka else ():
             kinds[f"{name} replaced while frozen"] = lambda name=name: stage.actors[name].replace(  # type: ignore[misc]
                 self._chance.uniform(*self._stopped_seconds)
@@ -180,10 +196,17 @@ class Faults:
 
     # --- stops -------------------------------------------------------------------------------------------------
 
-    def _kill(self, name: str, server: ServerProcess) -> None:
-        """Kill a server and start it again, which it refuses while its disk is full."""
+    def _kill(self, name: str, server: ServerProcess, *, workers: bool = False) -> None:
+        """Kill a server and start it again, which it refuses while its disk is full.
+
+        `workers`: kill its workers at the same moment, which otherwise stop when they notice.
+        """
         self._look(name, server)
+        victims = server.workers() if workers else []
         server.kill()
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
 
         def is_started() -> bool:
             try:
@@ -201,10 +224,11 @@ class Faults:
             self.died.append(f"{name} ended by itself with {code}: {''.join(server.output)[-2000:]}")
         return code is not None
 
-    def _freeze(self, process: Any) -> None:
-        process.send_signal(signal.SIGSTOP)
+    def _freeze(self, pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
         time.sleep(self._chance.uniform(*self._stopped_seconds))  # how long it is stopped
-        process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
     def _restart(self, database: Any) -> None:
         database.kill()

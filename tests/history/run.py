@@ -168,6 +168,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--over-databases", action="store_true", help="servers store their transactions in databases")
+    parser.add_argument("--workers", type=int, default=1, help="workers of the server, each with a log")
     parser.add_argument("--over-kafka", action="store_true", help="they do, and three nodes of Kafka have the queues")
     parser.add_argument("--keep", action="store_true", help="keep what is left of it, whatever the verdict")
     options = parser.parse_args()
@@ -190,7 +191,7 @@ def main() -> int:
                 stack.callback(kafka.stop)
             is_over_databases = options.over_databases or options.over_kafka
             delay = LONG_DELAY if options.seconds >= LONG_SECONDS else SHORT_DELAY
-            scene = Scene(sources, servers, most_delay=delay, is_over_databases=is_over_databases, kafka=kafka)
+            scene = Scene(sources, servers, 4, delay, is_over_databases, kafka, options.workers)
             least = least_of(options.seconds) if options.over_kafka else Least(0, {}, 0.0)
             outcome = play(directory, options.seconds, seed, scene, least)
     except (NotAvailable, Unavailable) as reason:

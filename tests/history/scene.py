@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.demo.kafka import KafkaCluster
-from tests.history.servers import Servers, over_databases, with_a_log
+from tests.history.servers import Servers, over_databases, with_a_log, with_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Scene:
     """Whether the same databases store the servers' transactions, each a shard."""
     kafka: KafkaCluster | None = None
     """The cluster that has the queues; it needs `is_over_databases`."""
+    workers: int = 1
+    """Workers of the server with a log; more than one know no registry."""
     pause: float = 0.0
     """Seconds between two intents of a caller. A short history needs no more than some hundred messages, each of which
     costs a transaction in every group."""
@@ -37,4 +39,6 @@ class Scene:
         """The servers, not started yet. The registry is in one of the databases, so it is away while that restarts."""
         if self.is_over_databases:
             return over_databases(directory, self.sources, "" if self.kafka is None else self.kafka.url)
+        if self.workers > 1:
+            return with_workers(directory, self.workers)
         return with_a_log(directory, next((dsn for dsn in self.sources.values() if not dsn.startswith("sqlite")), None))

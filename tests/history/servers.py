@@ -39,6 +39,12 @@ class Servers:
             stack.callback(stop_if_running, server)
 
 
+def with_workers(directory: Path, workers: int) -> Servers:
+    """One server of so many workers, each of which has a log."""
+    server = ServerProcess(directory / "data", flags=["--workers", str(workers)])
+    return Servers(server, {"server": server})
+
+
 def with_a_log(directory: Path, registry: str | None) -> Servers:
     """One server whose log has transactions and queues. `registry`: the database that it keeps its registry in."""
     if registry is not None:

@@ -25,8 +25,9 @@ from notify.client.table import half_message
 from notify.client.transactions import TransactionClient
 from notify.errors import Unavailable
 from notify.keys import shard_of_key
+from notify.sinks.queue_server import QueueSink
 from notify.testing.process import ServerProcess
-from notify.wire import PackedMessage
+from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from notify.workers import worker_names
 from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS, eventually
@@ -203,6 +204,51 @@ def test_a_key_at_the_wrong_worker_is_refused_with_the_right_one(server: ServerP
     assert (item["status"], item["shard"]) == (421, "worker-2")
 
 
+def test_what_a_bridge_or_relay_sends_must_name_its_worker(server: ServerProcess) -> None:
+    """Another worker knows neither its position nor its ids, and would store all of it again."""
+    relayed = half_request(key=KEYS[0])
+    relayed["transactions"][0]["committed"] = True
+    batch = {"epoch": 1, "expected_position": "", "position": "", "claim": True, "transactions": []}
+    published = {"messages": [{"topic": "t", "body": "", "key": KEYS[0]}], "anywhere": True}
+    for method, path, body in (
+        ("POST", "/v1/transactions", relayed),
+        ("POST", "/v1/messages", published),
+        ("GET", "/v1/bridge/shop", None),
+        ("POST", "/v1/bridge/shop/batches", batch),
+    ):
+        status, answer = ask(server.url, method, path, body)
+        assert (status, answer["code"]) == (421, "names_no_worker"), (method, path, answer)
+        status, answer = ask(server.url, method, f"/worker-2{path}", body)
+        assert status == 200, (method, path, answer)
+
+
+@pytest.mark.parametrize("named", ["", "/worker-2"])
+def test_a_sink_keeps_to_one_worker(server: ServerProcess, named: str) -> None:
+    """At the port it is the first one; there the keys of all are, in the order in which they were moved."""
+    topic, shard = ("moved-2", "worker-2") if named else ("moved", "worker-1")
+
+    async def move() -> None:
+        sink = QueueSink(server.url + named)
+        try:
+            epoch, _ = await sink.claim(topic)
+            for n, key in enumerate(KEYS):
+                message = PackedMessage(topic=topic, body=b"", key=key)
+                sent = [BridgedTransaction(id=new_id(), producer_group=g, messages=[message]) for g in ("shop", "")]
+                assert [item.status for item in await sink.put(sent)] == [201, 201]
+                bridged = BridgedTransaction(id=new_id(), producer_group="shop", messages=[message])
+                batch = PackedBridgeBatch(
+                    epoch=epoch, expected_position=str(n or ""), position=str(n + 1), transactions=[bridged]
+                )
+                assert (await sink.append(topic, batch)).stored == 1
+            assert await sink.position(topic) == str(len(KEYS))
+        finally:
+            await sink.close()
+
+    asyncio.run(move())
+    lengths = {name: len(messages) for name, messages in stored(server.url, topic).items()}
+    assert lengths == dict.fromkeys(NAMES, 0) | {shard: 3 * len(KEYS)}
+
+
 def test_a_connection_belongs_to_one_worker(server: ServerProcess) -> None:
     host, _, port = server.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -310,6 +356,35 @@ def test_a_message_that_an_operator_sends_finds_the_worker_of_its_key(server: Se
     assert sent["result"]["items"][0]["status"] == 201
     assert [len(messages) for messages in stored(server.url, "by-operator").values()] == [1, 1]
     assert refusal(server.url, "POST", "topics/mistyped/messages", body="b", key=second) == (404, "not_found")
+
+
+def test_a_message_that_an_audit_found_lost_is_published_by_one_worker(server: ServerProcess) -> None:
+    """By that of its key, however often; and by none where any of them has it in a queue."""
+    key = keys_of("worker-2")[0]
+    message = {"topic": "mended", "body_base64": "eA=="}
+    there = post(server.url, "/worker-2/v1/messages", {"messages": [{"topic": "mended", "body": "", "key": key}]})
+    lost = [
+        message | {"id": f"{new_id()}.0", "key": key},
+        message | {"id": there["items"][0]["id"], "key": keys_of("worker-1")[0]},
+        message | {"id": f"{new_id()}.0"},
+    ]
+    for expected in ([201, 409, 201], [200, 409, 200]):
+        items = admin(server.url, "POST", "messages/republish", {"messages": lost})["result"]["items"]
+        assert [item["id"] for item in items] == [m["id"] for m in lost]
+        assert [item["status"] for item in items] == expected
+    logs = stored(server.url, "mended")
+    assert sum(map(len, logs.values())) == 3
+    assert [m["key"] for m in logs["worker-2"] if "key" in m] == [key, key]
+    dry = admin(server.url, "POST", "messages/republish", {"messages": lost, "dry_run": True})["result"]["items"]
+    assert [item.get("status") for item in dry] == [None, 409, None]
+
+
+def test_a_purge_up_to_an_offset_names_its_worker(server: ServerProcess) -> None:
+    with TransactionProducer(server.url, group="orders") as producer:
+        for key in KEYS:
+            producer.publish(Message("purged", b"", key=key))
+    assert refusal(server.url, "POST", "topics/purged/purge", before=1) == (422, "names_no_worker")
+    assert [len(messages) for messages in stored(server.url, "purged").values()] == [3, 3]
 
 
 def test_commands_mean_all_workers(server: ServerProcess) -> None:

@@ -30,12 +30,24 @@ def test_a_directory_that_is_served_otherwise_is_not_divided(tmp_path: Path) -> 
     (tmp_path / "one" / "log").mkdir(parents=True)
     with pytest.raises(InvalidRequest, match="without --workers"):
         divide(tmp_path / "one", 2)
-    (tmp_path / "four" / "worker-3").mkdir(parents=True)
-    with pytest.raises(InvalidRequest, match="more than 2 workers"):
-        divide(tmp_path / "four", 2)
     (tmp_path / "workers.json").write_text("{}")
     with pytest.raises(InvalidRequest, match="does not say how many"):
         workers_of(tmp_path)
+
+
+def test_logs_that_were_put_into_a_directory_say_how_many_workers_it_has(tmp_path: Path) -> None:
+    """As after a restore of each worker's backup, which leaves nothing that says so."""
+    (tmp_path / "worker-3").mkdir()
+    for count in (1, 2, 3):
+        with pytest.raises(InvalidRequest, match="has worker-3, and no worker-1, worker-2"):
+            divide(tmp_path, count)
+    for name in ("worker-1", "worker-2"):
+        (tmp_path / name).mkdir()
+    for count in (1, 2, 4):
+        with pytest.raises(InvalidRequest, match="start it with --workers 3"):
+            divide(tmp_path, count)
+    divide(tmp_path, 3)
+    assert workers_of(tmp_path) == 3
 
 
 @pytest.mark.parametrize(
@@ -136,6 +148,7 @@ def test_every_admin_route_has_a_rule() -> None:
     assert rule_of("GET", "messages", {"id": "x"}).asked is Asked.KNOWING
     assert rule_of("POST", "topics/t/messages", {}).asked is Asked.OF_KEY
     assert rule_of("POST", "jobs/101/cancel", {}).asked is Asked.JOB
+    assert rule_of("POST", "messages/republish", {}).asked is Asked.OF_EACH
     assert rule_of("POST", "backups", {}).asked is Asked.NONE
 
 

@@ -202,6 +202,7 @@ class Protocol(HttpToolsProtocol):
         if request is None:
             self._hand_to_asgi()
             return
+        request.names_worker = self._is_alone
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         cycle = DataCycle(self, request, keep_alive and not self._is_beyond)
         if self._is_beyond and request.principal is not NOBODY:

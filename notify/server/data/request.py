@@ -24,6 +24,7 @@ class Request:
         "body",
         "headers",
         "method",
+        "names_worker",
         "packed",
         "path",
         "polls",
@@ -46,6 +47,8 @@ class Request:
         self.packed = False
         self.retry_after = 0
         """Seconds after which refused items may be sent again; 0 where there are none."""
+        self.names_worker = False
+        """Its path began with the name of this worker."""
         self.polls = False
         """It only waits for something to hand out: of no use to a client that has gone."""
 

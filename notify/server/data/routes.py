@@ -159,6 +159,8 @@ class DataRoutes:
     async def transactions(self, request: Request) -> bytes:
         asked: JsonTransactions | PackedTransactions = request.decode(_TRANSACTIONS)
         check(request, "check", asked.producer_group)
+        if any(t.committed for t in asked.transactions):
+            self._check_names_worker(request)
         items = await self.core.transactions.put(asked, request.principal)
         crash_point.reached("half.before_answer")
         return _encode_items(request, items)
@@ -174,9 +176,11 @@ class DataRoutes:
         return request.encode(Items(await self.core.outcomes.states(asked.producer_group, asked.ids)))
 
     async def messages(self, request: Request) -> bytes:
-        return _encode_items(
-            request, await self.core.transactions.publish(request.decode(_MESSAGES), request.principal)
-        )
+        asked: JsonMessages | PackedMessages = request.decode(_MESSAGES)
+        if asked.anywhere:
+            self._check_names_worker(request)
+        items = await self.core.transactions.publish(asked, request.principal, anywhere=asked.anywhere)
+        return _encode_items(request, items)
 
     async def poll(self, request: Request) -> bytes:
         asked: Poll = request.decode(_POLL)
@@ -206,16 +210,32 @@ class DataRoutes:
 
     async def bridge_position(self, request: Request, source: str) -> bytes:
         check(request, "bridge", source)
+        self._check_names_worker(request)
         return request.encode(self.core.bridges.position(source))
 
     async def bridge_batch(self, request: Request, source: str) -> bytes:
         check(request, "bridge", source)
+        self._check_names_worker(request)
         return request.encode(await self.core.bridges.append(source, request.decode(_BRIDGE)))
 
     async def tell_refused(self, request: Request, source: str) -> bytes:
         check(request, "bridge", source)
         self.core.refusals.tell(source, request.decode(_REFUSED))
         return request.encode({"source": source})
+
+    def _check_names_worker(self, request: Request) -> None:
+        """Raises InvalidRequest where a mover's request came to any of the workers behind one port.
+
+        Only one worker knows a source's position, and the ids that were moved: another one would store all of it again.
+        """
+        settings = self.core.settings
+        if settings.key_shards and not settings.tls_certificate and not request.names_worker:
+            raise InvalidRequest(
+                "only one worker knows what a bridge or relay has moved, and this request names none: send all of it "
+                f"to the address of one worker, the same for good, such as …/{settings.key_shards[0]}",
+                "names_no_worker",
+                421,
+            )
 
     # --- consumers --------------------------------------------------------------------------------------------
 

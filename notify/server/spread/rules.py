@@ -24,6 +24,8 @@ class Asked(Enum):
     """The one that knows the id."""
     OF_KEY = auto()
     """The worker of the message's key; without a key, the first that has the topic."""
+    OF_EACH = auto()
+    """Each message of it is for one worker alone, see publishing.py."""
     JOB = auto()
     """The one that the job's number names."""
     NONE = auto()
@@ -233,6 +235,7 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
     ("POST", "transactions/(check|commit|rollback)", Rule(Asked.ALL, _decisions)),
     ("*", "transactions/[^/]+(/.*)?", Rule(Asked.KNOWING)),
     ("GET", "messages/[^/]+", Rule(Asked.KNOWING)),
+    ("POST", "messages/republish", Rule(Asked.OF_EACH)),
     ("*", "jobs/.*", Rule(Asked.JOB)),
     ("POST", "topics/[^/]+/messages", Rule(Asked.OF_KEY)),
     ("POST", "groups/[^/]+/dead-letters/edit", Rule(Asked.KNOWING)),
@@ -256,8 +259,8 @@ def rule_of(method: str, path: str, query: Mapping[str, str]) -> Rule:
 
 def refuse_offsets(path: str, body: Mapping[str, Any]) -> None:
     """Raises InvalidRequest where a write names an offset, which is one worker's."""
-    for field in ("to", "start"):
-        if type(body.get(field)) is int and path.startswith("groups/"):
+    for field in ("to", "start", "before"):
+        if type(body.get(field)) is int and path.startswith(("groups/", "topics/")):
             raise InvalidRequest(
                 f"{field} is an offset, and each worker has offsets of its own: give an instant, earliest or latest, "
                 "or ask the worker that you mean at its own address (GET /v1/members)",

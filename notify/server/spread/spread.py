@@ -21,7 +21,7 @@ from notify.keys import shard_of_key
 from notify.server import problems
 from notify.server.cluster.workers import Workers
 from notify.server.running import Running
-from notify.server.spread import exposition
+from notify.server.spread import exposition, publishing
 from notify.server.spread.combining import Answer
 from notify.server.spread.rules import Asked, Rule, job_number, job_of, refuse_offsets, rule_of
 from notify.settings import Settings
@@ -109,6 +109,8 @@ class _Spreading:
             return await self._of_key(path)
         if rule.asked is Asked.JOB:
             return await self._job(path)
+        if rule.asked is Asked.OF_EACH:
+            return await self._of_each(rule)
         return await self._of_all(rule)
 
     # --- asking -----------------------------------------------------------------------------------------------
@@ -177,6 +179,29 @@ class _Spreading:
         if away is not None or unknown is None:
             raise away or NotFound("no worker knows it")
         return _response(unknown)
+
+    async def _of_each(self, rule: Rule) -> Response:
+        """Messages that are published again: each is looked for at all workers, and published by one."""
+        question = self._question
+        fields = question.fields
+        answers = await self._all(rule, json.dumps(fields | {"dry_run": True}).encode())
+        refused = _refusal(list(answers.values()))
+        if refused is not None:
+            return _response(refused)
+        told = [json.loads(answers[number][1]) for number in range(len(self._names))]
+        rows = [answer["result"]["items"] for answer in told]
+        chosen = publishing.chosen(fields["messages"], rows, self._names)
+        items = [rows[number][place] for place, number in enumerate(chosen)]
+        if not fields.get("dry_run"):
+            for number, places in publishing.by_worker(chosen, items).items():
+                some = fields | {"messages": [fields["messages"][place] for place in places]}
+                status, body = await self._ask(number, body=json.dumps(some).encode())
+                if status != 200:
+                    return _response((status, body))
+                told[0] = json.loads(body)
+                for place, item in zip(places, told[0]["result"]["items"], strict=True):
+                    items[place] = item
+        return JSONResponse(told[0] | {"result": {"items": items}})
 
     def _nearest_first(self) -> Sequence[int]:
         own = self._workers.number
