@@ -182,10 +182,12 @@ def _kafka_lines(url: str, role: str) -> list[Line]:
 
 def _server_findings(url: str) -> list[str]:
     try:
+        overview = call(url, "GET", "overview")
+        if overview.get("missing"):
+            return _silent_workers(overview)
         parked = call(url, "GET", "transactions", query="?state=PARKED&max=1000")["transactions"]
         query = f"?state=PREPARED&older_than={DOUBT_SECONDS:g}&max=1000"
         in_doubt = call(url, "GET", "transactions", query=query)["transactions"]
-        alarms = call(url, "GET", "overview")["alarms"]
     except NotifyError as error:
         if error.status in (401, 403):
             return [f"the server at {url} refuses: {error}. Set NOTIFY_TOKEN to a token with the right `view`."]
@@ -193,7 +195,7 @@ def _server_findings(url: str) -> list[str]:
             f"the server at {url} does not answer: {error}. Start it with `notify serve`, or name another with --url."
         ]
     # Parked and old transactions have findings of their own below.
-    findings = [alarm["text"] for alarm in alarms if alarm["name"] not in ("parked", "in_doubt")]
+    findings = [alarm["text"] for alarm in overview["alarms"] if alarm["name"] not in ("parked", "in_doubt")]
     if parked:
         findings.append(
             f"{transactions(len(parked))} parked: see `notify transaction list --state PARKED`, then commit, "
@@ -219,6 +221,16 @@ def _server_findings(url: str) -> list[str]:
             "answer: see the answers with `notify transaction show`"
         )
     return findings + _bridges_and_members(url)
+
+
+def _silent_workers(overview: dict[str, Any]) -> list[str]:
+    """Findings where workers do not answer. Nothing else is looked at, since each answer would lack theirs."""
+    findings = [
+        f"{name} does not answer, and what it has was not looked at: its parent starts a worker again that has died; "
+        "find out why it hangs or dies in the server's output, then run this again"
+        for name in overview["missing"]
+    ]
+    return findings + [alarm["text"] for alarm in overview["alarms"]]
 
 
 def transactions(number: int) -> str:

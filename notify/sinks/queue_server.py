@@ -219,6 +219,7 @@ class _Putting:
 
     async def _post(self, group: str, transactions: Sequence[bytes]) -> list[Item]:
         raws = [msgspec.Raw(encoded) for encoded in transactions]
+        request: dict[str, Any]
         if group:
             path, request = "/v1/transactions", {"producer_group": group, "transactions": raws}
         else:

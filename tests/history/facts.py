@@ -78,20 +78,28 @@ def _read_database(stage: Stage, history: History, name: str, dsn: str) -> None:
     for server, of_outbox in knowing:
         sent_there = [half for half in halves if (half.mode == "outbox") == of_outbox]
         states = {half.transaction_id: half.state for half in sent_there}
-        history.opposite += _opposite(name, server.url, states)
+        history.opposite += _opposite(name, server.url, states, [f"/{log}" for log in stage.scene.logs] or [""])
 
 
-def _opposite(source: str, url: str, halves: Mapping[str, str]) -> list[str]:
-    """Transactions whose outcome on a server is the opposite of the database's (`halves`: states by id)."""
+def _opposite(source: str, url: str, halves: Mapping[str, str], logs: Sequence[str]) -> list[str]:
+    """Transactions whose outcome on a server is the opposite of the database's (`halves`: states by id).
+
+    `logs`: the paths of the server's logs, of which one at most knows a transaction.
+    """
     wrong = []
     ids = list(halves)
     for first in range(0, len(ids), 1000):
-        request = {"producer_group": source, "ids": ids[first : first + 1000]}
-        status, answer = ask(url, "POST", "/v1/transactions/states", request)
-        assert status == 200, answer
-        for item in answer["items"]:
-            wanted = "ROLLED_BACK" if halves[item["id"]] == "ROLLED_BACK" else "COMMITTED"
-            said = item.get("state", "unknown")
-            if said != wanted and not (said == "unknown" and wanted == "ROLLED_BACK"):
-                wrong.append(f"{item['id']} is {wanted} in {source}, and {said} at the server")
+        said: dict[str, set[str]] = {name: set() for name in ids[first : first + 1000]}
+        for log in logs:
+            request = {"producer_group": source, "ids": list(said)}
+            status, answer = ask(url, "POST", f"{log}/v1/transactions/states", request)
+            assert status == 200, answer
+            for item in answer["items"]:
+                if "state" in item:
+                    said[item["id"]].add(item["state"])
+        for name, states in said.items():
+            wanted = "ROLLED_BACK" if halves[name] == "ROLLED_BACK" else "COMMITTED"
+            if states != {wanted} and not (not states and wanted == "ROLLED_BACK"):
+                at_server = ", ".join(sorted(states)) or "unknown"
+                wrong.append(f"{name} is {wanted} in {source}, and {at_server} at the server")
     return wrong

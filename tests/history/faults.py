@@ -52,6 +52,11 @@ TURNS = {"node killed": 3}
 """Kinds that have their turn more often than others of their sort. One node at a time is down."""
 
 
+def _pid_of(server: ServerProcess) -> int:
+    assert server.process is not None
+    return server.process.pid
+
+
 class Faults:
     """Makes faults in turn, each kind equally often, until it is stopped."""
 
@@ -134,7 +139,7 @@ class Faults:
     def _stops_of(self, name: str, server: ServerProcess) -> Kinds:
         stops = {
             f"{name} killed": lambda: self._kill(name, server),
-            f"{name} frozen": lambda: self._freeze(server.process.pid),  # type: ignore[union-attr],
+            f"{name} frozen": lambda: self._freeze(_pid_of(server)),
         }
         if self._stage.scene.workers > 1:
             stops |= {

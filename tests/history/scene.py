@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.demo.kafka import KafkaCluster
+from notify.workers import worker_names
 from tests.history.servers import Servers, over_databases, with_a_log, with_workers
 
 
@@ -34,6 +35,11 @@ class Scene:
     costs a transaction in every group."""
     groups: Sequence[str] = ()
     """The groups that take part; (): all."""
+
+    @property
+    def logs(self) -> Sequence[str]:
+        """The names of the logs behind one port; (): there is one."""
+        return worker_names(self.workers) if self.workers > 1 else ()
 
     def servers(self, directory: Path) -> Servers:
         """The servers, not started yet. The registry is in one of the databases, so it is away while that restarts."""

@@ -152,6 +152,14 @@ def test_every_admin_route_has_a_rule() -> None:
     assert rule_of("POST", "backups", {}).asked is Asked.NONE
 
 
+@pytest.mark.parametrize("noun", ["topics", "groups"])
+def test_a_topic_or_group_may_have_the_name_of_a_part_of_a_path(noun: str) -> None:
+    chart = rule_of("GET", f"{noun}/t/history", {}).combine
+    assert rule_of("GET", f"{noun}/history/history", {}).combine is chart
+    for name in ("history", "priorities", "messages"):
+        assert rule_of("GET", f"{noun}/{name}", {}) == rule_of("GET", f"{noun}/t", {})
+
+
 def test_one_server_divides_no_keys() -> None:
     assert Settings().key_shards == ()
     assert Settings(workers=2).key_shards == ("worker-1", "worker-2")

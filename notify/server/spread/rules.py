@@ -224,7 +224,7 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
     ("PUT DELETE", "groups/[^/]+/push", Rule(Asked.HERE)),
     ("GET", "groups/[^/]+/priorities", Rule(Asked.ALL)),
     ("GET", "overview", Rule(Asked.ALL, _overview)),
-    ("GET", "(.*/)?history", Rule(Asked.ALL, _charts)),
+    ("GET", "history|(topics|groups)/[^/]+/history", Rule(Asked.ALL, _charts)),
     ("GET", "topics", Rule(Asked.ALL, _topics)),
     ("GET", "groups", Rule(Asked.ALL, _groups)),
     ("GET", "transactions", Rule(Asked.ALL, _transactions)),

@@ -20,6 +20,7 @@ from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, Unav
 from notify.keys import shard_of_key
 from notify.server import problems
 from notify.server.cluster.workers import Workers
+from notify.server.data.answer import fault_of
 from notify.server.running import Running
 from notify.server.spread import exposition, publishing
 from notify.server.spread.combining import Answer
@@ -29,6 +30,8 @@ from notify.settings import Settings
 ADMIN = "/v1/admin/"
 METRICS = "/metrics"
 READ_SECONDS, WRITE_SECONDS = 10.0, 60.0
+METRICS_SECONDS = 4.0
+"""A worker that hangs must not cost a monitor the others' metrics: Prometheus waits for 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class Spread:
             response = await _Spreading(self._api, running, running.workers, question).answer()
         except NotifyError as error:
             response = problems.refused(scope, error)
+        except Exception:
+            response = problems.refused(scope, fault_of("request_failed", scope["method"], scope["path"]))
         await response(scope, receive, send)
 
 
@@ -149,6 +154,8 @@ class _Spreading:
         raw = question.scope.get("raw_path", question.path.encode()) if path == question.path else path.encode()
         target = raw.decode("latin-1") + ("?" + query if query else "")
         seconds = READ_SECONDS if method == "GET" else WRITE_SECONDS
+        if path == METRICS:
+            seconds = METRICS_SECONDS
         name = self._names[number]
         try:
             status, answer = await self._workers.ask(
@@ -362,5 +369,9 @@ async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: b
     }
     if path != scope["path"]:
         own["raw_path"] = path.encode()
-    await api(own, receive, send)
+    try:
+        await api(own, receive, send)
+    except Exception:
+        if not sent:
+            raise  # else it is raised once more behind the answer that says so
     return int(sent[0]["status"]), b"".join(message.get("body", b"") for message in sent[1:])
