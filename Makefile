@@ -78,9 +78,10 @@ check: install
 crash: install
 	$(PY) -m tests.crash.campaign --cycles $(or $(CYCLES),500)
 
-# Producers and consumers in all modes on two databases, under every fault at once; then what may not be.
+# Producers and consumers in all modes on two databases, under every fault at once; then what may not be. WORKERS=3: the
+# server has so many workers, which are killed and frozen one by one, too.
 crash-history: install
-	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600)
+	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600) --workers $(or $(WORKERS),1)
 
 # The same with servers that store transactions in both databases, and a bridge and a relay behind them.
 crash-movers: install

@@ -9,6 +9,8 @@ from pathlib import Path
 from notify.errors import InvalidRequest
 
 FILE = "workers.json"
+SHARED = "shared"
+"""The directory of a worker's backup that has what all workers share: their database of settings and credentials."""
 MOST = 64
 
 
@@ -57,13 +59,12 @@ def check_count(directory: Path, count: int) -> None:
 def _check_restored(directory: Path, count: int) -> None:
     """Raises InvalidRequest where workers' logs were put into a directory, which does not say how many there are, and
     they are not so many."""
-    there = [name for name in worker_names(MOST) if (directory / name).exists()]
+    there = [name for name in worker_names(MOST) if (directory / name / "log").exists()]
     if not there or (count == 1 and (directory / "log").exists()):
         return
-    missing = sorted(set(worker_names(int(there[-1].rpartition("-")[2]))) - set(there))
-    if missing:
+    if there != list(worker_names(len(there))) or len(there) == 1:
         raise InvalidRequest(
-            f"{directory} has {there[-1]}, and no {', '.join(missing)}: put the logs of all workers there"
+            f"{directory} has the logs of {', '.join(there)} alone: put those of the other workers there first"
         )
     if count != len(there):
         raise InvalidRequest(

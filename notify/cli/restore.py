@@ -12,9 +12,9 @@ import typer
 from rich.progress import Progress
 
 from notify.cli.api import AS_JSON, show
-from notify.cli.data_directory import begun, facts_of, place, take_place
+from notify.cli.data_directory import begun, facts_of, place, sync, take_place
 from notify.errors import InvalidRequest, NotifyError
-from notify.workers import refuse_divided
+from notify.workers import SHARED, refuse_divided
 
 
 def register(app: typer.Typer) -> None:
@@ -71,7 +71,22 @@ def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
         shutil.rmtree(partial, ignore_errors=True)
         raise InvalidRequest(f"the backup cannot be opened: {error}") from None
     take_place(partial, data_dir)
+    _place_shared(data_dir)
     return {"made": made["name"], **facts}
+
+
+def _place_shared(data_dir: Path) -> None:
+    """Of a worker's backup: put what all workers share beside the worker's directory, unless it is there already."""
+    shared = data_dir / SHARED
+    if not shared.is_dir():
+        return
+    for path in shared.iterdir():
+        target = data_dir.absolute().parent / path.name
+        if not target.exists():
+            path.rename(target)
+    shutil.rmtree(shared)
+    sync(data_dir)
+    sync(data_dir.absolute().parent)
 
 
 def _of_store(url: str, data_dir: Path, until: int | None, quiet: bool) -> dict[str, Any]:

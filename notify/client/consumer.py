@@ -25,6 +25,7 @@ from notify.client.handlers import (
     check_options,
     in_a_thread,
     its_turn,
+    refuse_offsets,
     refuse_unfinished,
 )
 from notify.client.http import HttpClient
@@ -236,10 +237,10 @@ class _Consumer:
             while not (stopping.is_set() or failed):
                 with contextlib.suppress(NotifyError):  # a session says more clearly that nobody answers
                     await servers.refresh()
-                for url in servers.urls():
-                    if url not in sessions:
-                        session = Session(work, HttpClient(url, tls=self._tls, token=token))
-                        sessions[url] = session, asyncio.ensure_future(session.run())
+                refuse_offsets(self._handlers.values(), servers.keys)
+                for url in [url for url in servers.urls() if url not in sessions]:
+                    session = Session(work, HttpClient(url, tls=self._tls, token=token))
+                    sessions[url] = session, asyncio.ensure_future(session.run())
                 for url in sessions.keys() - set(servers.urls()):
                     log.warning("the registry does not name %s any more: nothing more is received from there", url)
                     session, task = sessions.pop(url)

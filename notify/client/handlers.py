@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sysconfig
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -247,3 +247,14 @@ def place_of(error: BaseException) -> str:
     module = str(shown.tb_frame.f_globals.get("__name__", "?"))
     name = _plain(f"{module}.{shown.tb_frame.f_code.co_qualname}", PLACE_CHARACTERS)
     return f" (at {name}:{shown.tb_lineno})"
+
+
+def refuse_offsets(handlers: Iterable[Handler], workers: Sequence[str]) -> None:
+    """Raises InvalidRequest for a start at an offset where several `workers` divide the keys: each has its own."""
+    for handler in handlers:
+        if workers and isinstance(handler.start, int) and handler.start:
+            raise InvalidRequest(
+                f"start={handler.start} of {handler.topic} is an offset, and each of {', '.join(workers)} has offsets "
+                "of its own: give earliest, latest or an instant",
+                "names_no_worker",
+            )

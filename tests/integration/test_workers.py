@@ -23,12 +23,12 @@ from notify.client import Consumer, Inbox, Message, ReceivedMessage, Transaction
 from notify.client.reader import Reader
 from notify.client.table import half_message
 from notify.client.transactions import TransactionClient
-from notify.errors import Unavailable
+from notify.errors import InvalidRequest, Unavailable
 from notify.keys import shard_of_key
 from notify.sinks.queue_server import QueueSink
 from notify.testing.process import ServerProcess
 from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
-from notify.workers import worker_names
+from notify.workers import check_count, worker_names
 from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
@@ -160,6 +160,14 @@ def test_sessions_of_several_threads_send_to_both_workers(server: ServerProcess,
         places = {(row.key, row.shards) for row in connection.execute(sa.select(half_message))}
     assert places == {(key, name) for name in NAMES for key in keys_of(name)}
     engine.dispose()
+
+
+def test_a_start_at_an_offset_is_refused(server: ServerProcess) -> None:
+    """It would leave out messages of each worker."""
+    consumer = Consumer(server.url, group="at-offset")
+    consumer.subscribe("at-offset", start=3)(lambda message: None)
+    with pytest.raises(InvalidRequest, match="each of worker-1, worker-2 has offsets of its own"):
+        consumer.run()
 
 
 def test_large_requests_without_keys_are_divided(server: ServerProcess) -> None:
@@ -416,6 +424,31 @@ def test_a_reader_reads_one_worker_after_the_other(server: ServerProcess) -> Non
     with Reader(server.url) as reader:
         assert sorted(m.key or "" for m in reader.read("read")) == sorted(KEYS)
         assert sorted(m.key or "" for m in reader.read("read", shard="worker-2", offset=1)) == keys_of("worker-2")[1:]
+
+
+def test_backups_of_all_workers_are_restored_to_a_divided_directory(server: ServerProcess, tmp_path: Path) -> None:
+    """With the settings and credentials of all, and with no other number of workers."""
+    with TransactionProducer(server.url, group="orders") as producer:
+        for key in KEYS:
+            producer.publish(Message("kept", b"", key=key))
+    fields = {"name": "kept", "rights": ["publish:kept"], "reason": "a test"}
+    call(server.url, "POST", "/v1/admin/credentials", fields)
+    for name in NAMES:
+        copy, to = str(tmp_path / f"copy-{name}"), str(tmp_path / "new" / name)
+        code, said = cli("backup", copy, "--url", f"{server.url}/{name}", "--reason", "r")
+        assert code == 0, said
+        if name == NAMES[-1]:
+            with pytest.raises(InvalidRequest, match="has the logs of worker-1 alone"):
+                check_count(tmp_path / "new", 2)
+        code, said = cli("restore", copy, "--data-dir", to)
+        assert code == 0, said
+    restored = ServerProcess(tmp_path / "new", flags=["--workers", "2"]).start()
+    try:
+        assert [len(messages) for messages in stored(restored.url, "kept").values()] == [3, 3]
+        names = [row["name"] for row in admin(restored.url, "GET", "credentials")["credentials"]]
+        assert "kept" in names
+    finally:
+        stop_if_running(restored)
 
 
 def test_console_pages_show_all_workers(server: ServerProcess) -> None:

@@ -37,12 +37,13 @@ def test_a_directory_that_is_served_otherwise_is_not_divided(tmp_path: Path) -> 
 
 def test_logs_that_were_put_into_a_directory_say_how_many_workers_it_has(tmp_path: Path) -> None:
     """As after a restore of each worker's backup, which leaves nothing that says so."""
-    (tmp_path / "worker-3").mkdir()
+    (tmp_path / "worker-4").mkdir()  # perhaps a disk of its own, still empty
+    (tmp_path / "worker-3" / "log").mkdir(parents=True)
     for count in (1, 2, 3):
-        with pytest.raises(InvalidRequest, match="has worker-3, and no worker-1, worker-2"):
+        with pytest.raises(InvalidRequest, match="has the logs of worker-3 alone"):
             divide(tmp_path, count)
     for name in ("worker-1", "worker-2"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name / "log").mkdir(parents=True)
     for count in (1, 2, 4):
         with pytest.raises(InvalidRequest, match="start it with --workers 3"):
             divide(tmp_path, count)

@@ -18,6 +18,7 @@ from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.storage.log import LogStore
 from notify.storage.shipped import records
 from notify.threads import in_thread
+from notify.workers import SHARED
 
 AT_ONCE = 3
 """The most snapshots at once: each keeps the disk space of segments that the log has dropped since."""
@@ -96,6 +97,8 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
             try:
                 await store.snapshot(directory / "log")
                 await in_thread(_copy_database, Path(desk.core.settings.data_dir), directory)
+                if desk.workers is not None:
+                    await in_thread(_copy_database, desk.workers.directory, directory / SHARED)
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
@@ -116,6 +119,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
 
 
 def _copy_database(data_dir: Path, directory: Path) -> None:
+    directory.mkdir(mode=0o700, exist_ok=True)
     target = directory / records.NAME
     target.touch(mode=0o600)
     records.copy_into(data_dir, target)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from notify import faults
 from notify.errors import NotFound, NotifyError
 from notify.server.access.principal import EVERYONE, Principal
+from notify.server.cluster.workers import Workers
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
@@ -107,6 +108,11 @@ class Desk:
     @property
     def pushes(self) -> Pushes:
         return self._running().pushes
+
+    @property
+    def workers(self) -> Workers | None:
+        """The workers of the machine that this server is one of."""
+        return self._running().workers
 
     @property
     def shipping(self) -> Shipping | None:

@@ -20,8 +20,11 @@ WORKER = b"/worker-"
 _PROBES = tuple(path.encode() for path in PROBES)
 
 
-def data_request(method: bytes, url: bytes, headers: Fields) -> Request | None:
-    """The request without its body; None where it is neither a probe nor for a data route."""
+def data_request(method: bytes, url: bytes, headers: Fields, names_worker: bool) -> Request | None:
+    """The request without its body; None where it is neither a probe nor for a data route.
+
+    `names_worker`: whether the path had this worker's name in front.
+    """
     if url in _PROBES and method in (b"GET", b"HEAD"):
         request = Request(method.decode("latin-1"), url.decode(), b"", headers)
         request.principal = NOBODY
@@ -38,7 +41,9 @@ def data_request(method: bytes, url: bytes, headers: Fields) -> Request | None:
     path = raw_path.decode("latin-1")
     if "%" in path:
         path = urllib.parse.unquote(path)
-    return Request(method.decode("latin-1"), path, query, headers)
+    request = Request(method.decode("latin-1"), path, query, headers)
+    request.names_worker = names_worker
+    return request
 
 
 def own_path(url: bytes, settings: Settings) -> tuple[bytes, bool] | None:

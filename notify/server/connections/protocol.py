@@ -198,11 +198,10 @@ class Protocol(HttpToolsProtocol):
             self.app.connections.has_asked(self)
         if self._is_beyond:
             self._is_beyond = not self.app.connections.has_room(self, self.loop.time())
-        request = data_request(self.parser.get_method(), self.url, self.headers)
+        request = data_request(self.parser.get_method(), self.url, self.headers, self._is_alone)
         if request is None:
             self._hand_to_asgi()
             return
-        request.names_worker = self._is_alone
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         cycle = DataCycle(self, request, keep_alive and not self._is_beyond)
         if self._is_beyond and request.principal is not NOBODY:
