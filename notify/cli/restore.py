@@ -76,7 +76,7 @@ def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
 
 
 def _place_shared(data_dir: Path) -> None:
-    """Of a worker's backup: put what all workers share beside the worker's directory, unless it is there already."""
+    """Put what a worker's backup has for all workers beside the worker's directory, unless it is there already."""
     shared = data_dir / SHARED
     if not shared.is_dir():
         return

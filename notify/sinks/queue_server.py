@@ -134,9 +134,13 @@ class QueueSink:
     async def _server(self) -> HttpClient:
         """The server's client; where the address is the port of several workers, the first worker's."""
         if not self._has_looked:
-            answer = await self._http.call("GET", "/v1/members", b"", POST_SECONDS)
-            found = msgspec.msgpack.decode(answer, type=_Members)
             url = self._http.url
+            asking = HttpClient(url)  # a connection is one worker's for good
+            try:
+                answer = await asking.call("GET", "/v1/members", b"", POST_SECONDS)
+            finally:
+                asking.close()
+            found = msgspec.msgpack.decode(answer, type=_Members)
             is_one_port = len({urlsplit(member.url).netloc for member in found.members}) == 1
             if found.keys and is_one_port and url.rpartition("/")[2] not in found.keys:
                 self._http.close()
