@@ -25,6 +25,7 @@ from notify.cli.printed import (
     say_record,
     say_table,
 )
+from notify.client.http import read_answer
 from notify.client.servers import Servers
 from notify.told import told
 from notify.told.form import Told
@@ -84,7 +85,7 @@ def call(
         finally:
             await http.aclose()
 
-    answer: dict[str, Any] = msgspec.json.decode(asyncio.run(ask()))
+    answer: dict[str, Any] = read_answer(msgspec.json.decode, asyncio.run(ask()))
     return answer
 
 

@@ -8,17 +8,17 @@ what is not answered with 200: only the loop retries, changes servers and handle
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-
-import msgspec
+from collections.abc import Iterator
 
 from notify.client.http import HttpClient
 from notify.client.line import Line
 from notify.client.loop import LoopThread
 from notify.client.running import Running
 from notify.client.transactions import HALVES, NOT_NOW, OUTCOMES, items_of
-from notify.errors import Timeout
+from notify.errors import Timeout, Unavailable
 from notify.wire import Item, PackedMessage
 
 OPEN_SECONDS = 0.5
@@ -29,6 +29,8 @@ ANSWER_SECONDS = 10.0
 """The loop sends an outcome again that is not answered for so long."""
 SILENT_SECONDS = 5.0
 """Lines are closed after so long without a half."""
+TAKEN_SECONDS = 1.0
+"""How long another thread may have the line of outcomes. Who has it for longer was interrupted and is gone."""
 
 
 class Alone:
@@ -61,8 +63,8 @@ class Alone:
         try:
             server = self._line_to()
             body = None if server is None else self._running.client.half_alone(transaction_id, messages)
-            return None if server is None or body is None else self._ask(server, body)
-        except (OSError, msgspec.DecodeError):
+            return None if server is None or body is None else self._ask(server, transaction_id, body)
+        except OSError:
             self._close_outcome_line()  # whatever cut this one has most likely cut both
             return None
         finally:
@@ -88,17 +90,17 @@ class Alone:
                 self._thread.call(self._look_later)
         return server if server is self._server else None
 
-    def _ask(self, server: HttpClient, body: bytes) -> Item | None:
+    def _ask(self, server: HttpClient, transaction_id: str, body: bytes) -> Item | None:
         self._used_at = time.monotonic()
         self._half_line.send(server.request("POST", HALVES, body))
         answer = self._half_line.answer(self._seconds)
         if answer is None:
             self._half_line.close()
             raise Timeout(f"no answer to POST {HALVES} within {self._seconds:g} s; it may have been carried out")
-        if answer[0] != 200:
-            return None
-        item = items_of(answer[1])[0]
-        return None if item.status in NOT_NOW else item
+        item = _item_of(answer, transaction_id)
+        if item is None:
+            self._half_line.close()  # what comes on it may be the answer to something else
+        return None if item is None or item.status in NOT_NOW else item
 
     # --- outcomes ---------------------------------------------------------------------------------------------
 
@@ -110,17 +112,20 @@ class Alone:
             body = self._running.client.outcome_alone(transaction_id, shard, outcome)
             if body is None or self._server is None or not self._is_answered() or not self._outcome_line.is_open:
                 return False
-            self._outcome_line.send(self._server.request("POST", OUTCOMES, body))
+            request = self._server.request("POST", OUTCOMES, body)
             self._unanswered, self._sent_at = (transaction_id, shard, outcome), time.monotonic()
+            self._outcome_line.send(request)
             return True
         except OSError:
+            self._unanswered = None
             return False
         finally:
             self._taking_outcome.release()
 
     def _is_answered(self, seconds: float = 0.0) -> bool:
         """Whether the last outcome is answered, or was left to the loop. Waits for its answer so long at most."""
-        if self._unanswered is None:
+        sent = self._unanswered
+        if sent is None:
             return True
         try:
             answer = self._outcome_line.answer(seconds)
@@ -129,14 +134,25 @@ class Alone:
             return True
         if answer is None:
             return False
-        if answer[0] == 200 and _is_for_good(answer[1]):
-            self._unanswered = None
-        else:
+        item = _item_of(answer, sent[0])
+        if item is None or item.status in NOT_NOW:  # NOT_NOW: a shard is away, or a key moves
             self._lose()
+        else:
+            self._unanswered = None
         return True
 
+    @contextlib.contextmanager
+    def _outcome_line_taken(self) -> Iterator[None]:
+        """Take the line of outcomes, also from one that was interrupted while it had it: nobody waits for ever."""
+        is_taken = self._taking_outcome.acquire(timeout=TAKEN_SECONDS)
+        try:
+            yield
+        finally:
+            if is_taken:
+                self._taking_outcome.release()
+
     def _close_outcome_line(self) -> None:
-        with self._taking_outcome:
+        with self._outcome_line_taken():
             self._is_answered()
             self._lose()
 
@@ -179,7 +195,7 @@ class Alone:
 
     def finish(self, seconds: float) -> None:
         """Wait for the answer of the last outcome, so long at most; then the loop sends it again."""
-        with self._taking_outcome:
+        with self._outcome_line_taken():
             if not self._is_answered(seconds):
                 self._lose()
 
@@ -187,8 +203,8 @@ class Alone:
         """Finish, and close the lines; a half that is on its way closes its own."""
         self._is_closed = True
         self.finish(seconds)
-        with self._taking_outcome:
-            self._outcome_line.close()
+        with self._outcome_line_taken():
+            self._lose()
         if self._taking_half.acquire(blocking=False):
             self._half_line.close()
             self._taking_half.release()
@@ -199,9 +215,12 @@ class Alone:
         self._outcome_line.close()
 
 
-def _is_for_good(answer: bytes) -> bool:
-    """Whether the item of an answer says what became of its outcome; else a shard is away, or a key moves."""
+def _item_of(answer: tuple[int, bytes], transaction_id: str) -> Item | None:
+    """The item of an answer; None where the loop is to ask again: not 200, or no answer for this transaction."""
+    if answer[0] != 200:
+        return None
     try:
-        return items_of(answer)[0].status not in NOT_NOW
-    except msgspec.DecodeError:
-        return False
+        items = items_of(answer[1])
+    except Unavailable:
+        return None
+    return items[0] if len(items) == 1 and items[0].id == transaction_id else None

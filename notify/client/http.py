@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,8 +34,9 @@ from notify.errors import (
     Unauthorized,
     Unavailable,
 )
-from notify.wire import MSGPACK, Problem
+from notify.wire import MSGPACK, Item, Problem
 
+T = TypeVar("T")
 CONNECTIONS = 256
 CONNECT_SECONDS = 3.0
 
@@ -236,6 +239,10 @@ class HttpClient:
     def close_when_idle(self) -> None:
         """Take no more requests, which are refused as Unavailable: connections close as their answers come."""
         self._leaving = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Begin anew: an answer was to another request, and what comes next on its connection may be, too."""
         for connection in list(self._idle):
             connection.close()
 
@@ -249,6 +256,24 @@ class HttpClient:
     def is_open(self) -> bool:
         """Whether the loop still has a connection of it."""
         return bool(self._open)
+
+
+def read_answer(decode: Callable[[bytes], T], answer: bytes) -> T:
+    """The content of a 200 answer. Raises Unavailable where it is no Notify server's, such as a proxy's page."""
+    try:
+        return decode(answer)
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"an answer says 200, and is not as a Notify server's ({error}): a proxy between?") from None
+
+
+def check_answered(names: Sequence[str], items: Sequence[Item]) -> None:
+    """Whether the items of an answer are those of a request. Raises Unavailable where something between has mixed up
+    two answers: what one of them has stored would be taken for stored of the other."""
+    if len(items) != len(names):
+        raise Unavailable(f"the answer has {len(items)} items for {len(names)}: a proxy between?")
+    for name, item in zip(names, items, strict=True):
+        if item.id != name and item.status in (200, 201):
+            raise Unavailable(f"the answer to {name} is one to {item.id}: a proxy between?")
 
 
 _decode_problem = msgspec.json.Decoder(Problem).decode
@@ -276,7 +301,7 @@ _BY_STATUS: dict[int, type[NotifyError]] = {
     409: Conflict,
     413: TooLarge,
     507: DiskFull,
-} | dict.fromkeys((500, 502, 503, 504), Unavailable)
+} | dict.fromkeys((408, 425, 500, 502, 503, 504), Unavailable)
 
 
 def error_of(status: int, code: str, detail: str, retry_after: float | None = None) -> NotifyError:

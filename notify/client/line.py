@@ -40,15 +40,19 @@ class Line(AnswerReader):
         except BaseException:
             connected.close()
             raise
+        self._parser, self._answer = None, None
         self._socket = connected
 
     def send(self, request: bytes) -> None:
         """Send a request, whose answer `answer` reads."""
-        assert self._socket is not None
+        if self._parser is not None:
+            # Whoever waited for the answer was interrupted, by a signal's handler: it would be taken for this one's.
+            self.close()
+        connected = self._connected()
         self.expect()
         self._answer = None
         try:
-            self._socket.sendall(request)
+            connected.sendall(request)
         except BaseException:
             self.close()
             raise
@@ -70,11 +74,11 @@ class Line(AnswerReader):
 
     def _receive(self, seconds: float) -> bool:
         """Read what comes; False where nothing came."""
-        assert self._socket is not None
-        if self._socket.gettimeout() != seconds:
-            self._socket.settimeout(seconds)
+        connected = self._connected()
+        if connected.gettimeout() != seconds:
+            connected.settimeout(seconds)
         try:
-            data = self._socket.recv(RECEIVE_BYTES)
+            data = connected.recv(RECEIVE_BYTES)
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return False
         if not data:
@@ -84,6 +88,11 @@ class Line(AnswerReader):
         except Unavailable as error:
             raise ConnectionError(str(error)) from None
         return True
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionError("the connection was closed")
+        return self._socket
 
     def answered(self, status: int, body: bytes, is_kept: bool) -> None:
         self._answer, self._is_kept = (status, body), is_kept

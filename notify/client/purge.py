@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
+from notify.client.http import read_answer
 from notify.client.inbox import DAY
 from notify.client.servers import Servers
 from notify.client.table import (
@@ -33,6 +34,7 @@ from notify.wire import Item, Items, OutcomeItem, Outcomes, States, encode_msgpa
 
 log = logging.getLogger("notify.client")
 T = TypeVar("T")
+_decode_items = msgspec.msgpack.Decoder(Items).decode
 
 IDS_RETENTION_SECONDS = 7 * DAY
 """For so long a server knows what became of a transaction, by default; one that is undecided, for ever."""
@@ -205,13 +207,13 @@ async def _ask(http: Servers, group: str, shard: str, names: Sequence[str]) -> l
         outcomes = [OutcomeItem(id=name, outcome="UNKNOWN", shard=shard) for name in names]
         body = encode_msgpack(Outcomes(producer_group=group, outcomes=outcomes))
         answer = await http.call("POST", "/v1/transactions/outcomes", body, ASK_SECONDS, shard=shard)
-        return msgspec.msgpack.decode(answer, type=Items).items
+        return read_answer(_decode_items, answer).items
     await http.known()
     body = encode_msgpack(States(producer_group=group, ids=list(names)))
     known: dict[str, Item] = {}
     for place in http.places() or (None,):
         answer = await http.call("POST", "/v1/transactions/states", body, ASK_SECONDS, shard=place)
-        for item in msgspec.msgpack.decode(answer, type=Items).items:
+        for item in read_answer(_decode_items, answer).items:
             if item.id not in known or known[item.id].status == 404:
                 known[item.id] = item
     return [known[name] for name in names]

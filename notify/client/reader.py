@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import msgspec
 
+from notify.client.http import read_answer
 from notify.client.login import Shown
 from notify.client.loop import LoopThread
 from notify.client.servers import Servers
@@ -120,7 +121,7 @@ class AsyncReader:
         """None where one of several servers does not have the topic (yet): no message for it has come there."""
         path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max={self._batch}"
         try:
-            return _decode_pulled(await self._http.call("GET", path, b"", CALL_SECONDS, shard=shard))
+            return read_answer(_decode_pulled, await self._http.call("GET", path, b"", CALL_SECONDS, shard=shard))
         except NotFound:
             if shard is None or not await self._is_at_another(topic, shard):
                 raise
@@ -156,7 +157,7 @@ class AsyncReader:
         InvalidRequest for what cannot be its name.
         """
         check_name("topic", topic)
-        described = _decode_topic(await self._described(topic, shard))
+        described = read_answer(_decode_topic, await self._described(topic, shard))
         return {bounds.queue: (bounds.start, bounds.end) for bounds in described.queues}
 
     async def _described(self, topic: str, shard: str | None) -> bytes:

@@ -217,6 +217,11 @@ class Servers:
         """Ask for the members soon: a server says that they are others."""
         self._look.set()
 
+    def close_idle(self) -> None:
+        """As HttpClient.close_idle."""
+        for client in self._clients.values():
+            client.close_idle()
+
     def is_apart(self, shard: str | None) -> bool:
         """Whether only some servers of the role have the shard, so that its requests are for these alone."""
         return shard in self._apart

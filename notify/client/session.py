@@ -22,7 +22,7 @@ from notify.backoff import Backoff
 from notify.client.banner import begun
 from notify.client.failure_log import FailureLog
 from notify.client.handlers import Handler, NotTried, handler_of, is_cancelled, reason_of
-from notify.client.http import HttpClient
+from notify.client.http import HttpClient, read_answer
 from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
 from notify.errors import DeadLetter, InvalidRequest, NotFound, NotifyError
 from notify.message import ReceivedMessage
@@ -177,7 +177,7 @@ class Session:
                     raise
                 wanted["start"] = "latest"  # this machine's clock is ahead of the server's
                 answer = await self._put(quote(handler.topic), wanted, wanted | reason)
-            answers[handler.topic] = msgspec.json.decode(answer)
+            answers[handler.topic] = answer
         await self.tell_inbox()
         self.is_subscribed = True
         work = self._work
@@ -195,7 +195,7 @@ class Session:
             with contextlib.suppress(NotFound):
                 await self._put(f"{quote(topic)}/inbox", told, told)
 
-    async def _put(self, path: str, body: dict[str, Any], admin_body: dict[str, Any]) -> bytes:
+    async def _put(self, path: str, body: dict[str, Any], admin_body: dict[str, Any]) -> Any:
         """PUT to a route under the group's subscriptions. A server up to 9c372b4 has it among the admin routes alone.
 
         Raises NotFound where neither is there.
@@ -203,14 +203,14 @@ class Session:
         under = f"groups/{self._work.group}/subscriptions/{path}"
         if not self._has_admin_routes_alone:
             with contextlib.suppress(NotFound):
-                answer: bytes = await self._until_served(self._request("PUT", f"/v1/{under}", body))
-                return answer
-        answer = await self._until_served(self._request("PUT", f"/v1/admin/{under}", admin_body))
+                return await self._until_served(functools.partial(self._ask, "PUT", f"/v1/{under}", body))
+        answer = await self._until_served(functools.partial(self._ask, "PUT", f"/v1/admin/{under}", admin_body))
         self._has_admin_routes_alone = True
         return answer
 
-    def _request(self, method: str, path: str, body: dict[str, Any]) -> Callable[[], Awaitable[bytes]]:
-        return functools.partial(self._http.call, method, path, msgspec.json.encode(body), CALL_SECONDS, JSON)
+    async def _ask(self, method: str, path: str, body: dict[str, Any]) -> Any:
+        answer = await self._http.call(method, path, msgspec.json.encode(body), CALL_SECONDS, JSON)
+        return read_answer(msgspec.json.decode, answer)
 
     async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
         """Repeat a request while the server is away. Raises what cannot succeed, or the last failure at the end."""
@@ -285,7 +285,8 @@ class Session:
         path = f"/v1/groups/{work.group}/receive?subscribe=no"
         body = encode_msgpack(request)
         try:
-            return _decode_received(await self._http.call("POST", path, body, POLL_SECONDS + 5)).messages
+            answer = await self._http.call("POST", path, body, POLL_SECONDS + 5)
+            return read_answer(_decode_received, answer).messages
         except NotFound as error:
             if error.code != "not_subscribed":
                 raise

@@ -11,7 +11,7 @@ import msgspec
 
 from notify.backoff import Backoff
 from notify.client.batch import Batcher, Later
-from notify.client.http import HttpClient
+from notify.client.http import HttpClient, read_answer
 from notify.errors import NotifyError
 from notify.wire import Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
 
@@ -52,7 +52,8 @@ class Settler:
         now = asyncio.get_running_loop().time()
         body = encode_msgpack(Settle([settling.item for settling in settlings]))
         try:
-            answered = _decode_settled(await self._http.call("POST", self._path, body, CALL_SECONDS)).items
+            answer = await self._http.call("POST", self._path, body, CALL_SECONDS)
+            answered = read_answer(_decode_settled, answer).items
         except NotifyError as error:
             if not is_away(error):
                 raise

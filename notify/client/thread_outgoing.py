@@ -69,7 +69,14 @@ class ThreadOutgoing:
         thread, running = self.start()
         client = running.client
         client.source = source
-        item = None if self._alone is None else self._alone.store_half(transaction_id, messages)
+        alone = self._alone
+        try:
+            item = None if alone is None else alone.store_half(transaction_id, messages)
+        except Timeout:
+            raise
+        except BaseException:
+            self._replace(alone)
+            raise
         if item is not None:
             return accepted(item)
         seconds = self._plan.half_timeout + 1
@@ -85,8 +92,21 @@ class ThreadOutgoing:
         """Queue an outcome; after `close`, or before the first half, none."""
         if self._started is not None and not self.is_closed:
             thread, running = self._started
-            if self._alone is None or not self._alone.outcome_soon(transaction_id, shard, outcome):
+            alone = self._alone
+            try:
+                is_sent = alone is not None and alone.outcome_soon(transaction_id, shard, outcome)
+            except BaseException:
+                self._replace(alone)
+                raise
+            if not is_sent:
                 thread.call(running.queue_outcome, transaction_id, shard, outcome)
+
+    def _replace(self, interrupted: Alone | None) -> None:
+        """A signal's handler has interrupted, with an exception, whoever sent by itself: other lines and locks take
+        the place of those, since nobody knows what was taken, or which answer would have come next."""
+        if interrupted is not None and self._started is not None and self._alone is interrupted:
+            self._alone = Alone(*self._started, self._plan.half_timeout)
+            interrupted.close(0.0)
 
     def publish(self, message: PackedMessage) -> str:
         """Send a message without a transaction and wait; its id. Raises InvalidRequest, Unavailable or Closed."""

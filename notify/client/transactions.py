@@ -15,7 +15,7 @@ from notify import ids
 from notify.backoff import Backoff
 from notify.client.batch import Later
 from notify.client.choosing import Chooser, room_then_load
-from notify.client.http import error_of
+from notify.client.http import check_answered, error_of, read_answer
 from notify.client.lanes import Lanes, by_shard
 from notify.client.login import Shown
 from notify.client.servers import Servers
@@ -234,7 +234,7 @@ class TransactionClient:
             shard = self.http.shard_for(len(names))
         deadline = asyncio.get_running_loop().time() + seconds
         try:
-            items = items_of(await self._retried(path, body, seconds, shard))
+            items = await self._retried(path, body, names, seconds, shard)
         except NotifyError:
             for name in names:
                 self._deadlines.pop(name, None)
@@ -264,7 +264,7 @@ class TransactionClient:
                 found.append(item)
         return found
 
-    async def _retried(self, path: str, body: bytes, seconds: float, shard: str | None) -> bytes:
+    async def _retried(self, path: str, body: bytes, names: list[str], seconds: float, shard: str | None) -> list[Item]:
         """Send again while the server is away, within the deadline: ids make that safe."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -272,12 +272,23 @@ class TransactionClient:
         while True:
             left = deadline - loop.time()
             try:
-                return await self.http.call("POST", path, body, max(left, 0.001), shard=shard)
+                answer = await self.http.call("POST", path, body, max(left, 0.001), shard=shard)
+                return self._items_for(names, answer)
             except Unavailable as error:
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
                     raise
             await asyncio.sleep(wait)
+
+    def _items_for(self, names: list[str], answer: bytes) -> list[Item]:
+        """The result for each id of `names`. Raises Unavailable where the answer has others."""
+        items = items_of(answer)
+        try:
+            check_answered(names, items)
+        except Unavailable:
+            self.http.close_idle()
+            raise
+        return items
 
     # --- outcomes ---------------------------------------------------------------------------------------------
 
@@ -307,11 +318,12 @@ class TransactionClient:
 
     async def _send_outcomes_of(self, shard: str | None, outcomes: list[OutcomeItem]) -> Answers:
         body = encode_msgpack(Outcomes(producer_group=self.group, outcomes=outcomes))
-        several = self.http.is_apart(shard)
+        names = [outcome.id for outcome in outcomes]
+        place = shard if self.http.is_apart(shard) else None
         for attempt in range(OUTCOME_TRIES):
             try:
-                return items_of(
-                    await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=shard if several else None)
+                return self._items_for(
+                    names, await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=place)
                 )
             except Unavailable:
                 # Check-back asks for what stays lost.
@@ -361,8 +373,8 @@ def _is_for_later(item: Item) -> bool:
 
 
 def items_of(answer: bytes) -> list[Item]:
-    """The results that an answer carries."""
-    return _decode_items(answer).items
+    """The results that an answer carries. Raises Unavailable where it carries none."""
+    return read_answer(_decode_items, answer).items
 
 
 def size_of_message(message: PackedMessage) -> int:
@@ -380,7 +392,6 @@ def _size(half: PackedTransaction) -> int:
 async def call(
     http: Servers, path: str, request: Any, answer: type[Any], seconds: float, shard: str | None = None
 ) -> Any:
-    """POST a struct and decode the answer as another; `shard`: to a server that has it."""
-    return msgspec.msgpack.decode(
-        await http.call("POST", path, encode_msgpack(request), seconds, shard=shard), type=answer
-    )
+    """POST a struct and decode the answer as another; `shard`: to a server that has it. Raises NotifyError."""
+    found = await http.call("POST", path, encode_msgpack(request), seconds, shard=shard)
+    return read_answer(msgspec.msgpack.Decoder(answer).decode, found)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from notify import ids
-from notify.client.http import HttpClient
+from notify.client.http import HttpClient, check_answered, read_answer
 from notify.errors import InvalidRequest, TooLarge, Unavailable, stale_epoch
 from notify.limits import LIMITS
 from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
@@ -46,6 +46,8 @@ Encoded = tuple[BridgedTransaction, bytes]
 """A transaction, and its bytes in a request."""
 _decode_transaction = msgspec.msgpack.Decoder(BridgedTransaction).decode
 _decode_items = msgspec.msgpack.Decoder(Items).decode
+_decode_bridged = msgspec.msgpack.Decoder(Bridged).decode
+_decode_known = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class _Member(msgspec.Struct):
@@ -55,6 +57,9 @@ class _Member(msgspec.Struct):
 class _Members(msgspec.Struct):
     members: list[_Member]
     keys: list[str] = []
+
+
+_decode_members = msgspec.msgpack.Decoder(_Members).decode
 
 
 class QueueSink:
@@ -85,8 +90,7 @@ class QueueSink:
         return str((await self._known(source))["position"])
 
     async def _known(self, source: str) -> dict[str, Any]:
-        known: dict[str, Any] = msgspec.msgpack.decode(await self._call("GET", f"/v1/bridge/{source}", b""))
-        return known
+        return read_answer(_decode_known, await self._call("GET", f"/v1/bridge/{source}", b""))
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         if batch.transactions:
@@ -104,7 +108,7 @@ class QueueSink:
             if not isinstance(error, TooLarge) or not halves:
                 raise
             return await self._append_both(source, *halves)
-        return msgspec.msgpack.decode(answer, type=Bridged)
+        return read_answer(_decode_bridged, answer)
 
     async def _append_both(self, source: str, first: PackedBridgeBatch, second: PackedBridgeBatch) -> Bridged:
         """Where the second half is refused, the first one is stored, and known by its ids when it comes again."""
@@ -140,7 +144,7 @@ class QueueSink:
                 answer = await asking.call("GET", "/v1/members", b"", POST_SECONDS)
             finally:
                 asking.close()
-            found = msgspec.msgpack.decode(answer, type=_Members)
+            found = read_answer(_decode_members, answer)
             is_one_port = len({urlsplit(member.url).netloc for member in found.members}) == 1
             if found.keys and is_one_port and url.rpartition("/")[2] not in found.keys:
                 self._http.close()
@@ -178,7 +182,7 @@ class _Putting:
             if not sent:
                 continue
             try:
-                items = await self._post(group, [encoded for _, encoded in sent])
+                items = await self._post(group, sent)
             except InvalidRequest as error:
                 if error.status not in OF_THE_CONTENT:
                     raise
@@ -221,16 +225,25 @@ class _Putting:
         self.items[t.id] = Item(t.id, 429, code=BEHIND, detail="one before it with the same key waits")
         return True
 
-    async def _post(self, group: str, transactions: Sequence[bytes]) -> list[Item]:
-        raws = [msgspec.Raw(encoded) for encoded in transactions]
+    async def _post(self, group: str, transactions: Sequence[Encoded]) -> list[Item]:
+        raws = [msgspec.Raw(encoded) for _, encoded in transactions]
         request: dict[str, Any]
         if group:
             path, request = "/v1/transactions", {"producer_group": group, "transactions": raws}
+            names = [t.id for t, _ in transactions]
         else:
             path, request = "/v1/messages", {"messages": raws}
             if self._is_worker:
                 request["anywhere"] = True  # the keys of all workers: one of them has the order
-        return _decode_items(await self._http.call("POST", path, encode_msgpack(request), POST_SECONDS)).items
+            names = [_published_id(t) for t, _ in transactions]
+        answer = await self._http.call("POST", path, encode_msgpack(request), POST_SECONDS)
+        items = read_answer(_decode_items, answer).items
+        try:
+            check_answered(names, items)
+        except Unavailable:
+            self._http.close_idle()
+            raise
+        return items
 
 
 def _too_large(name: str, size: int, head_bytes: int) -> Item | None:
@@ -275,7 +288,12 @@ def _encoded(transaction: BridgedTransaction) -> bytes:
         raise InvalidRequest("a transaction of several messages needs a producer group")
     message = transaction.messages[0]
     fields = {name: getattr(message, name) for name in message.__struct_fields__}
-    return encode_msgpack(PackedPublished(**fields, id=ids.message_id(ids.from_text(transaction.id), 0)))
+    return encode_msgpack(PackedPublished(**fields, id=_published_id(transaction)))
+
+
+def _published_id(transaction: BridgedTransaction) -> str:
+    """The id of the only message of a transaction without a producer group."""
+    return ids.message_id(ids.from_text(transaction.id), 0)
 
 
 def _cut(waiting: deque[Encoded], most: int, each_key_once: bool) -> list[Encoded]:

@@ -175,6 +175,21 @@ def _refuse_gaps(name: str, start: int, parts: Sequence[Page | ShippedSegment]) 
             raise ObjectStoreFailed(f"{name} is not sound: nothing is listed between {one.end} and {following.base}")
 
 
+def is_earlier(one: Manifest, other: Manifest) -> bool:
+    """Whether one shipper wrote the first and then the second: the first lists nothing that the second lacks."""
+
+    def progress(manifest: Manifest) -> tuple[int, int, int, int]:
+        records_us = manifest.records.at_us if manifest.records is not None else 0
+        return manifest.end, manifest.shipped_us, manifest.dropped_to, records_us
+
+    known = {segment.base: segment for segment in other.segments}
+    return (
+        (one.lineage, one.generation) == (other.lineage, other.generation)
+        and all(before <= after for before, after in zip(progress(one), progress(other), strict=True))
+        and all(known.get(segment.base, segment) == segment for segment in one.segments)
+    )
+
+
 def load(store: Store) -> Manifest | None:
     """The manifest of a store, None where there is none. Raises ObjectStoreFailed."""
     try:

@@ -196,7 +196,9 @@ class Restoring:
     def _refuse_missing(self) -> None:
         """Raises ObjectStoreFailed where a segment's bytes are not there: before others are fetched in vain."""
         present = set(self._store.names("segments"))
-        missing = [segment for segment in self._chosen if segment.log_name not in present]
+        unlisted = [segment for segment in self._chosen if segment.log_name not in present]
+        # A store may list late what it has: each is asked for by its name, up to the first that is really not there.
+        missing = list(itertools.dropwhile(lambda segment: self._store.exists(segment.log_name), unlisted))
         if missing:
             more = f" and {len(missing) - 1:,} more segments" if len(missing) > 1 else ""
             raise self._lost(missing[0], f"{self._store.url}/{missing[0].log_name}{more}: the store does not have it")

@@ -220,12 +220,18 @@ class Shipper:
             self.store.delete(before.name)  # the one object that is not kept: it is replaced every now and then
 
     def _refuse_others(self) -> None:
-        """Raises Conflict where another manifest stands in the store than the one that was written last."""
+        """Raises Conflict where another manifest stands in the store than the one that was written last, and
+        ObjectStoreFailed for one that this shipper wrote before that."""
         there = manifests.load(self.store)
         if there is None:
             raise ObjectStoreFailed(f"{self.store.url} has lost its {layout.MANIFEST}")
         if there != self.manifest:
             self._refuse_foreign(Identity(self.manifest.lineage, self.manifest.generation), there)
+            if manifests.is_earlier(there, self.manifest):
+                raise ObjectStoreFailed(
+                    f"{self.store.url} gives an earlier {layout.MANIFEST} than the one that was stored last: the store "
+                    "is behind, or does not keep what it acknowledges"
+                )
             raise Conflict(
                 f"{self.store.url}: another process ships this log, too. Stop one of them, or give it another URL",
                 FOREIGN,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
+from types import CodeType, FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from notify import ids
-from notify.client import Message, TransactionProducer, alone, thread_outgoing
+from notify.client import Message, TransactionProducer, alone, answers, line, thread_outgoing
 from notify.client.transactions import OUTCOMES, TransactionClient, pack
 from notify.errors import Timeout
 from notify.testing import InMemoryServer
@@ -131,13 +136,13 @@ def test_an_outcome_whose_shard_is_away_for_the_moment_is_sent_again(
     with TransactionProducer(frozen.url, group=unique) as producer:
         commit_and_settle(producer, frozen, unique, 0)
         assert producer.outgoing._alone is not None
-        line = producer.outgoing._alone._outcome_line
-        read, not_now = line.answer, encode_msgpack(Items([Item(id="x", status=503)]))
+        outcome_line = producer.outgoing._alone._outcome_line
+        read, not_now = outcome_line.answer, encode_msgpack(Items([Item(id="x", status=503)]))
 
         def answer(seconds: float) -> tuple[int, bytes] | None:
             return None if read(seconds) is None else (200, not_now)
 
-        monkeypatch.setattr(line, "answer", answer)
+        monkeypatch.setattr(outcome_line, "answer", answer)
         commit(producer, unique, "1")
         producer.outgoing.flush_at_exit(PATIENCE_SECONDS)
     assert by_loop == ["half", "COMMIT", "COMMIT"]
@@ -218,3 +223,95 @@ def test_a_child_process_has_lines_of_its_own(server: ServerProcess, unique: str
         assert os.waitpid(pid, 0)[1] == 0
     sent = [f"{who} {n}" for who in ("before", "child", "parent") for n in range(20)]
     assert sorted(received(drain(server.url, unique, unique, 60))) == sorted(sent)
+
+
+LINES = {alone.__file__, line.__file__, answers.__file__, thread_outgoing.__file__}
+
+
+class Interrupted:
+    """A trace function that raises KeyboardInterrupt in the SDK's lines, as a signal's handler does: where the
+    interpreter looks for signals, which is at the beginning of a function and after a call, the `at`th time."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename not in LINES:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call" or (event == "opcode" and frame.f_lasti in _after_calls(frame.f_code)):
+            self._left -= 1
+            if not self._left:
+                self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self
+
+
+@functools.cache
+def _after_calls(code: CodeType) -> frozenset[int]:
+    found = list(dis.get_instructions(code))
+    return frozenset(after.offset for before, after in pairwise(found) if before.opname in ("CALL", "CALL_FUNCTION_EX"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what had a connection was interrupted
+def test_an_interrupt_anywhere_leaves_no_answer_to_another_and_no_lock(
+    frozen: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`commit` compares the ids of half and answer. Without a lock or a line of its own, nobody would get on after."""
+    monkeypatch.setattr(alone, "TAKEN_SECONDS", 0.0)  # whoever is interrupted is gone
+    for at in range(1, 1000):
+        topic, interrupted = f"{unique}.{at}", Interrupted(at)
+        with TransactionProducer(frozen.url, group=unique) as producer:
+            commit(producer, topic, "0")
+            producer.outgoing.flush_at_exit(PATIENCE_SECONDS)
+            commit(producer, topic, "1")
+            before = sys.gettrace()
+            sys.settrace(interrupted)
+            try:
+                commit(producer, topic, "interrupted")
+            except KeyboardInterrupt:
+                assert interrupted.where
+            finally:
+                sys.settrace(before)
+            for n in range(2, 5):
+                commit(producer, topic, str(n))
+        found = {message.text for message in frozen.messages(topic)}
+        assert found >= set("01234"), interrupted.where
+        if not interrupted.where:
+            break
+    assert at > 20, "the lines were not used"
+
+
+def test_an_answer_to_something_else_is_not_taken(
+    frozen: InMemoryServer, unique: str, by_loop: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of a proxy that mixes up whom it answers."""
+    with TransactionProducer(frozen.url, group=unique) as producer:
+        commit_and_settle(producer, frozen, unique, 0)
+        foreign = (200, encode_msgpack(Items([Item(id=ids.to_text(ids.new_id()), status=200)])))
+        assert producer.outgoing._alone is not None
+        monkeypatch.setattr(producer.outgoing._alone._half_line, "answer", lambda seconds: foreign)
+        commit(producer, unique, "1")
+        assert bodies(frozen, unique, 2) == ["0", "1"]
+    assert by_loop == ["half", "COMMIT", "half"]
+
+
+def test_a_handler_that_closes_the_producer_while_its_thread_sends(
+    frozen: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal's handler runs in the thread that has the line: it would wait for itself."""
+    monkeypatch.setattr(alone, "TAKEN_SECONDS", 0.0)
+    producer = TransactionProducer(frozen.url, group=unique)
+    commit_and_settle(producer, frozen, unique, 0)
+    send = line.Line.send
+
+    def handled(self: line.Line, request: bytes) -> None:
+        if OUTCOMES.encode() in request:
+            monkeypatch.undo()
+            producer.close()
+        send(self, request)
+
+    monkeypatch.setattr(line.Line, "send", handled)
+    commit(producer, unique, "1")
+    assert bodies(frozen, unique, 2) == ["0", "1"]

@@ -182,6 +182,16 @@ def test_a_lost_segment_is_named_with_what_can_still_be_had(shipped: Shipped, ha
     assert shipped.ship(shipped.place / "restored").generation == 2  # the store goes on from there, too
 
 
+def test_a_store_that_lists_late_has_lost_nothing(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator was told to give up what the store has."""
+    newest = shipped.objects("segments/*.log")[-1].name
+    names = Store.names
+    monkeypatch.setattr(Store, "names", lambda self, folder: [n for n in names(self, folder) if newest not in n])
+    code, told = shipped.restore()
+    listed = manifest.load(Store(shipped.url))
+    assert code == 0 and listed is not None and told["position"] == listed.end, told
+
+
 def test_until_is_where_a_segment_ends(shipped: Shipped) -> None:
     code, told = shipped.restore("restored", "--until", "77")
     assert code == 2 and "ends at 77" in told["text"]

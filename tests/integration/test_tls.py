@@ -15,13 +15,15 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import jwt
 import pytest
+import uvloop
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -31,12 +33,15 @@ from notify.limits import LIMITS
 from notify.server.access import gate, lookup, oidc
 from notify.server.access.oidc import Provider
 from notify.server.connections import tls
+from notify.server.connections.handshake import Handshake
 from notify.server.connections.tls import Certificates
+from notify.server.data.answer import Answer
 from notify.server.serve import serve
 from notify.settings import Settings
 from notify.testing.process import ServerProcess
 from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.connection import Served, head, of_uvicorn
 from tests.support.http import ask
 from tests.support.servers import GuardedInMemory
 
@@ -175,6 +180,52 @@ def test_a_handshake_has_a_place_among_the_connections(tmp_path: Path) -> None:
         eventually(lambda: connections() == 1, "the place to be free again")
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_what_a_client_does_not_read_counts_over_tls_too(
+    tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """30 clients that read nothing held 470 MB for as long as they liked: nobody was told that they do not read."""
+    authority, size = Authority(tmp_path, "authority"), 32 << 20  # the kernel's buffers hold less
+    certificate = authority.issue("server")
+    of_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    of_server.load_cert_chain(certificate)
+    of_client = ssl.create_default_context(cafile=str(authority.file))
+
+    async def large(request: Any) -> Answer:
+        return Answer(200, "text/plain", bytes(size))
+
+    async def run() -> None:
+        app = Served().protocol.app
+        app.data = SimpleNamespace(answer=large)  # type: ignore[assignment]
+
+        async def never(scope: Any, receive: Any, send: Any) -> None:
+            raise AssertionError("a data route does not pass ASGI")
+
+        for name in ("access", "settings", "data", "probed", "unread", "unverified", "connections"):
+            setattr(never, name, getattr(app, name))
+
+        def connection() -> Handshake:
+            made = Handshake(of_server, **of_uvicorn(never))
+            made._protocol.app = app
+            return made
+
+        loop = asyncio.get_running_loop()
+        serving = await loop.create_server(connection, "127.0.0.1", 0)
+        host, port = serving.sockets[0].getsockname()
+        reader, writer = await asyncio.open_connection(host, port, ssl=of_client)
+        for _ in range(2):
+            writer.write(head("known", 2) + b"{}")
+            await eventually_async(lambda: app.unread.total > size // 2, "the answer to wait for its reader")
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(size)
+            await eventually_async(lambda: app.unread.total == 0, "the answer to be read")
+        writer.close()
+        serving.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
 
 
 def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:

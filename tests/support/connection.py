@@ -88,6 +88,14 @@ class SlowAccess:
         self.asked[f"Bearer {name}".encode()].set_exception(error)
 
 
+def of_uvicorn(app: Any) -> dict[str, Any]:
+    """The arguments that uvicorn gives to each connection."""
+    config = uvicorn.Config(app, loop="none", http=Protocol, ws="none", lifespan="off", log_config=None,
+                            timeout_keep_alive=75, proxy_headers=False)  # fmt: skip
+    config.load()
+    return {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": asyncio.get_running_loop()}
+
+
 class Served:
     """One connection to an application that echoes requests, and the driver of its loop."""
 
@@ -104,10 +112,7 @@ class Served:
         self.may_answer.set()
         self.asgi_bodies: list[int] = []
         self.settings = settings or Settings()
-        config = uvicorn.Config(self._app(), loop="none", http=Protocol, ws="none", lifespan="off", log_config=None,
-                                timeout_keep_alive=75)  # fmt: skip
-        config.load()
-        self.protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
+        self.protocol = Protocol(**of_uvicorn(self._app()))
         self.protocol.app = SimpleNamespace(access=self.access, settings=self.settings, unread=unread or Unread(),
             data=SimpleNamespace(answer=self._answer), probed=self._probed, unverified=unverified or Unverified(),
             connections=connections or Connections(1000))  # type: ignore[assignment]  # fmt: skip

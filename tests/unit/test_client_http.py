@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from notify.client.answers import AnswerReader
-from notify.client.http import HttpClient
+from notify.client.http import HttpClient, error_of
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
@@ -53,3 +53,8 @@ def test_what_is_said_before_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) 
             await asyncio.gather(*begun, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_a_request_that_came_too_slowly_may_be_repeated() -> None:
+    """Proxies say 408 to a connection that was silent: nothing was carried out, and it is not for what it contains."""
+    assert error_of(408, "http_408", "").retryable

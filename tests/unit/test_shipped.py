@@ -210,6 +210,23 @@ def test_a_store_that_lies_lists_nothing(data: Path, url: str, lie: str, suffix:
     assert whole.end == int(sorted((data / "log").glob("*.log"))[-1].stem)
 
 
+def test_a_store_that_gives_an_earlier_manifest_is_waited_for(data: Path, url: str) -> None:
+    """It was taken for that of another process, and this log was shipped no more until a restart."""
+    file = Path(url.removeprefix("file://")) / layout.MANIFEST
+    shipper = Shipper(Store(url), data)
+    shipper.begin()
+    earlier = file.read_bytes()
+    assert shipper.ship_next() is not None
+    newest = file.read_bytes()
+    file.write_bytes(earlier)
+    with pytest.raises(ObjectStoreFailed, match="earlier"):
+        shipper.ship_next()
+    file.write_bytes(newest)
+    assert shipper.ship_next() is not None
+    file.write_bytes(earlier)  # where it stays so, the log is shipped from there on again
+    assert ship_directory(data, url).end == int(sorted((data / "log").glob("*.log"))[-1].stem)
+
+
 def segment_of(base: int, end: int, **fields: Any) -> ShippedSegment:
     something = StoredObject(1, "0" * 64)
     return ShippedSegment(

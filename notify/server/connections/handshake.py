@@ -10,6 +10,7 @@ from typing import Any
 from notify import faults
 from notify.server.connections.places import Place
 from notify.server.connections.protocol import Protocol
+from notify.server.connections.secured import SecuredTransport
 
 HANDSHAKE_SECONDS = 10.0
 
@@ -87,7 +88,7 @@ class Handshake(asyncio.Protocol):
             return  # an event loop tells of a connection that was cut as of a handshake that is over
         # No other connection comes in between: the Protocol gets this one's place.
         secured.set_protocol(self._protocol)
-        self._protocol.connection_made(secured)
+        self._protocol.connection_made(SecuredTransport(secured, transport, self._loop))
         for data in self._early:
             self._protocol.data_received(data)
         if self._has_ended:
