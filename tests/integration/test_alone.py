@@ -276,6 +276,7 @@ def test_an_interrupt_anywhere_leaves_no_answer_to_another_and_no_lock(
                 sys.settrace(before)
             for n in range(2, 5):
                 commit(producer, topic, str(n))
+            producer.outgoing.flush_at_exit(PATIENCE_SECONDS)
         found = {message.text for message in frozen.messages(topic)}
         assert found >= set("01234"), interrupted.where
         if not interrupted.where:

@@ -32,7 +32,7 @@ from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.limits import LIMITS
 from notify.server.access import gate, lookup, oidc
 from notify.server.access.oidc import Provider
-from notify.server.connections import tls
+from notify.server.connections import held, tls
 from notify.server.connections.handshake import Handshake
 from notify.server.connections.tls import Certificates
 from notify.server.data.answer import Answer
@@ -184,10 +184,11 @@ def test_a_handshake_has_a_place_among_the_connections(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_what_a_client_does_not_read_counts_over_tls_too(
-    tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
+    tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """30 clients that read nothing held 470 MB for as long as they liked: nobody was told that they do not read."""
-    authority, size = Authority(tmp_path, "authority"), 32 << 20  # the kernel's buffers hold less
+    authority, size = Authority(tmp_path, "authority"), 8 << 20
+    monkeypatch.setattr(held, "WRITE_SECONDS", 10 * PATIENCE_SECONDS)
     certificate = authority.issue("server")
     of_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     of_server.load_cert_chain(certificate)
@@ -212,12 +213,16 @@ def test_what_a_client_does_not_read_counts_over_tls_too(
             return made
 
         loop = asyncio.get_running_loop()
-        serving = await loop.create_server(connection, "127.0.0.1", 0)
-        host, port = serving.sockets[0].getsockname()
-        reader, writer = await asyncio.open_connection(host, port, ssl=of_client)
+        listening, slow = socket.create_server(("127.0.0.1", 0)), socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 256 << 10)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 << 10)
+        slow.setblocking(False)
+        serving = await loop.create_server(connection, sock=listening)
+        await loop.sock_connect(slow, listening.getsockname())
+        reader, writer = await asyncio.open_connection(sock=slow, ssl=of_client, server_hostname="127.0.0.1")
         for _ in range(2):
             writer.write(head("known", 2) + b"{}")
-            await eventually_async(lambda: app.unread.total > size // 2, "the answer to wait for its reader")
+            await eventually_async(lambda: app.unread.total > 1 << 20, "the answer to wait for its reader")
             await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(size)
             await eventually_async(lambda: app.unread.total == 0, "the answer to be read")
