@@ -56,6 +56,17 @@ def check_count(directory: Path, count: int) -> None:
         )
 
 
+def refuse_one_of_several(directory: Path) -> None:
+    """Raises InvalidRequest for the directory of a worker, whose keys are only some: it is served with the others."""
+    parent = directory.absolute().parent
+    count = workers_of(parent) if directory.name in worker_names(MOST) else 0
+    if directory.name in worker_names(count):
+        raise InvalidRequest(
+            f"{directory} has the log of one of {count} workers: start notify serve --workers {count} --data-dir "
+            f"{parent}, or copy this log elsewhere to look at it alone"
+        )
+
+
 def _check_restored(directory: Path, count: int) -> None:
     """Raises InvalidRequest where workers' logs were put into a directory, which does not say how many there are, and
     they are not so many."""

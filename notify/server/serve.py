@@ -35,7 +35,7 @@ from notify.storage.log import LogStore
 from notify.storage.memory import MemoryStore
 from notify.storage.transactions import TransactionStore
 from notify.visible import visible
-from notify.workers import check_count
+from notify.workers import check_count, refuse_one_of_several
 
 log = structlog.get_logger("notify.server")
 QUOTED = frozenset(" \t=\r\n\"'")
@@ -174,7 +174,10 @@ def make_directory(settings: Settings) -> None:
     except OSError as error:
         raise InvalidRequest(f"cannot make the data directory {settings.data_dir}: {error.strerror}") from None
     _keep_to_owner(directory)
-    check_count(directory, settings.workers if settings.shard not in settings.key_shards else 1)
+    if settings.shard in settings.key_shards:
+        return  # a worker's, whose parent has looked
+    check_count(directory, settings.workers)
+    refuse_one_of_several(directory)
 
 
 def _open_store(settings: Settings, on_failure: Callable[[StorageFailed], None]) -> TransactionStore:

@@ -12,7 +12,7 @@ from notify.server.spread import exposition
 from notify.server.spread.combining import columns, combined
 from notify.server.spread.rules import Asked, job_number, job_of, rule_of
 from notify.settings import Settings
-from notify.workers import check_count, divide, refuse_divided, workers_of
+from notify.workers import check_count, divide, refuse_divided, refuse_one_of_several, workers_of
 
 
 def test_a_directory_remembers_how_many_workers_it_has(tmp_path: Path) -> None:
@@ -24,6 +24,14 @@ def test_a_directory_remembers_how_many_workers_it_has(tmp_path: Path) -> None:
             check_count(tmp_path, other)
     with pytest.raises(InvalidRequest, match="name --log for each of them, worker-1="):
         refuse_divided(tmp_path, "name --log")
+
+
+def test_the_log_of_one_worker_is_not_served_alone(tmp_path: Path) -> None:
+    divide(tmp_path, 2)
+    with pytest.raises(InvalidRequest, match="start notify serve --workers 2"):
+        refuse_one_of_several(tmp_path / "worker-2")
+    refuse_one_of_several(tmp_path / "worker-3")
+    refuse_one_of_several(tmp_path)
 
 
 def test_a_directory_that_is_served_otherwise_is_not_divided(tmp_path: Path) -> None:
