@@ -9,10 +9,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import sqlalchemy as sa
-
 from notify.testing.ports import free_port
 from notify.testing.reachable import NotAvailable, wait_for, wait_for_file
+from notify.testing.statements import execute
 
 
 class MariaDbServer:
@@ -92,20 +91,15 @@ class MariaDbServer:
             stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
         )  # fmt: skip
         wait_for_file(self._socket)
-        wait_for(f"mysql+pymysql://root@localhost/mysql?unix_socket={self._socket}")
+        wait_for(self._root_url)
 
     def execute(self, *statements: str) -> list[tuple[object, ...]]:
         """Run statements as root on one connection, and return the rows of the last one."""
-        engine = sa.create_engine(
-            f"mysql+pymysql://root@localhost/mysql?unix_socket={self._socket}", isolation_level="AUTOCOMMIT"
-        )
-        rows: list[tuple[object, ...]] = []
-        with engine.connect() as connection:
-            for statement in statements:
-                result = connection.exec_driver_sql(statement)
-                rows = [tuple(row) for row in result] if result.returns_rows else []
-        engine.dispose()
-        return rows
+        return execute(self._root_url, *statements)
+
+    @property
+    def _root_url(self) -> str:
+        return f"mysql+pymysql://root@localhost/mysql?unix_socket={self._socket}"
 
     def forget_binlogs(self) -> None:
         """Begin the binlog anew, with the first GTID."""

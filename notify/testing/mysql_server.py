@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
+from notify.testing.statements import execute
 
 
 class MySqlServer:
@@ -13,14 +13,7 @@ class MySqlServer:
 
     def execute(self, *statements: str) -> list[tuple[object, ...]]:
         """Run statements on one connection, and return the rows of the last one."""
-        engine = sa.create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-        rows: list[tuple[object, ...]] = []
-        with engine.connect() as connection:
-            for statement in statements:
-                result = connection.exec_driver_sql(statement)
-                rows = [tuple(row) for row in result] if result.returns_rows else []
-        engine.dispose()
-        return rows
+        return execute(self.url, *statements)
 
     def forget_binlogs(self) -> None:
         """Begin the binlog anew, with the first GTID."""

@@ -22,7 +22,6 @@ from notify.client import (
     AsyncConsumer,
     AsyncTransactionProducer,
     Consumer,
-    DeadLetter,
     Inbox,
     Message,
     ReceivedMessage,
@@ -37,6 +36,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.groups import bodies, drain, lag, publish, running, subscribe
 from tests.support.http import admin, metric, post
+from tests.support.odd_failures import fail_oddly
 from tests.support.shop import Base, Order
 from tests.support.transactions import half_request
 
@@ -181,21 +181,10 @@ def test_an_error_that_is_no_text_fails_no_ack_beside_it(
     consumer = Consumer(url, group="g", concurrency=len(names))
     together = threading.Barrier(len(names))
 
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no words")
-
     @consumer.subscribe("t", retry_min=100)
     def handle(message: ReceivedMessage) -> None:
         together.wait(PATIENCE_SECONDS)
-        if message.text == "a":
-            raise ValueError("no file \udcff\0 here")
-        if message.text == "b":
-            raise DeadLetter("never \udcff")
-        if message.text == "c":
-            raise Mute
-        if message.text == "d":
-            raise ValueError("\udcff" * 1000)
+        fail_oddly(message.text)
 
     with running(consumer):
         eventually(lambda: lag(url, "g") == 3, "5 of 8 messages to be settled")

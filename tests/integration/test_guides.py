@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from notify.testing.ports import free_port
 from tests.support import pages
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command, cli
-from tests.support.groups import lag, publish
+from tests.support.groups import lag, publish, running
 from tests.support.http import admin, ask
 
 ADDRESS = "http://127.0.0.1:7400"
@@ -59,18 +58,6 @@ class Guide:
     def _run(self, consumer: Consumer) -> None:
         with running(consumer):
             self.during(consumer)
-
-
-@contextmanager
-def running(consumer: Consumer) -> Iterator[None]:
-    thread = threading.Thread(target=consumer.run, kwargs={"signals": False}, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        consumer.stop()
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive(), "the consumer did not stop"
 
 
 def handled(count: int) -> Callable[[Consumer], object]:

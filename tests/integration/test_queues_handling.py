@@ -32,6 +32,7 @@ from notify.wire import BridgedTransaction, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.http import ask
+from tests.support.odd_failures import fail_oddly
 from tests.support.queues import LONG_OVER_KAFKA, Queue
 from tests.support.shop import Base, Order, items
 
@@ -182,21 +183,10 @@ def test_an_error_that_is_no_text_fails_no_ack_beside_it(
     consumer = Consumer(queue.url, group=unique, concurrency=len(names))
     together = threading.Barrier(len(names))
 
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no words")
-
     @consumer.subscribe(unique, start="earliest", max_attempts=1)
     def handle(message: ReceivedMessage) -> None:
         together.wait(PATIENCE_SECONDS)
-        if message.text == "a":
-            raise ValueError("no file \udcff\0 here")
-        if message.text == "b":
-            raise DeadLetter("never \udcff")
-        if message.text == "c":
-            raise Mute
-        if message.text == "d":
-            raise ValueError("\udcff" * 1000)
+        fail_oddly(message.text)
 
     queue.make_topic(unique)
     queue.sender.send(*(Message(unique, name) for name in names))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -29,13 +28,16 @@ async def _cancel_a_call() -> None:
     def hold() -> None:
         entered.set()
         may_end.wait(BOUND_SECONDS)
-        time.sleep(0.05)  # longer than a cancelled task takes to end
         over.set()
 
     task = asyncio.create_task(in_thread(hold))
     await asyncio.to_thread(entered.wait, BOUND_SECONDS)
-    asyncio.get_running_loop().call_soon(may_end.set)
-    await ended(task)
+    ending = asyncio.ensure_future(ended(task))
+    for _ in range(10):
+        await asyncio.sleep(0)  # a turn of the loop: a call that does not wait for its thread ends within a few
+    assert not task.done()
+    may_end.set()
+    await ending
     assert over.is_set()
     assert task.cancelled()
 
