@@ -21,7 +21,8 @@ from notify.server.data.answer import Answer
 from notify.server.metrics import Exposition
 from notify.server.running import Running
 from notify.server.shipping import Shipping
-from notify.server.watch.alarms import MEANING, Alarms
+from notify.server.watch.alarm import MEANING
+from notify.server.watch.alarms import Alarms
 from notify.server.watch.group_state import GroupState
 from notify.threads import in_thread
 from notify.wire import JSON, encode_json

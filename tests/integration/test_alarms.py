@@ -15,7 +15,7 @@ from notify.errors import Conflict, InvalidRequest, Unavailable
 from notify.server import webhooks
 from notify.server.database import open_database
 from notify.server.watch import silences
-from notify.server.watch.alarms import MEANING
+from notify.server.watch.alarm import MEANING
 from notify.settings import Settings
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from notify.errors import NotFound
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.watch.alarms import MEANING
+from notify.server.watch.alarm import MEANING
 from notify.server.watch.silences import LONGEST_SECONDS, Silence
 from notify.wire import instant
 

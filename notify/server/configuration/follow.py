@@ -23,7 +23,7 @@ from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.last_known import Known, LastKnown
 from notify.server.configuration.records import CREDENTIALS, SETTINGS, Records
 from notify.server.configuration.revisions import Configuration, Revision
-from notify.server.tasks import ended
+from notify.server.tasks import ended, repeated
 from notify.settings import Settings
 from notify.threads import in_thread
 from notify.wire import instant
@@ -67,6 +67,7 @@ class Administration:
         self._credentials: Sequence[Credential] = ()
         self._versions: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._looks = 0
         self._one_look = asyncio.Lock()
         self._threads = ThreadPoolExecutor(LOOK_THREADS, "notify-look")
 
@@ -88,7 +89,8 @@ class Administration:
             log.warning("registry_is_away", reason=reason, known_at=instant(known.at_us))
             self._learn(known.credentials)
             self.hold(known.revision)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        looking = repeated(self._look_and_note, lambda: LOOK_SECONDS, "look_failed")
+        self._task = asyncio.get_running_loop().create_task(looking)
 
     async def look(self) -> None:
         """Follow what was changed before this call. Raises what the database says, Unavailable where it hangs."""
@@ -143,17 +145,11 @@ class Administration:
         self.hold(made)
         return made
 
-    async def _run(self) -> None:
-        looks = 0
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            looks += 1
-            try:
-                await self.look()
-                if looks % NOTE_USED_EVERY == 0:
-                    await self._note_used()
-            except Exception as error:
-                faults.note("look_failed", error)
+    async def _look_and_note(self) -> None:
+        self._looks += 1
+        await self.look()
+        if self._looks % NOTE_USED_EVERY == 0:
+            await self._note_used()
 
     async def _note_used(self) -> None:
         used, self.access.used_us = self.access.used_us, {}

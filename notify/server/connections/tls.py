@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import ssl
 
 import structlog
 
-from notify import faults
 from notify.errors import InvalidRequest
+from notify.server.tasks import repeated
 from notify.settings import Settings
 from notify.threads import in_thread
 
@@ -90,11 +89,9 @@ class Certificates:
 
     async def follow(self) -> None:
         """Look now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            try:
-                if await in_thread(self._can_be_taken):
-                    # On the loop: a handshake that began between certificate and key would fail.
-                    self._take()
-            except Exception as error:
-                faults.note("tls_files_not_looked_at", error)
+        await repeated(self._look_in_thread, lambda: LOOK_SECONDS, "tls_files_not_looked_at")
+
+    async def _look_in_thread(self) -> None:
+        if await in_thread(self._can_be_taken):
+            # On the loop: a handshake that began between certificate and key would fail.
+            self._take()

@@ -1,4 +1,4 @@
-"""Alarms: faults that need an operator. Raising and clearing one is logged, and posted to a webhook."""
+"""Alarms: a server looks for what needs an operator. An alarm that is raised or cleared is logged, and posted."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import contextlib
 import shutil
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from notify import faults
-from notify.errors import NotifyError, Unavailable, WrongRole
-from notify.server import webhooks
+from notify.errors import Unavailable, WrongRole
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
 from notify.server.shipping import Shipping
-from notify.server.tasks import ended
+from notify.server.tasks import ended, repeated
+from notify.server.watch.alarm import Alarm
 from notify.server.watch.group_state import GroupState, Watched
+from notify.server.watch.notices import Notices
 from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Complaining
 from notify.threads import in_thread
-from notify.wire import encode_json, instant
+from notify.wire import instant
 from notify.words import duration
 
 log = structlog.get_logger("notify.server")
@@ -31,110 +30,6 @@ log = structlog.get_logger("notify.server")
 GROWTH_SAMPLES = 10
 """A lag grows if it has risen between all of so many samples, taken over `alarm_lag_growing_seconds`."""
 SMALLEST_LAG = 100
-WAITING = 1000
-"""The most notices that wait for the webhook; beyond it the oldest is dropped."""
-TRIES = 5
-
-MEANING = {
-    "in_doubt": (
-        "A transaction has had no outcome for too long (setting `alarm_doubt_seconds`): its producers are away, or "
-        "answer UNKNOWN. Start a producer of its group, or look at the transaction in the console or with `notify "
-        "transaction list`."
-    ),
-    "parked": (
-        "Transactions are parked (setting `alarm_parked`: from how many on): their producers did not know the "
-        "outcome, and the server asks no more. Look in the producer's database, then commit, roll back or resume "
-        "them."
-    ),
-    "no_consumers": (
-        "Messages wait for a group, and none of its consumers has asked for a while (setting "
-        "`alarm_no_consumer_seconds`). Start its consumers, or pause the group."
-    ),
-    "push": (
-        "Calls of a group's webhook have failed for a while (setting `alarm_no_consumer_seconds`), and its messages "
-        "wait. The alarm says why. Repair the receiver, or give the group another address (`notify group push`)."
-    ),
-    "lag_growing": (
-        "More and more messages wait for a group (setting `alarm_lag_growing_seconds`: for how long). Its consumers "
-        "are too few or too slow, or one message holds up an ordered queue. Start more consumers, or look at what "
-        "their handlers wait for."
-    ),
-    "dead_letters": (
-        "A group has dead letters that nobody has sent again or dropped (setting `alarm_dead_letters`: from how "
-        "many on). Look at their causes (`notify dead-letter failures`) and remove them, then redrive, drop or "
-        "purge the letters."
-    ),
-    "consumers": (
-        "A consumer has been stuck or slow for a while (setting `alarm_consumer_seconds`). Stuck: its leases run "
-        "out. Slow: it is far behind the fastest of its group. `notify group show` names it. Look at its log, and "
-        "at what its handler waits for."
-    ),
-    "disk": (
-        "The disk of the log is nearly full (setting `alarm_disk_share`). Make room, or let messages be deleted "
-        "earlier (setting `retention_seconds`). Once the disk is full, writes are refused with 507; reading goes "
-        "on."
-    ),
-    "bridge": (
-        "A bridge or relay has written nothing for a while (setting `alarm_bridge_seconds`), although one that runs "
-        "writes at least every 10 s. Look whether its process runs, and at its log."
-    ),
-    "refused": (
-        "Messages of a source wait for a decision: no queue takes them as they are. `notify refused list --dsn …` "
-        "shows them, and why. Have them tried again, or drop them."
-    ),
-    "kafka": (
-        "The Kafka cluster (setting `kafka`) does not answer: its groups are neither shown nor watched. Where the "
-        "alarm names a group, some of its partitions have no leader: start their brokers."
-    ),
-    "audit": "The newest audit that was published here found something wrong. Its report says what, and what to do.",
-    "filter": (
-        "A subscription has a filter of an earlier version that this version refuses, because evaluating it may "
-        "cost too much. Its group gets no messages of that topic. Change the subscription's filter."
-    ),
-    "retention": (
-        "Old messages could not be deleted; the server's log says why. It is tried again every 30 s. Where messages "
-        "that wait for consumers take up more than is allowed (setting `retention_bytes`), let the consumers catch "
-        "up, or allow more."
-    ),
-    "shipping": (
-        "The object store is too far behind the log (settings `alarm_shipping_seconds` and `ship_every`), or "
-        "refuses it. What is not in the store would be lost with this disk, and retention waits for it. The alarm "
-        "and the server's log say why."
-    ),
-    "damage": (
-        "Bytes of the log that were on the disk are damaged; the server keeps a copy of them in the file that the "
-        "alarm names. Compare with a backup (`notify backup verify`), and run `notify audit`."
-    ),
-}
-"""Each alarm's meaning and remedy; docs/operating.md has this table."""
-
-
-CRITICAL = frozenset({"no_consumers", "push", "disk", "kafka", "retention", "shipping", "damage"})
-"""Alarms of what stands still, or will soon; the others are warnings."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """An alarm: `name` of MEANING; `target`, such as a group; `since_us` when it was first seen."""
-
-    name: str
-    target: str
-    text: str
-    since_us: int
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.name, self.target
-
-    def shown(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "target": self.target,
-            "severity": "critical" if self.name in CRITICAL else "warning",
-            "text": self.text,
-            "meaning": MEANING[self.name],
-            "since": instant(self.since_us),
-        }
 
 
 class Alarms:
@@ -163,13 +58,13 @@ class Alarms:
         self._ailing_us: dict[str, int] = {}
         """Since when a group has a consumer that is stuck or slow."""
         self._lags: dict[str, deque[tuple[int, int]]] = {}
-        self._notices: deque[dict[str, Any]] = deque(maxlen=WAITING)
-        self._wake = asyncio.Event()
+        self._notices = Notices(core)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._run()), loop.create_task(self._send())]
+        looking = repeated(self.look, lambda: self._core.settings.alarm_every_seconds, "alarms_failed")
+        self._tasks = [loop.create_task(looking), loop.create_task(self._notices.post())]
 
     async def stop(self) -> None:
         await ended(*self._tasks)
@@ -187,14 +82,6 @@ class Alarms:
         """The raised alarms that nobody has silenced."""
         now_us = self._core.clock()
         return [alarm for key, alarm in self.raised.items() if self._silences.of(key, now_us) is None]
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._core.settings.alarm_every_seconds)
-            try:
-                await self.look()
-            except Exception as error:
-                faults.note("alarms_failed", error)
 
     async def look(self) -> None:
         """Look for all alarms; raise new ones, and clear those that are over."""
@@ -324,35 +211,10 @@ class Alarms:
                 text = f"The bridge or relay of source {row['source']} has written nothing for {silence}"
                 yield "bridge", row["source"], text
 
-    # --- saying so --------------------------------------------------------------------------------------------
-
     def _say(self, what: str, alarm: Alarm) -> None:
         say = log.error if what == "raised" else log.info
         say(f"alarm_{what}", alarm=alarm.name, target=alarm.target, text=alarm.text)
-        if self._core.settings.alarm_webhook:
-            self._notices.append({"alarm": what, "at": instant(self._core.clock())} | alarm.shown())
-            self._wake.set()
-
-    async def _send(self) -> None:
-        """Post notices to the webhook, one after the other; one that it refuses TRIES times is only in the log."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._notices:
-                notice = self._notices.popleft()
-                for attempt in range(TRIES):
-                    try:
-                        settings = self._core.settings
-                        await webhooks.post(settings.alarm_webhook, encode_json(notice), settings)
-                        break
-                    except NotifyError as error:
-                        log.warning("alarm_not_sent", reason=str(error)[:300], attempt=attempt + 1)
-                        if not error.retryable:
-                            break
-                        await asyncio.sleep(2.0**attempt)
-                    except Exception as error:
-                        faults.note("alarm_not_sent", error)
-                        break
+        self._notices.add({"alarm": what, "at": instant(self._core.clock())} | alarm.shown())
 
 
 def _of_refused(row: Mapping[str, Any]) -> tuple[str, str, str]:

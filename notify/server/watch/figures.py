@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from notify import faults
 from notify.clock import Clock
 from notify.errors import NotifyError
-from notify.server.tasks import ended
+from notify.server.tasks import ended, repeated
 from notify.server.watch.series import SPANS, Field, Kept, Series
 
 EVERY_SECONDS = 60.0
@@ -137,18 +136,11 @@ class Figures:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        work = repeated(self.sample, lambda: EVERY_SECONDS, "figures_failed", at_once=True)
+        self._task = asyncio.get_running_loop().create_task(work)
 
     async def stop(self) -> None:
         await ended(self._task)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.sample()
-            except Exception as error:
-                faults.note("figures_failed", error)
-            await asyncio.sleep(EVERY_SECONDS)
 
     async def sample(self) -> None:
         """Add a figure of each topic and group."""

@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from notify import faults
 from notify.errors import NotifyError
 from notify.server.core.core import Core
-from notify.server.tasks import ended
+from notify.server.tasks import ended, repeated
 from notify.server.watch.series import Field, Kept, Series
 from notify.storage.records import InDoubt
 
@@ -38,19 +37,15 @@ class History:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        work = repeated(self._look, lambda: EVERY_SECONDS, "history_failed")
+        self._task = asyncio.get_running_loop().create_task(work)
 
     async def stop(self) -> None:
         await ended(self._task)
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(EVERY_SECONDS)
-            try:
-                await self._look_for_doubt()
-                self.sample()
-            except Exception as error:
-                faults.note("history_failed", error)
+    async def _look(self) -> None:
+        await self._look_for_doubt()
+        self.sample()
 
     async def _look_for_doubt(self) -> None:
         """While the storage does not answer, what it said last holds: rates go on."""

@@ -1,0 +1,109 @@
+"""An alarm, and what each kind of alarm means to an operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from notify.wire import instant
+
+MEANING = {
+    "in_doubt": (
+        "A transaction has had no outcome for too long (setting `alarm_doubt_seconds`): its producers are away, or "
+        "answer UNKNOWN. Start a producer of its group, or look at the transaction in the console or with `notify "
+        "transaction list`."
+    ),
+    "parked": (
+        "Transactions are parked (setting `alarm_parked`: from how many on): their producers did not know the "
+        "outcome, and the server asks no more. Look in the producer's database, then commit, roll back or resume "
+        "them."
+    ),
+    "no_consumers": (
+        "Messages wait for a group, and none of its consumers has asked for a while (setting "
+        "`alarm_no_consumer_seconds`). Start its consumers, or pause the group."
+    ),
+    "push": (
+        "Calls of a group's webhook have failed for a while (setting `alarm_no_consumer_seconds`), and its messages "
+        "wait. The alarm says why. Repair the receiver, or give the group another address (`notify group push`)."
+    ),
+    "lag_growing": (
+        "More and more messages wait for a group (setting `alarm_lag_growing_seconds`: for how long). Its consumers "
+        "are too few or too slow, or one message holds up an ordered queue. Start more consumers, or look at what "
+        "their handlers wait for."
+    ),
+    "dead_letters": (
+        "A group has dead letters that nobody has sent again or dropped (setting `alarm_dead_letters`: from how "
+        "many on). Look at their causes (`notify dead-letter failures`) and remove them, then redrive, drop or "
+        "purge the letters."
+    ),
+    "consumers": (
+        "A consumer has been stuck or slow for a while (setting `alarm_consumer_seconds`). Stuck: its leases run "
+        "out. Slow: it is far behind the fastest of its group. `notify group show` names it. Look at its log, and "
+        "at what its handler waits for."
+    ),
+    "disk": (
+        "The disk of the log is nearly full (setting `alarm_disk_share`). Make room, or let messages be deleted "
+        "earlier (setting `retention_seconds`). Once the disk is full, writes are refused with 507; reading goes "
+        "on."
+    ),
+    "bridge": (
+        "A bridge or relay has written nothing for a while (setting `alarm_bridge_seconds`), although one that runs "
+        "writes at least every 10 s. Look whether its process runs, and at its log."
+    ),
+    "refused": (
+        "Messages of a source wait for a decision: no queue takes them as they are. `notify refused list --dsn …` "
+        "shows them, and why. Have them tried again, or drop them."
+    ),
+    "kafka": (
+        "The Kafka cluster (setting `kafka`) does not answer: its groups are neither shown nor watched. Where the "
+        "alarm names a group, some of its partitions have no leader: start their brokers."
+    ),
+    "audit": "The newest audit that was published here found something wrong. Its report says what, and what to do.",
+    "filter": (
+        "A subscription has a filter of an earlier version that this version refuses, because evaluating it may "
+        "cost too much. Its group gets no messages of that topic. Change the subscription's filter."
+    ),
+    "retention": (
+        "Old messages could not be deleted; the server's log says why. It is tried again every 30 s. Where messages "
+        "that wait for consumers take up more than is allowed (setting `retention_bytes`), let the consumers catch "
+        "up, or allow more."
+    ),
+    "shipping": (
+        "The object store is too far behind the log (settings `alarm_shipping_seconds` and `ship_every`), or "
+        "refuses it. What is not in the store would be lost with this disk, and retention waits for it. The alarm "
+        "and the server's log say why."
+    ),
+    "damage": (
+        "Bytes of the log that were on the disk are damaged; the server keeps a copy of them in the file that the "
+        "alarm names. Compare with a backup (`notify backup verify`), and run `notify audit`."
+    ),
+}
+"""Each alarm's meaning and remedy; docs/operating.md has this table."""
+
+
+CRITICAL = frozenset({"no_consumers", "push", "disk", "kafka", "retention", "shipping", "damage"})
+"""Alarms of what stands still, or will soon; the others are warnings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """An alarm: `name` of MEANING; `target`, such as a group; `since_us` when it was first seen."""
+
+    name: str
+    target: str
+    text: str
+    since_us: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.target
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "target": self.target,
+            "severity": "critical" if self.name in CRITICAL else "warning",
+            "text": self.text,
+            "meaning": MEANING[self.name],
+            "since": instant(self.since_us),
+        }
