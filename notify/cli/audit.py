@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from notify.cli.api import DRY_RUN, URL, call
 from notify.cli.audit_failures import never_one, spark_errors
 from notify.cli.audit_flags import AS_JSON, commands_of
+from notify.cli.audit_inputs import is_small, opened, opened_here, session
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
 from notify.cli.audit_results import RESULTS, concluded, keep
 from notify.cli.audit_text import published, show, show_explained
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, Unavailable
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from notify.spark.log_files import SegmentFile
-    from notify.spark.result import Inputs
 
 DATABASE = typer.Option(
     [], "--database", envvar="NOTIFY_AUDIT_DATABASE", help="A service's database as `NAME=URL` or URL (repeatable): "
@@ -80,7 +74,6 @@ PUBLISH = typer.Option(False, "--publish", help="Send verdict and report to the 
 CONTINUE = typer.Option(
     False, "--continue", help="Begin where the last conclusive audit with this --report ended; the first reads all."
 )
-
 audits = typer.Typer(
     no_args_is_help=True, help="Compare what databases committed with what was delivered and took effect."
 )
@@ -113,78 +106,6 @@ def effect_queries(given: list[str], names: list[str]) -> tuple[tuple[str, str],
         name, colon, query = text.partition(":")
         pairs.append((name, query.strip()) if colon and name in names else ("", text.strip()))
     return tuple((name, query.rstrip(";")) for name, query in pairs)
-
-
-def named_logs(given: list[str]) -> list[tuple[str, str]]:
-    """(name, place) of each: `NAME=PLACE`, or the last part of a path or URL; all of it where that is not unique."""
-    pairs = []
-    for text in given:
-        name, equals, place = text.partition("=")
-        pairs.append((name, place) if equals and "/" not in name else (text.rstrip("/").rpartition("/")[2], text))
-    names = [name for name, _ in pairs]
-    return [(name if names.count(name) == 1 else place, place) for name, place in pairs]
-
-
-@contextmanager
-def opened(
-    database: list[str], log: list[str], kafka: list[str], storage: list[str], most_lag_seconds: float = 0.0
-) -> Iterator[Inputs]:
-    """Open the inputs that the flags name. Raises the errors of the inputs."""
-    from notify.spark.databases import Database
-    from notify.spark.log_input import LogInput
-    from notify.spark.result import Inputs
-
-    databases: list[Database] = []
-    try:
-        for text in (*database, *storage):
-            name, equals, url = text.partition("=")
-            named = equals and "://" not in name
-            databases.append(Database(url if named else text, name if named else "", most_lag_seconds))
-        readers: list[Any] = []
-        if kafka:
-            from notify.spark.kafka_input import KafkaInput
-
-            readers = [KafkaInput(url) for url in kafka]
-        logs = [LogInput(directory, name) for name, directory in named_logs(log)]
-        yield Inputs(databases[: len(database)], logs, readers, databases[len(database) :])
-    finally:
-        for opened_database in databases:
-            opened_database.close()
-
-
-@contextmanager
-def session(
-    master: str, memory: str, *, small: bool = False, say: Callable[[str], None] = lambda text: None
-) -> Iterator[SparkSession]:
-    """A Spark session, stopped at the end. Raises Unavailable if Spark is not installed or cannot start."""
-    say("starting Spark")
-    try:
-        from notify.spark.session import open_session
-    except ModuleNotFoundError as error:
-        raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
-    spark = open_session(master, memory, small=small)
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
-    try:
-        yield spark
-    finally:
-        with suppress(OSError, Py4JError):  # a JVM that died cannot be stopped, and its death was told
-            spark.stop()
-
-
-def is_small(inputs: Inputs, from_us: int = 0) -> bool:
-    """Whether Spark reads what these inputs have of the time from an instant on within seconds."""
-    from notify.spark.session import SMALL_BYTES
-
-    sizes = [_bytes_since(segment, from_us) for log in inputs.logs for segment in log.segments]
-    return not inputs.kafka and sum(sizes) <= SMALL_BYTES
-
-
-def _bytes_since(segment: SegmentFile, from_us: int) -> int:
-    """About how much of a segment was written since an instant."""
-    end_us = min(segment.until_us, time.time_ns() // 1000)
-    whole_us = max(1, end_us - segment.created_us)
-    return segment.size * min(whole_us, max(0, end_us - from_us)) // whole_us
 
 
 def told(quiet: bool) -> Any:
@@ -252,22 +173,6 @@ def run(
                 call(url, "POST", "audits", body=published(result, page))
         show(result, page, as_json=as_json)
         raise typer.Exit(result.exit_code)
-
-
-def opened_here(
-    database: list[str], log: list[str], kafka: list[str], storage: list[str], most_lag_seconds: float = 0.0
-) -> Any:
-    """As `opened`, after checking the flags and that pyspark is installed."""
-    if not database:
-        raise InvalidRequest("name each service's database with --database URL")
-    if not (log or kafka):
-        raise InvalidRequest("name the queues with --log (a server's --data-dir, or what it ships to) or --kafka URL")
-    try:
-        import pyarrow  # noqa: F401
-        import pyspark  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
-    return opened(database, log, kafka, storage, most_lag_seconds)
 
 
 @audits.command("explain")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from notify.cli.audit import is_small
+from notify.cli.audit_inputs import is_small
 from notify.errors import InvalidRequest
 from notify.spark import proved, session
 from notify.spark.audit import Audit

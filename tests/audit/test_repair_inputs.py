@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from notify.cli.audit import named_logs
+from notify.cli.audit_inputs import named_logs
 from notify.client.table import notify_source
 from notify.errors import Conflict, InvalidRequest
 from notify.spark.databases import Database
