@@ -57,6 +57,7 @@ STATUS = {
     410: "gone",
     422: "refused",
 }
+"""The word for the result of one message that is sent again or dropped, by its HTTP status."""
 
 
 def status(number: int) -> str:

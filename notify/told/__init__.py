@@ -14,7 +14,7 @@ from notify.words import count
 
 
 def told(name: str, target: str, result: Any) -> Told:
-    """The answer of a write, by the write's name in the console; `target` as the admin route names it."""
+    """A write's answer in sentences; `name` is the write's in the console, `target` what the admin route calls it."""
     if not isinstance(result, Mapping):
         return Told([text(result)])
     known = KNOWN.get(name)
@@ -31,6 +31,7 @@ def told(name: str, target: str, result: Any) -> Told:
 
 IN_SHORT_CHARACTERS = 70
 _RECORDED = {"dead_letter": "dead-letters", "message.redeliver": "messages.redeliver"}
+"""The console's name of what is recorded under another name."""
 
 
 def in_short(what: str, target: str, result: Any) -> str:
@@ -83,4 +84,4 @@ KNOWN: Mapping[str, Callable[[str, Mapping[str, Any]], Told]] = {
     "credential.revoke": server.revoke,
     "job.cancel": server.cancel,
 }
-"""The writes of the console and the commands, by name. Of others the fields are shown."""
+"""The writes that have sentences, by name. Of another write its fields are shown."""

@@ -25,7 +25,7 @@ START_SECONDS = 60
 HEAP = "1g"
 WARM_CALLERS, WARM_SECONDS = 128, 12.0
 OWN_WARM_SECONDS = 1.0
-"""Not counted at the start of each run: its topic and its threads are new."""
+"""The start of each run, which is not counted: its topic and its threads are new."""
 ANSWER_SECONDS = 240
 """The longest that a run takes beside its own seconds, its verification included."""
 

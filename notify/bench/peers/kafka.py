@@ -16,7 +16,7 @@ SETTINGS = {"log.flush.interval.messages": 1, "num.partitions": 8, "transaction.
 
 
 class Kafka:
-    """The released version, one broker that is its own controller."""
+    """Kafka as released: one broker, which is its own controller."""
 
     name = "kafka"
     title = "Kafka"

@@ -19,7 +19,7 @@ WARM_CALLERS, WARM_SECONDS = 128, 3.0
 
 
 class NotifyServer:
-    """The working tree."""
+    """Notify as the working tree has it."""
 
     name = "notify"
     title = "Notify"
@@ -33,7 +33,7 @@ class NotifyServer:
 
 
 class Notify:
-    """The runs, each with a server that it starts and stops."""
+    """Measures Notify; each run starts and stops a server of its own."""
 
     def __init__(self, work: Work) -> None:
         self._work = work

@@ -25,13 +25,15 @@ from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.reachable import NotAvailable
 
 POOL = 128
-"""More callers than these share them, as the threads of a service share a pool: 1,024 connections are slower."""
+"""The most connections. More callers share them, as a service's threads share a pool: 1,024 connections are slower."""
 BATCH = 1000
 IDLE_SECONDS = 0.001
 """A relay's pause after it found nothing."""
 WARM_CALLERS, WARM_SECONDS = 128, 3.0
 OWN_WARM_SECONDS = 1.0
+"""The start of a paced run, which is not counted."""
 MOST_SECONDS = 120.0
+"""How long a run may take beyond its own seconds."""
 THREADS = 2
 """Threads of pgbench."""
 
@@ -55,7 +57,7 @@ READ = f"SELECT id, body FROM outbox WHERE id > %s AND state = 1 ORDER BY id LIM
 
 
 class PostgreSql:
-    """Debian's, with its durable defaults."""
+    """PostgreSQL as Debian has it, with its durable defaults."""
 
     name = "postgresql"
     title = "PostgreSQL outbox"

@@ -21,7 +21,7 @@ OPENED = tuple(
         ("opens", "sun.nio.ch"), ("opens", "java.nio"), ("opens", "java.lang"), ("exports", "jdk.internal.ref"),
     )
 )  # fmt: skip
-"""The broker reaches for these packages of Java's own."""
+"""Packages of Java's own that the broker uses: Java has to open them."""
 NAME_SERVER = ("-Xms256m", "-Xmx256m")
 BROKER = ("-Xms2g", "-Xmx2g", "-XX:MaxDirectMemorySize=2g", "-XX:+UseG1GC")
 TRANSFER = 1024
@@ -33,7 +33,7 @@ default of 30 s a run would wait longer for them."""
 
 
 class RocketMq:
-    """The released version, with its own defaults but for what is set here."""
+    """RocketMQ as released, with its own defaults but for what is set here."""
 
     name = "rocketmq"
     title = "RocketMQ"

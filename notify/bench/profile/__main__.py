@@ -21,11 +21,11 @@ from notify.bench.compare.checkout import Checkout, NotComparable
 
 SAMPLER = Path(__file__).parent / "sampled"
 START_SECONDS, SAMPLE_SECONDS, BENCH_SECONDS = 6.0, 6.0, 14.0
-"""From the start of each process to its first sample; from there to the last; and how long the load runs."""
+"""The time from the start of a process to its first sample, from there to the last one, and of the whole load."""
 RUN_SECONDS = 300.0
 ROLES = ("server", "client")
 LEAST_SHARE = 0.01
-"""Functions below it are in one line."""
+"""Functions with a smaller share are added up in one line."""
 
 
 @dataclass(frozen=True, slots=True)

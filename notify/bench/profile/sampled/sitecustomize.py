@@ -1,8 +1,8 @@
 """Samples the process that it is imported into. Python imports a module of this name at its start, from PYTHONPATH.
 
 Each millisecond of CPU time, Python's and the kernel's on behalf of the process, counts for the Python function that
-runs when the signal is handled: that of a call into C, or of a system call, is its caller's. The tree that is measured
-may know nothing of it, so it imports nothing of the project.
+runs when the signal is handled. The time of a call into C, or of a system call, counts for the function that called.
+Nothing of the project is imported here, since the tree that is measured may be older than this file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import FrameType
 
 INTERVAL_SECONDS = 0.001
 ROLES = {" serve ": "server", "notify.bench.load": "client"}
-"""By a word of the command, the processes that are sampled."""
+"""The processes that are sampled, by a word of their command."""
 
 
 class Sampler:
