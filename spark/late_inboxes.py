@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from notify.client.table import CLOCK_SKEW
+from notify.client.old_rows import CLOCK_SKEW
 from notify.spark.catalog import Subscribed
 from notify.spark.life import Groups, place_of
 from notify.spark.log_input import LogInput

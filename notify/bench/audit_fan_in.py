@@ -31,7 +31,8 @@ from notify.bench.made_run import (
 )
 from notify.bench.measured_audit import measured_audit
 from notify.bench.sql import fresh
-from notify.client.table import create_tables, notify_source
+from notify.client.making_tables import create_tables
+from notify.client.table import notify_source
 from notify.digest import body_digest
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore

@@ -24,7 +24,7 @@ from notify.bench.verify import pulled
 from notify.binlog_bridge import source
 from notify.binlog_bridge.pump import Bridge
 from notify.client.http import HttpClient
-from notify.client.table import create_tables
+from notify.client.making_tables import create_tables
 from notify.testing.process import ServerProcess
 from notify.wire import PackedBridgeBatch, encode_msgpack
 

@@ -18,7 +18,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from notify import ids
-from notify.client.table import create_tables, notify_source
+from notify.client.making_tables import create_tables
+from notify.client.table import notify_source
 from notify.digest import body_digest
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore

@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from notify.bench import bridge as bridge_bench
 from notify.bench import transactions
 from notify.binlog_bridge import source
-from notify.client.table import create_tables
+from notify.client.making_tables import create_tables
 from notify.sinks.queue_server import QueueSink
 from notify.testing.databases import SERVERS
 from notify.testing.mariadb_server import MariaDbServer

@@ -18,15 +18,8 @@ from sqlalchemy.sql import ColumnElement
 from notify.binlog_bridge import source
 from notify.binlog_bridge.position import MariaDbSet, Position, parse
 from notify.binlog_bridge.unfinished import Filling
-from notify.client.table import (
-    delete_transactions,
-    half_message,
-    instant_before,
-    is_waiting,
-    note_purged,
-    notify_refused,
-    notify_source,
-)
+from notify.client.old_rows import delete_transactions, instant_before, note_purged
+from notify.client.table import half_message, is_waiting, notify_refused, notify_source
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unavailable, WrongRole
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink

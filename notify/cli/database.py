@@ -20,8 +20,8 @@ from notify.cli.api import AS_JSON, URL, call
 from notify.cli.kafka.line import Line
 from notify.cli.printed import say, say_json
 from notify.client import TransactionProducer
+from notify.client.making_tables import create_tables, new_source
 from notify.client.purge import Purged, counts, purge, purge_by_force
-from notify.client.table import create_tables, new_source
 from notify.errors import InvalidRequest, NotifyError
 from notify.kafka.records import SCHEME
 from notify.pooler import REMEDY, TRANSACTION, pool_mode

@@ -4,9 +4,9 @@ from notify.client.async_producer import AsyncTransactionProducer
 from notify.client.consumer import AsyncConsumer, Consumer
 from notify.client.handles import Prepared, SyncPrepared
 from notify.client.inbox import Inbox
+from notify.client.making_tables import create_tables
 from notify.client.producer import TransactionProducer
 from notify.client.reader import AsyncReader, Reader
-from notify.client.table import create_tables
 from notify.databases import use_explicit_begin
 from notify.errors import DeadLetter
 from notify.message import Message, ReceivedMessage

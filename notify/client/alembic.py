@@ -16,7 +16,8 @@ from typing import Any
 
 from alembic import op
 
-from notify.client.table import create_tables, drop_tables, metadata
+from notify.client.making_tables import create_tables, drop_tables
+from notify.client.table import metadata
 
 
 def upgrade() -> None:

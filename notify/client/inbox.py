@@ -13,15 +13,8 @@ from sqlalchemy.orm import Session, SessionTransaction
 from notify.check.local import is_async as is_async_engine
 from notify.client.claims import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.handlers import call_to_the_end, refuse_unfinished
-from notify.client.table import (
-    CLOCK_SKEW,
-    MAKE_TABLES,
-    has_replay,
-    instant_before,
-    note_purged,
-    notify_inbox,
-    notify_source,
-)
+from notify.client.old_rows import CLOCK_SKEW, instant_before, note_purged
+from notify.client.table import MAKE_TABLES, has_replay, notify_inbox, notify_source
 from notify.databases import check_engine, in_transaction, in_transaction_async, roll_back_driver
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage

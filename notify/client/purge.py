@@ -18,16 +18,16 @@ from sqlalchemy.engine import Connection, Engine
 from notify import ids
 from notify.client.http import read_answer
 from notify.client.inbox import DAY
-from notify.client.servers import Servers
-from notify.client.table import (
+from notify.client.old_rows import (
     CLOCK_SKEW,
     OldTransaction,
     delete_transactions,
     instant_before,
     note_purged,
-    notify_source,
     oldest_transactions,
 )
+from notify.client.servers import Servers
+from notify.client.table import notify_source
 from notify.databases import REFUSED, RELAYED, UNSENT, in_transaction, in_transaction_async
 from notify.errors import InvalidRequest, NotifyError
 from notify.wire import Item, Items, OutcomeItem, Outcomes, States, encode_msgpack

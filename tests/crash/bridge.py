@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from notify import ids
 from notify.bench.verify import pulled
 from notify.client.http import HttpClient
-from notify.client.table import create_tables
+from notify.client.making_tables import create_tables
 from notify.errors import NotFound
 from notify.testing import forked
 from notify.testing.mariadb_server import MariaDbServer

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer
+from notify.client.making_tables import create_tables
 from notify.client.rows import Mode
-from notify.client.table import create_tables, half_message
+from notify.client.table import half_message
 from notify.digest import body_digest
 from notify.relay.relay import Relay
 from notify.testing.process import ServerProcess

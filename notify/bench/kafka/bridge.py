@@ -22,7 +22,7 @@ from notify.bench import children
 from notify.bench.bridge import TOPIC, write
 from notify.binlog_bridge import source
 from notify.binlog_bridge.reader import BATCH_TRANSACTIONS
-from notify.client.table import create_tables
+from notify.client.making_tables import create_tables
 from notify.demo.kafka import KafkaCluster
 from notify.errors import NotifyError
 from notify.kafka.cluster import Cluster

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from notify.client import table
+from notify.client import making_tables, table
 from notify.client.django.lender import django_errors, lender_of
 
 
@@ -20,7 +20,7 @@ def create_tables(using: str = DEFAULT_DB_ALIAS) -> str:
     with _in_transaction(using):
         wrapper = connections[using]
         with django_errors(wrapper):
-            return table.create_tables(lender_of(using).borrow(wrapper))
+            return making_tables.create_tables(lender_of(using).borrow(wrapper))
 
 
 def drop_tables(using: str = DEFAULT_DB_ALIAS) -> None:
@@ -28,7 +28,7 @@ def drop_tables(using: str = DEFAULT_DB_ALIAS) -> None:
     with _in_transaction(using):
         wrapper = connections[using]
         with django_errors(wrapper):
-            table.drop_tables(lender_of(using).borrow(wrapper))
+            making_tables.drop_tables(lender_of(using).borrow(wrapper))
 
 
 def _in_transaction(using: str) -> Any:
