@@ -8,7 +8,7 @@ import pytest
 
 from notify import ids
 from notify.server.core.core import Core
-from notify.server.jobs.redrive import DeadLetters
+from notify.server.jobs.dead_letters import DeadLetters
 from notify.settings import Settings
 from notify.storage.groups import Subscription
 from notify.storage.names import redriven_id_without_topic, retry_topic

@@ -11,7 +11,7 @@ import pytest
 from notify.client import Consumer as NotifyConsumer
 from notify.client import DeadLetter, ReceivedMessage
 from notify.server.groups import Chosen
-from notify.server.jobs.redrive import RedriveSpec, Wanted
+from notify.server.jobs.wanted import RedriveSpec, Wanted
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli

@@ -14,7 +14,7 @@ import pytest
 
 from notify.client import Message, TransactionProducer
 from notify.server.jobs import runner
-from notify.server.jobs.redrive import DeadLetters
+from notify.server.jobs.dead_letters import DeadLetters
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually

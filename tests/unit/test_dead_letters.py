@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from notify.server.jobs.redrive import LOOKED_AT_ONCE, DeadLetters, Wanted
+from notify.server.jobs.dead_letters import DeadLetters
 from notify.server.jobs.runner import Jobs
+from notify.server.jobs.wanted import LOOKED_AT_ONCE, Wanted
 from notify.storage.records import StoredMessage
 from notify.testing import InMemoryServer
 from notify.wire import Payload, encode_msgpack

@@ -15,7 +15,7 @@ from notify.server.groups.kafka import dead_letters, letter_failures
 from notify.server.groups.kafka.dead_letters import KafkaLetters
 from notify.server.groups.kafka.letter_failures import LetterFailures
 from notify.server.groups.kafka.letters import Letter
-from notify.server.jobs.redrive import Wanted
+from notify.server.jobs.wanted import Wanted
 
 PARTITIONS = 2
 

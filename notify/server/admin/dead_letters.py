@@ -12,7 +12,8 @@ from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.groups import Chosen
-from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, Wanted
+from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT
+from notify.server.jobs.wanted import Wanted
 
 
 class WantedFields(BaseModel):

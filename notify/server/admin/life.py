@@ -15,7 +15,7 @@ from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.leases import Lease
 from notify.server.delivery.recent import Recent
-from notify.server.jobs.redrive import DeadLetters
+from notify.server.jobs.dead_letters import DeadLetters
 from notify.storage.groups import SettleKind, Settlement
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.records import StoredMessage, Transaction

@@ -18,7 +18,7 @@ from notify.message import FIRST_ID
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_before
-from notify.server.jobs.redrive import send_to_group
+from notify.server.jobs.sending_again import send_to_group
 from notify.storage.groups import Subscription
 from notify.storage.queues import Store
 from notify.storage.records import State, StoredMessage

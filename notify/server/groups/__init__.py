@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from notify.server.jobs.redrive import Redriving, Wanted
+from notify.server.jobs.wanted import Redriving, Wanted
 from notify.server.watch.figures import Counted
 from notify.server.watch.group_state import Watched
 

@@ -14,8 +14,9 @@ from typing import Any
 from notify import ids
 from notify.message import DEAD_LETTER_REASON
 from notify.server.core.core import Core
+from notify.server.jobs.dead_letters import SEARCH_SHARE, DeadLetters
 from notify.server.jobs.failures import Failures
-from notify.server.jobs.redrive import LOOKED_AT_ONCE, SEARCH_SHARE, DeadLetters
+from notify.server.jobs.wanted import LOOKED_AT_ONCE
 from notify.storage.records import StoredMessage
 from notify.wire import decode_payload
 

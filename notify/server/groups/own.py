@@ -17,7 +17,8 @@ from notify.server.groups import Change, Move, QueueEngine
 from notify.server.groups.own_counts import OwnCounts, oldest_seconds
 from notify.server.groups.own_letters import OwnLetters
 from notify.server.groups.own_topics import OwnTopics
-from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
+from notify.server.jobs.dead_letters import EFFECTS_AGAIN, EFFECTS_KEPT
+from notify.server.jobs.sending_again import next_replay
 from notify.server.watch.group_state import GroupState
 from notify.storage.groups import Subscription
 from notify.wire import instant

@@ -11,16 +11,9 @@ from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.server.groups import Change, Chosen, Edited, purging, rewriting
 from notify.server.groups.open_letters import OpenLetters
+from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, LETTER_DROPPED, DeadLetters
 from notify.server.jobs.failures import Failure
-from notify.server.jobs.redrive import (
-    AT_ONCE,
-    EFFECTS_AGAIN,
-    EFFECTS_KEPT,
-    LETTER_DROPPED,
-    DeadLetters,
-    RedriveSpec,
-    Wanted,
-)
+from notify.server.jobs.wanted import RedriveSpec, Wanted
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
 from notify.wire import instant

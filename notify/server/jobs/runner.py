@@ -12,7 +12,7 @@ from notify.errors import Conflict
 from notify.server.core.core import Core
 from notify.server.jobs import deciding
 from notify.server.jobs.records import JobRecords
-from notify.server.jobs.redrive import RedriveSpec, Redriving, Wanted
+from notify.server.jobs.wanted import RedriveSpec, Redriving, Wanted
 from notify.server.tasks import ended
 from notify.threads import in_thread
 

@@ -25,7 +25,8 @@ from notify.server.groups.kafka.look import Look
 from notify.server.groups.kafka.redriven import Redriven, has
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.own_letters import not_letters
-from notify.server.jobs.redrive import AT_ONCE, EFFECTS_KEPT, LETTER_DROPPED, RedriveSpec, Wanted
+from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_KEPT, LETTER_DROPPED
+from notify.server.jobs.wanted import RedriveSpec, Wanted
 from notify.wire import microseconds
 
 LOT_BYTES = 8 << 20

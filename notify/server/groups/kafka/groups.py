@@ -27,7 +27,7 @@ from notify.server.groups.kafka.sources import Sources
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.kafka.undelivered import RefusedOverKafka
 from notify.server.groups.own import WORST
-from notify.server.jobs.redrive import EFFECTS_KEPT
+from notify.server.jobs.dead_letters import EFFECTS_KEPT
 from notify.server.watch.group_state import GroupState
 from notify.wire import microseconds
 

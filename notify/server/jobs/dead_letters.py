@@ -1,34 +1,26 @@
-"""Dead letters of a group, and sending them to it again through a retry topic that is the group's alone."""
+"""Dead letters of a group: searching them, sending them to the group again, dropping them."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from notify import ids
-from notify.errors import InvalidRequest, NotFound, NotifyError
-from notify.filter import Filter
-from notify.message import DEAD_LETTER_REASON, FIRST_ID, REPLAY
+from notify.message import FIRST_ID
 from notify.server.core.core import Core
-from notify.server.delivery.inboxes import refuse_letter
-from notify.server.jobs.failures import kind_of
+from notify.server.jobs.sending_again import send_to_group
+from notify.server.jobs.wanted import Wanted
 from notify.server.newest import backwards
-from notify.storage.groups import Subscription
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage, Transaction
 from notify.storage.topics import Topic
-from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
+from notify.wire import Payload, decode_payload, encode_msgpack
 
 AT_ONCE = 4096
 READ_BYTES = 8 << 20
-LOOKED_AT_ONCE = 500
-"""Dead letters that are looked at in one go: a search through all must not hold up everyone else."""
 SEARCH_SHARE = 0.15
 """All searches together may use so much of the server's time."""
 
@@ -39,91 +31,6 @@ DROPPED_WHY = "notify-dropped"
 """The header of a note of a dropped letter that says who dropped it, and why."""
 EFFECTS_KEPT = "handlers with an inbox do nothing for messages that took effect before; those without run again"
 EFFECTS_AGAIN = "handlers with an inbox take effect again, also for messages that took effect before"
-
-
-def next_replay(s: Subscription) -> Subscription:
-    """The subscription with a replay number that it never had: from now on inboxes take its messages for new ones."""
-    number = max(s.replay, s.last_replay) + 1
-    return dataclasses.replace(s, replay=number, last_replay=number)
-
-
-@dataclass(slots=True)
-class Wanted:
-    """Which dead letters: what is empty matches all."""
-
-    topic: str = ""
-    tag: str = ""
-    key: str = ""
-    contains: str = ""
-    filter: str = ""
-    dead_from: str = ""
-    dead_to: str = ""
-    failure: str = ""
-    """The fingerprint of a failure group."""
-    _filter: Filter | None = dataclasses.field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        if self.filter:
-            self._filter = Filter(self.filter)
-
-    @property
-    def at_once(self) -> int:
-        """How many may be looked at in one go."""
-        return LOOKED_AT_ONCE if self._filter is None else min(LOOKED_AT_ONCE, self._filter.at_once)
-
-    def plain(self) -> dict[str, str]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-
-    def matches(self, m: StoredMessage) -> bool:
-        return not m.corrupt and self.fits(decode_payload(m.payload), m.committed_us)
-
-    def fits(self, p: Payload, dead_us: int) -> bool:
-        """Whether a dead letter of this content, dead since `dead_us` (microseconds since 1970), is one of them."""
-        if self.dead_from and dead_us < microseconds(datetime.fromisoformat(self.dead_from)):
-            return False
-        if self.dead_to and dead_us >= microseconds(datetime.fromisoformat(self.dead_to)):
-            return False
-        reason = (p.headers or {}).get(DEAD_LETTER_REASON, "")
-        return (
-            self.topic in ("", p.topic)
-            and self.tag in ("", p.tag)
-            and self.key in ("", p.key)
-            and self.contains in reason
-            and self.failure in ("", kind_of(reason).fingerprint)
-            and (self._filter is None or self._filter.fits(p))
-        )
-
-
-class Redriving(Protocol):
-    """Sends a group's dead letters again, some at a time, whoever keeps them."""
-
-    async def bounds(self, group: str) -> tuple[int, int, int]:
-        """The offset of a group's first letter, the one behind its last, and how many there are at most between them.
-
-        Raises Unavailable.
-        """
-        ...
-
-    async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
-        """Look at the next few from an offset on, at most `most`, and send (or drop) those that match.
-
-        Gives what became of each, and the offset to go on from; None where none is left. Repeating it sends none twice.
-        Raises Unavailable.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RedriveSpec:
-    """Which letters of a group a job sends, or drops: those of offsets before `until` that match."""
-
-    group: str
-    wanted: Wanted
-    until: int
-    replay_effects: bool = False
-    force: bool = False
-    drop: str = ""
-    """Who drops them, and why; empty: they are sent."""
 
 
 class DeadLetters:
@@ -289,74 +196,3 @@ class DeadLetters:
             if m.topic == topic and not m.corrupt:
                 return (decode_payload(m.payload).headers or {}).get(DROPPED_WHY, "")
         return None
-
-
-async def send_to_group(
-    core: Core,
-    group: str,
-    messages: Sequence[tuple[StoredMessage, bytes]],
-    *,
-    replay_effects: bool = False,
-    force: bool = False,
-) -> list[dict[str, Any]]:
-    """Send messages, each under another transaction id, to one group alone; what became of each, in order.
-
-    Those from before the group's inbox are refused without `force` or `replay_effects`.
-    """
-    items: list[dict[str, Any]] = []
-    new: list[NewTransaction] = []
-    replays: dict[str, str] = {}
-    for m, again in messages:
-        p = decode_payload(m.payload)
-        item: dict[str, Any] = {"status": 201}
-        items.append(item)
-        try:
-            topic = await _retry_topic(core, group, p)
-            followed = _followed(core, group, p.topic)
-            if not (force or replay_effects):
-                refuse_letter(core.queues, followed, m, p)
-            if replay_effects and p.topic not in replays:
-                replays[p.topic] = await _new_replay(core, followed)
-        except NotifyError as error:
-            item |= {"status": error.status, "code": error.code, "detail": str(error)}
-            continue
-        headers = {FIRST_ID: ids.message_id(m.transaction_id, m.message_no)} | (p.headers or {})
-        if replay_effects:
-            headers[REPLAY] = replays[p.topic]
-        p.headers = headers
-        new.append(NewTransaction(again, "", [NewMessage(topic, encode_msgpack(p), p.key, p.tag)], committed=True))
-    results = iter(await core.queues.put(new, core.clock()) if new else [])
-    for item in items:
-        if item["status"] == 201 and next(results).put is not Put.STORED:
-            item["status"] = 200
-    return items
-
-
-def _followed(core: Core, group: str, topic: str) -> Subscription:
-    """The group's subscription to a topic. Raises NotFound where it has none any more."""
-    subscription = core.queues.subscription(group, topic)
-    if subscription is None:
-        raise NotFound(f"group {group!r} does not subscribe to {topic!r} any more")
-    return subscription
-
-
-async def _new_replay(core: Core, s: Subscription) -> str:
-    """A replay number for letters of a topic alone: the topic's other messages keep theirs."""
-    number = next_replay(s).last_replay
-    await core.delivery.following.subscribe(dataclasses.replace(s, last_replay=number), None)
-    return str(number)
-
-
-async def _retry_topic(core: Core, group: str, p: Payload) -> str:
-    """The topic through which the group gets messages of a topic again; made and subscribed when first needed."""
-    followed = _followed(core, group, p.topic)
-    if followed.mode == "broadcast":
-        raise InvalidRequest(f"topic {p.topic!r} is broadcast: send the message again with publish", "broadcast")
-    name = retry_topic(group, p.topic)
-    if core.queues.subscription(group, name) is None:
-        core.topics.put_soon(Topic(name))
-        wanted: Subscription = dataclasses.replace(
-            followed, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0, replay=0, last_replay=0
-        )
-        await core.delivery.following.follow_retries(wanted)
-    return name
