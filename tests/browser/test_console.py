@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,48 +198,76 @@ def change(w: Any, name: str, query: str, fields: dict[str, str]) -> str:
     return w.text()
 
 
+class Writes:
+    """Writes of the console in one window, and which of them were done."""
+
+    def __init__(self, shop: Shop, w: Any) -> None:
+        self.shop = shop
+        self.w = w
+        self.done: list[str] = []
+
+    def do(self, name: str, query: str = "", /, **fields: str) -> str:
+        """Do a write from its form; the page's text."""
+        self.done.append(name)
+        return change(self.w, name, query, fields)
+
+    def finish(self, name: str, /, **fields: str) -> str:
+        """Do a write whose form another page led to; the text of its preview."""
+        self.done.append(name)
+        fill(self.w, fields | {"reason": f"test of {name}"})
+        self.w.press("button:has-text('Preview')")
+        preview = str(self.w.page.inner_text("#preview"))
+        self.w.press("button:has-text('Do it')")
+        return preview
+
+    def states(self, names: Sequence[str]) -> list[str]:
+        """The states of transactions."""
+        return [self.shop.call("GET", f"/v1/admin/transactions/{name}")["state"] for name in names]
+
+
 def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> None:
-    w = window(shop.url)
+    writes = Writes(shop, window(shop.url))
+    for write in (decide_transactions, change_queues, mend_dead_letters, change_the_server):
+        write(writes)
+    assert sorted(writes.done) == sorted(CHANGES), "a write of the console has no test"
+    actions = shop.call("GET", "/v1/admin/actions?max=1000")["actions"]
+    assert {f"test of {name}" for name in CHANGES} <= {action["reason"] for action in actions}
+    assert not any("nt_" in json.dumps(action) for action in actions)
+    assert writes.w.wrong == []
+
+
+def decide_transactions(writes: Writes) -> None:
+    shop, w = writes.shop, writes.w
     t = shop.transactions
-    done: list[str] = []
-
-    def do(name: str, query: str = "", /, **fields: str) -> str:
-        done.append(name)
-        return change(w, name, query, fields)
-
-    def state(name: str) -> str:
-        return str(shop.call("GET", f"/v1/admin/transactions/{name}")["state"])
-
-    do("transaction.check", f"?transaction={t[0]}")
-    do("transaction.resume", f"?transaction={t[0]}")
-    do("transaction.commit", f"?transaction={t[1]}")
-    do("transaction.rollback", f"?transaction={t[2]}")
-    assert [state(n) for n in t[:3]] == ["PREPARED", "COMMITTED", "ROLLED_BACK"]
+    writes.do("transaction.check", f"?transaction={t[0]}")
+    writes.do("transaction.resume", f"?transaction={t[0]}")
+    writes.do("transaction.commit", f"?transaction={t[1]}")
+    writes.do("transaction.rollback", f"?transaction={t[2]}")
+    assert writes.states(t[:3]) == ["PREPARED", "COMMITTED", "ROLLED_BACK"]
     names = [shop.half() for _ in range(3)]
     w.go("/transactions?state=PREPARED")
     for name in names[:2]:
         w.page.check(f"input[value='{name}']")
     w.press("button:has-text('Commit the chosen')")
-    fill(w, {"reason": "test of transactions.commit"})
-    w.press("button:has-text('Preview')")
-    assert "2 transactions of producer group orders, in doubt for" in w.page.inner_text("#preview")
-    w.press("button:has-text('Do it')")
+    preview = writes.finish("transactions.commit")
+    assert "2 transactions of producer group orders, in doubt for" in preview
     assert "2 transactions are COMMITTED." in w.text()
-    done.append("transactions.commit")
-    do("transactions.check", f"?ids={names[2]}")
+    writes.do("transactions.check", f"?ids={names[2]}")
     w.go("/transactions?producer_group=orders")
     w.press("a:has-text('Roll back all that match')")
     assert w.page.is_checked("#f-all") and w.page.input_value("#f-stored_before") != ""
-    fill(w, {"reason": "test of transactions.rollback"})
-    w.press("button:has-text('Preview')")
-    w.press("button:has-text('Do it')")
-    done.append("transactions.rollback")
+    writes.finish("transactions.rollback")
     w.press("a:has-text('Go on')")
     w.page.wait_for_selector("dd.good:has-text('done')")
-    assert [state(n) for n in names] == ["COMMITTED", "COMMITTED", "ROLLED_BACK"]
+    assert writes.states(names) == ["COMMITTED", "COMMITTED", "ROLLED_BACK"]
     assert "roll back transactions of orders" in w.text() and "ROLLED_BACK" in w.text()
     w.go("/transactions")
     assert "In doubt 0" in w.page.inner_text("#states") and "No transaction is in doubt" in w.text()
+
+
+def change_queues(writes: Writes) -> None:
+    """Change topics, subscriptions and groups."""
+    shop, w, do = writes.shop, writes.w, writes.do
     do("topic.put", topic="new.topic", queues="3", ttl="60")
     assert len(shop.call("GET", "/v1/admin/topics/new.topic")["queues"]) == 3
     do("subscription.put", "?group=stock&topic=new.topic", mode="ordered", max_attempts="5", tags="a, b")
@@ -258,16 +286,17 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     do("subscription.delete", "?group=stock&topic=new.topic")
     do("topic.delete", "?topic=old")
     assert ask(shop.url, "GET", "/v1/admin/topics/old")[0] == 404
-    # Some letters from the list by their boxes, then the rest as a job.
+
+
+def mend_dead_letters(writes: Writes) -> None:
+    """Send letters from the list by their boxes, then the rest as a job; correct, drop and purge others."""
+    shop, w, do = writes.shop, writes.w, writes.do
     before = shop.dead()
     w.go("/groups/points/dead-letters")
     w.page.check(f"input[value='{before[0]}']")
     w.page.check(f"input[value='{before[1]}']")
     w.press("button:has-text('Send the chosen again')")
-    fill(w, {"reason": "test of dead-letters.redrive"})
-    w.press("button:has-text('Preview')")
-    w.press("button:has-text('Do it')")
-    done.append("dead-letters.redrive")
+    writes.finish("dead-letters.redrive")
     assert shop.dead() == before[2:]
     do("dead-letters.redrive-all", "?group=points", contains="no such")
     w.press("a:has-text('Go on')")
@@ -287,6 +316,11 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     do("dead-letters.purge", "?group=points", before="latest")
     assert shop.dead() == []
     assert "Nothing is deleted" in do("topic.purge", "?topic=new.topic", before="latest")
+
+
+def change_the_server(writes: Writes) -> None:
+    """Stop a job, silence an alarm, redeliver, and change rates, settings and credentials."""
+    shop, w, do = writes.shop, writes.w, writes.do
     job = shop.unended_job()
     w.go(f"/jobs/{job}")
     w.press("a:has-text('Stop the job')")
@@ -301,10 +335,7 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     assert shop.call("GET", "/v1/admin/limits")["topics"] == {"order.placed": 1000.0, "order.paid": 50.5}
     w.go("/settings")
     w.press("a:has-text('check_attempts')")
-    fill(w, {"check_attempts": "9", "reason": "test of settings.put"})
-    w.press("button:has-text('Preview')")
-    w.press("button:has-text('Do it')")
-    done.append("settings.put")
+    writes.finish("settings.put", check_attempts="9")
     rows = {s["name"]: s["value"] for s in shop.call("GET", "/v1/admin/settings")["settings"]}
     assert rows["check_attempts"] == 9
     do("settings.rollback", "?to=0")
@@ -312,11 +343,6 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     credential = shop.call("GET", "/v1/admin/credentials")["credentials"][0]
     assert (credential["name"], credential["rights"]) == ("mailer", ["consume:mail", "view"])
     do("credential.revoke", f"?credential={credential['id']}")
-    assert sorted(done) == sorted(CHANGES), "a write of the console has no test"
-    reasons = [a["reason"] for a in shop.call("GET", "/v1/admin/actions?max=1000")["actions"]]
-    assert {f"test of {name}" for name in CHANGES} <= set(reasons)
-    assert not any("nt_" in json.dumps(a) for a in shop.call("GET", "/v1/admin/actions?max=1000")["actions"])
-    assert w.wrong == []
 
 
 def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
