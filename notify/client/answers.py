@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import httptools
@@ -9,7 +10,7 @@ import httptools
 from notify.errors import Unavailable
 
 
-class AnswerReader:
+class AnswerReader(ABC):
     """Base of connections with at most one request on its way: puts its answer together from the bytes that come."""
 
     def __init__(self) -> None:
@@ -40,6 +41,6 @@ class AnswerReader:
         parser, self._parser = self._parser, None
         self.answered(status, b"".join(self._body), parser.should_keep_alive())
 
+    @abstractmethod
     def answered(self, status: int, body: bytes, is_kept: bool) -> None:
         """Called once the answer is whole. `is_kept`: the connection may carry another request."""
-        raise NotImplementedError

@@ -110,7 +110,7 @@ def _tls(cluster: Cluster, address: str) -> str:
             "brokers' certificates"
         )
     except (OSError, ValueError):
-        pass
+        pass  # another fault than the certificate's: Kafka's client tells it
     return ""
 
 
