@@ -24,8 +24,9 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
-from notify.client.table import database_now, half_message, notify_source
+from notify.client.table import half_message, notify_source
 from notify.client.transactions import pack
+from notify.databases import database_now
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.dying import lose_outcomes
