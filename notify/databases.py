@@ -95,6 +95,19 @@ def drop_lost_sessions(engine: Engine) -> None:
         )
 
 
+def at_level(connection: Connection, level: str) -> Connection:
+    """The connection, at an isolation level such as AUTOCOMMIT from now on.
+
+    Raises OperationalError where its session is gone: SQLAlchemy itself passes on the driver's error as it is.
+    """
+    try:
+        return connection.execution_options(isolation_level=level)
+    except connection.dialect.loaded_dbapi.Error as error:
+        connection.invalidate(error)
+        statement = f"SET TRANSACTION ISOLATION LEVEL {level}"
+        raise sa.exc.OperationalError(statement, None, error, connection_invalidated=True) from error
+
+
 def check_engine(engine: object, *, is_async: bool) -> None:
     """Raises InvalidRequest for what is no Engine, or for `is_async` no AsyncEngine or Engine."""
     if not hasattr(engine, "dialect"):

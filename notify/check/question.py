@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection
 
 from notify import ids
 from notify.check.listener import CheckUnavailable
+from notify.databases import at_level
 
 LOCK_TIMEOUT_MS = 300
 """How long a question waits for a running transaction; MariaDB and MySQL round up to a second."""
@@ -65,13 +66,13 @@ def ask(connection: Connection, transaction_id: str, producer_group: str) -> Sta
     parameters = {"id": transaction_id, "producer_group": producer_group}
     try:
         if dialect.name == "postgresql":
-            connection = connection.execution_options(isolation_level="READ COMMITTED")
+            connection = at_level(connection, "READ COMMITTED")
             with connection.begin():
                 connection.execute(sa.text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'"))
                 connection.execute(_POSTGRESQL, parameters)
                 stands = _read(connection, parameters)
         elif dialect.name in ("mysql", "mariadb"):
-            connection = connection.execution_options(isolation_level="READ COMMITTED")
+            connection = at_level(connection, "READ COMMITTED")
             with connection.begin():
                 seconds = math.ceil(LOCK_TIMEOUT_MS / 1000)
                 if getattr(dialect, "is_mariadb", False):

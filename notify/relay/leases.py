@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.databases import KEEPALIVE, WAKE_CHANNEL, set_in_session
+from notify.databases import KEEPALIVE, WAKE_CHANNEL, at_level, set_in_session
 from notify.errors import InvalidRequest, Unavailable
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 
@@ -223,7 +223,8 @@ class PostgreSqlLeases:
         self.held.clear()
         if pool_mode(self._engine) == TRANSACTION:
             raise InvalidRequest(REMEDY)
-        self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._connection = self._engine.connect()
+        at_level(self._connection, "AUTOCOMMIT")
         self._connection.exec_driver_sql(set_in_session(KEEPALIVE))
         # There is no such setting before version 14: then only the end of the session ends a lease.
         self._connection.exec_driver_sql(

@@ -43,6 +43,11 @@ def open_engine(url: str, *, pooled: bool = True, statement_seconds: int = IO_SE
         if pooled:
             is_mysql = parsed.get_backend_name() in ("mysql", "mariadb")
             pool = {"pool_size": 8, "max_overflow": 8, "pool_recycle": RECYCLE_SECONDS if is_mysql else -1}
+        if parsed.get_backend_name() != "sqlite":
+            # A waiting UPDATE then sees what the one before it wrote, and locks no gaps, whatever the database sets.
+            # Set once in each session. As an option of the engine it would be set with each transaction, and where that
+            # fails SQLAlchemy passes on the driver's error as it is, which nobody looks for.
+            pool["isolation_level"] = "READ COMMITTED"
         engine = sa.create_engine(parsed, connect_args=_arguments(parsed, statement_seconds), **pool)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"--storage {_shown(url)}: {_reason(error)}") from None
@@ -54,8 +59,7 @@ def open_engine(url: str, *, pooled: bool = True, statement_seconds: int = IO_SE
     drop_lost_sessions(engine)
     if engine.dialect.name == "postgresql":
         event.listen(engine, "connect", functools.partial(_set_up_postgresql, statement_seconds))
-    # A waiting UPDATE then sees what the one before it wrote, and locks no gaps, whatever the database's default is.
-    return engine.execution_options(isolation_level="READ COMMITTED")
+    return engine
 
 
 def visitor_engine(url: str) -> Engine:

@@ -15,7 +15,7 @@ import structlog
 from notify import faults, ids
 from notify.client.transactions import HALF_SECONDS
 from notify.clock import wall_clock as now
-from notify.databases import DROPPED, REFUSED, RELAYED
+from notify.databases import DROPPED, REFUSED, RELAYED, at_level
 from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
@@ -92,6 +92,38 @@ def test_a_commit_that_is_cut_neither_loses_nor_doubles(
     with engine.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(server_half_message)) == 3
     engine.dispose()
+
+
+def test_a_session_that_broke_is_an_error_of_sqlalchemy(proxied: tuple[Proxy, str]) -> None:
+    """Also in the first moment of its next use, and where an isolation level is set: all that looks for databases that
+    are away looks for these errors."""
+    proxy, url = proxied
+    with opened(url) as engine:
+        with engine.connect() as held:
+            with engine.connect() as pooled:
+                assert pooled.exec_driver_sql("SELECT 1").scalar() == 1
+            assert held.exec_driver_sql("SELECT 1").scalar() == 1
+            held.rollback()
+            proxy.close()
+            with pytest.raises(faults.DATABASE_AWAY):
+                at_level(held, "AUTOCOMMIT").exec_driver_sql("SELECT 1")
+        with pytest.raises(faults.DATABASE_AWAY), engine.begin() as connection:
+            connection.exec_driver_sql("SELECT 1")
+        proxy.reopen()
+        with engine.connect() as connection:
+            assert at_level(connection, "AUTOCOMMIT").exec_driver_sql("SELECT 1").scalar() == 1
+
+
+def test_a_session_reads_what_is_committed(storage: str) -> None:
+    """Whatever the database's default is, and also in a session that was used with another level."""
+    level = {"sqlite": "SERIALIZABLE"}.get(sa.make_url(storage).get_backend_name(), "READ COMMITTED")
+    with opened(storage) as engine:
+        with engine.connect() as connection:
+            assert connection.get_isolation_level() == level
+        with engine.connect() as connection:
+            at_level(connection, "SERIALIZABLE")
+        with engine.connect() as connection:
+            assert connection.get_isolation_level() == level
 
 
 def test_a_writer_gives_up_before_its_callers_do(monkeypatch: pytest.MonkeyPatch) -> None:
