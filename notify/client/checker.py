@@ -14,6 +14,7 @@ from notify.backoff import Backoff
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck, answer, is_async, out_of_reach
 from notify.check.question import read_source
+from notify.client.http import NO_SERVERS_ANSWER
 from notify.client.transactions import TransactionClient, call
 from notify.errors import NotifyError
 from notify.wire import Check, Checks, OutcomeItem, Poll
@@ -175,7 +176,9 @@ class Checker:
 
     def _complain(self, error: Exception, wait: float) -> None:
         """Say why polling fails: loudly, and once, where trying again does not help by itself."""
-        passing = isinstance(error, CheckUnavailable) or (isinstance(error, NotifyError) and error.retryable)
+        passing = isinstance(error, CheckUnavailable) or (
+            isinstance(error, NotifyError) and error.retryable and error.code != NO_SERVERS_ANSWER
+        )
         loud = not passing and str(error) != self._complaint
         if loud:
             self._complaint = str(error)

@@ -258,12 +258,18 @@ class HttpClient:
         return bool(self._open)
 
 
+NO_SERVERS_ANSWER = "http_200"
+"""The code of what answers 200 and is no Notify server: an outage behind a proxy, or not the address of a server."""
+
+
 def read_answer(decode: Callable[[bytes], T], answer: bytes) -> T:
     """The content of a 200 answer. Raises Unavailable where it is no Notify server's, such as a proxy's page."""
     try:
         return decode(answer)
     except msgspec.DecodeError as error:
-        raise Unavailable(f"an answer says 200, and is not as a Notify server's ({error}): a proxy between?") from None
+        refusal = Unavailable(f"an answer says 200, and is not as a Notify server's ({error}): a proxy between?")
+        refusal.code = NO_SERVERS_ANSWER
+        raise refusal from None
 
 
 def check_answered(names: Sequence[str], items: Sequence[Item]) -> None:
