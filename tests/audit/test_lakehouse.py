@@ -64,6 +64,7 @@ def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
     server.stop()
 
 
+@pytest.mark.long
 def test_the_code_of_the_page(
     spark: Any,
     own_server: ServerProcess,

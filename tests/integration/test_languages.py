@@ -46,7 +46,9 @@ def java(scratch: Path) -> list[str]:
     return ["java", "-cp", f"{jars}/*", str(EXAMPLES / "Shop.java")]
 
 
-@pytest.mark.parametrize("program", [node, java, pytest.param(go, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "program", [node, pytest.param(java, marks=pytest.mark.long), pytest.param(go, marks=pytest.mark.long)]
+)
 def test_half_commit_check_consume(program: Callable[[Path], list[str]], tmp_path: Path) -> None:
     """The outcome of one order is told; of the others one is committed and one rolled back, by answers to checks."""
     name = program.__name__
