@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Iterator
 
-from notify.client.http import HttpClient
+from notify.client.http import HttpClient, items_of
 from notify.client.line import Line
 from notify.client.loop import LoopThread
 from notify.client.running import Running
-from notify.client.transactions import HALVES, NOT_NOW, OUTCOMES, items_of
+from notify.client.transactions import HALVES, NOT_NOW, OUTCOMES
 from notify.errors import Timeout, Unavailable
 from notify.wire import Item, PackedMessage
 

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -34,7 +34,7 @@ from notify.errors import (
     Unauthorized,
     Unavailable,
 )
-from notify.wire import MSGPACK, Item, Problem
+from notify.wire import MSGPACK, Item, Items, Problem
 
 T = TypeVar("T")
 CONNECTIONS = 256
@@ -272,9 +272,36 @@ def read_answer(decode: Callable[[bytes], T], answer: bytes) -> T:
         raise refusal from None
 
 
-def check_answered(names: Sequence[str], items: Sequence[Item]) -> None:
-    """Whether the items of an answer are those of a request. Raises Unavailable where something between has mixed up
-    two answers: what one of them has stored would be taken for stored of the other."""
+class Connections(Protocol):
+    """Connections to servers, as far as an answer concerns them."""
+
+    def close_idle(self) -> None: ...
+
+
+_decode_items = msgspec.msgpack.Decoder(Items).decode
+
+
+def items_of(answer: bytes) -> list[Item]:
+    """The results that an answer carries. Raises Unavailable where it carries none."""
+    return read_answer(_decode_items, answer).items
+
+
+def items_for(names: Sequence[str], answer: bytes, connections: Connections) -> list[Item]:
+    """The result for each id of a request, in order.
+
+    Raises Unavailable where the answer has others: something between has mixed up two answers, and what one of them has
+    stored would be taken for stored of the other. Connections without a request are closed then.
+    """
+    items = items_of(answer)
+    try:
+        _check_answered(names, items)
+    except Unavailable:
+        connections.close_idle()
+        raise
+    return items
+
+
+def _check_answered(names: Sequence[str], items: Sequence[Item]) -> None:
     if len(items) != len(names):
         raise Unavailable(f"the answer has {len(items)} items for {len(names)}: a proxy between?")
     for name, item in zip(names, items, strict=True):

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, TypeVar
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
-from notify.client.http import read_answer
+from notify.client.http import items_of
 from notify.client.inbox import DAY
 from notify.client.old_rows import (
     CLOCK_SKEW,
@@ -30,11 +29,10 @@ from notify.client.servers import Servers
 from notify.client.table import notify_source
 from notify.databases import REFUSED, RELAYED, UNSENT, in_transaction, in_transaction_async
 from notify.errors import InvalidRequest, NotifyError
-from notify.wire import Item, Items, OutcomeItem, Outcomes, States, encode_msgpack
+from notify.wire import Item, OutcomeItem, Outcomes, States, encode_msgpack
 
 log = logging.getLogger("notify.client")
 T = TypeVar("T")
-_decode_items = msgspec.msgpack.Decoder(Items).decode
 
 IDS_RETENTION_SECONDS = 7 * DAY
 """For so long a server knows what became of a transaction, by default; one that is undecided, for ever."""
@@ -207,13 +205,13 @@ async def _ask(http: Servers, group: str, shard: str, names: Sequence[str]) -> l
         outcomes = [OutcomeItem(id=name, outcome="UNKNOWN", shard=shard) for name in names]
         body = encode_msgpack(Outcomes(producer_group=group, outcomes=outcomes))
         answer = await http.call("POST", "/v1/transactions/outcomes", body, ASK_SECONDS, shard=shard)
-        return read_answer(_decode_items, answer).items
+        return items_of(answer)
     await http.known()
     body = encode_msgpack(States(producer_group=group, ids=list(names)))
     known: dict[str, Item] = {}
     for place in http.places() or (None,):
         answer = await http.call("POST", "/v1/transactions/states", body, ASK_SECONDS, shard=place)
-        for item in read_answer(_decode_items, answer).items:
+        for item in items_of(answer):
             if item.id not in known or known[item.id].status == 404:
                 known[item.id] = item
     return [known[name] for name in names]

@@ -45,7 +45,7 @@ CLOSE_ROUNDS = 1000
 """Looks whether the requests under way have ended, a millisecond or more apart."""
 
 
-class _Member(msgspec.Struct):
+class Member(msgspec.Struct):
     name: str
     kind: str
     url: str
@@ -55,11 +55,15 @@ class _Member(msgspec.Struct):
     load: float = 0.0
 
 
-class _Members(msgspec.Struct):
+class Members(msgspec.Struct):
     version: int
-    members: list[_Member]
+    members: list[Member]
     keys: list[str] = []
     """The shards among which the servers divide the keys; empty: any server takes any key."""
+
+    def servers(self) -> list[Member]:
+        """The members that can be asked; bridges and the like are listed, too."""
+        return [member for member in self.members if member.kind == "server" and member.url]
 
 
 class Keyed(Protocol):
@@ -69,7 +73,8 @@ class Keyed(Protocol):
     def key(self) -> str | None: ...
 
 
-_decode = msgspec.msgpack.Decoder(_Members).decode
+decode_members = msgspec.msgpack.Decoder(Members).decode
+"""Decodes the answer of `GET /v1/members`."""
 
 
 class Servers:
@@ -100,7 +105,7 @@ class Servers:
         self._clients = {seed: HttpClient(seed, tls=tls, token=self._token) for seed in self._seeds}
         self._left: list[HttpClient] = []
         """Clients of members that left, with requests under way."""
-        self._members: list[_Member] = []
+        self._members: list[Member] = []
         self._known: tuple[object, ...] = ()
         self._only_tls = all(urlsplit(seed).scheme == "https" for seed in self._seeds)
         self._refused: frozenset[str] = frozenset()
@@ -279,16 +284,16 @@ class Servers:
         failed: NotifyError = Unavailable("no server answers")
         for url in dict.fromkeys(address for address in addresses if address):
             try:
-                found = _decode(await self._client(url).call("GET", "/v1/members", b"", 1.0))
+                found = decode_members(await self._client(url).call("GET", "/v1/members", b"", 1.0))
             except (NotifyError, msgspec.DecodeError) as error:
                 failed = error if isinstance(error, NotifyError) else failed
                 continue
             if found.version:
-                self._learn([m for m in found.members if m.kind == "server" and m.url], tuple(found.keys))
+                self._learn(found.servers(), tuple(found.keys))
             return
         raise failed
 
-    def _learn(self, members: list[_Member], keys: tuple[str, ...]) -> None:
+    def _learn(self, members: list[Member], keys: tuple[str, ...]) -> None:
         members = self._not_in_the_clear(members)
         known = tuple((m.name, m.url, *m.roles, m.room) for m in members)
         self._members = members  # their loads, at any rate
@@ -306,7 +311,7 @@ class Servers:
             left.close_when_idle()
             self._left = [client for client in (*self._left, left) if client.is_open]
 
-    def _not_in_the_clear(self, members: list[_Member]) -> list[_Member]:
+    def _not_in_the_clear(self, members: list[Member]) -> list[Member]:
         if not self._only_tls:
             return members
         refused = frozenset(m.url for m in members if urlsplit(m.url).scheme != "https")

@@ -15,7 +15,7 @@ from notify import ids
 from notify.backoff import Backoff
 from notify.client.batch import Later
 from notify.client.choosing import Chooser, room_then_load
-from notify.client.http import check_answered, error_of, read_answer
+from notify.client.http import error_of, items_for, read_answer
 from notify.client.lanes import Lanes, by_shard
 from notify.client.login import Shown
 from notify.client.servers import Servers
@@ -24,7 +24,6 @@ from notify.limits import LIMITS, check_between, check_delay, check_headers, che
 from notify.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
 from notify.wire import (
     Item,
-    Items,
     OutcomeItem,
     Outcomes,
     PackedMessage,
@@ -47,7 +46,6 @@ Answers = Sequence[Item | Later | NotifyError]
 """One for each item of a request, in its order."""
 NOT_NOW = (503, 421)
 """Statuses of an item that another attempt may change."""
-_decode_items = msgspec.msgpack.Decoder(Items).decode
 
 
 def pack(message: Message) -> PackedMessage:
@@ -273,22 +271,12 @@ class TransactionClient:
             left = deadline - loop.time()
             try:
                 answer = await self.http.call("POST", path, body, max(left, 0.001), shard=shard)
-                return self._items_for(names, answer)
+                return items_for(names, answer, self.http)
             except Unavailable as error:
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
                     raise
             await asyncio.sleep(wait)
-
-    def _items_for(self, names: list[str], answer: bytes) -> list[Item]:
-        """The result for each id of `names`. Raises Unavailable where the answer has others."""
-        items = items_of(answer)
-        try:
-            check_answered(names, items)
-        except Unavailable:
-            self.http.close_idle()
-            raise
-        return items
 
     # --- outcomes ---------------------------------------------------------------------------------------------
 
@@ -322,9 +310,8 @@ class TransactionClient:
         place = shard if self.http.is_apart(shard) else None
         for attempt in range(OUTCOME_TRIES):
             try:
-                return self._items_for(
-                    names, await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=place)
-                )
+                answer = await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=place)
+                return items_for(names, answer, self.http)
             except Unavailable:
                 # Check-back asks for what stays lost.
                 if attempt == OUTCOME_TRIES - 1:
@@ -370,11 +357,6 @@ class TransactionClient:
 
 def _is_for_later(item: Item) -> bool:
     return item.status == 503 or item.code == "wrong_shard"
-
-
-def items_of(answer: bytes) -> list[Item]:
-    """The results that an answer carries. Raises Unavailable where it carries none."""
-    return read_answer(_decode_items, answer).items
 
 
 def size_of_message(message: PackedMessage) -> int:

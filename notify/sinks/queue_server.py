@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from notify import ids
-from notify.client.http import HttpClient, check_answered, read_answer
+from notify.client.http import HttpClient, items_for, read_answer
+from notify.client.servers import decode_members
 from notify.errors import InvalidRequest, TooLarge, Unavailable, stale_epoch
 from notify.limits import LIMITS
 from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
@@ -21,7 +22,6 @@ from notify.wire import (
     Bridged,
     BridgedTransaction,
     Item,
-    Items,
     PackedBridgeBatch,
     PackedPublished,
     PackedTransaction,
@@ -45,21 +45,8 @@ AWAY = "the server did not answer to those before it"
 Encoded = tuple[BridgedTransaction, bytes]
 """A transaction, and its bytes in a request."""
 _decode_transaction = msgspec.msgpack.Decoder(BridgedTransaction).decode
-_decode_items = msgspec.msgpack.Decoder(Items).decode
 _decode_bridged = msgspec.msgpack.Decoder(Bridged).decode
 _decode_known = msgspec.msgpack.Decoder(dict[str, Any]).decode
-
-
-class _Member(msgspec.Struct):
-    url: str
-
-
-class _Members(msgspec.Struct):
-    members: list[_Member]
-    keys: list[str] = []
-
-
-_decode_members = msgspec.msgpack.Decoder(_Members).decode
 
 
 class QueueSink:
@@ -144,8 +131,8 @@ class QueueSink:
                 answer = await asking.call("GET", "/v1/members", b"", POST_SECONDS)
             finally:
                 asking.close()
-            found = read_answer(_decode_members, answer)
-            is_one_port = len({urlsplit(member.url).netloc for member in found.members}) == 1
+            found = read_answer(decode_members, answer)
+            is_one_port = len({urlsplit(member.url).netloc for member in found.servers()}) == 1
             if found.keys and is_one_port and url.rpartition("/")[2] not in found.keys:
                 self._http.close()
                 self._http = HttpClient(f"{url}/{found.keys[0]}")
@@ -237,13 +224,7 @@ class _Putting:
                 request["anywhere"] = True  # the keys of all workers: one of them has the order
             names = [_published_id(t) for t, _ in transactions]
         answer = await self._http.call("POST", path, encode_msgpack(request), POST_SECONDS)
-        items = read_answer(_decode_items, answer).items
-        try:
-            check_answered(names, items)
-        except Unavailable:
-            self._http.close_idle()
-            raise
-        return items
+        return items_for(names, answer, self._http)
 
 
 def _too_large(name: str, size: int, head_bytes: int) -> Item | None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from notify.storage.groups import Subscription
 from notify.storage.log import LogStore
 from notify.storage.records import State
+from notify.storage.topics import Topic
+from tests.contract.stores import T0
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in, sent
 
@@ -30,6 +33,15 @@ def opened(directory: Path, retention_us: int = HOUR, retention_bytes: int = 0) 
     return LogStore(
         directory, segment_bytes=4096, disk=disk, retention_us=retention_us, retention_bytes=retention_bytes
     )
+
+
+async def subscribed(directory: Path, retention_us: int = HOUR, retention_bytes: int = 0) -> LogStore:
+    """A new log, open, with the topic `t`, which the group `c` consumes from the start."""
+    store = opened(directory, retention_us, retention_bytes)
+    await store.open(T0)
+    await store.create_topic(Topic("t"))
+    await store.subscribe(Subscription("c", "t"), [0])
+    return store
 
 
 def rest(store: LogStore) -> dict[int, bytes]:

@@ -16,7 +16,7 @@ from notify.storage.log import LogStore, checkpoint, journal
 from notify.storage.log.disk import Disk
 from notify.storage.records import Put, State
 from notify.storage.topics import Topic
-from tests.contract.retained import HOUR, fill, opened, rest
+from tests.contract.retained import HOUR, fill, opened, rest, subscribed
 from tests.contract.stores import T0
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in, content, message, sent
@@ -24,10 +24,7 @@ from tests.support.transactions import bodies_in, content, message, sent
 
 def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
     async def run() -> None:
-        store = opened(tmp_path / "log")
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        await store.subscribe(Subscription("c", "t"), [0])
+        store = await subscribed(tmp_path / "log")
         old = await fill(store, 60, T0)
         pending = sent(b"undecided")
         delayed = sent(b"delayed", delay_us=100 * HOUR)
@@ -213,10 +210,7 @@ def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(journal, "LOOP_SYNC_SECONDS", 0.0)  # the thread writes the frames, beside the loop's work
 
     async def run() -> None:
-        store = opened(tmp_path / "log")
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        await store.subscribe(Subscription("c", "t"), [0])
+        store = await subscribed(tmp_path / "log")
         now_us = T0
         bodies: list[bytes] = []
         settled: set[int] = set()
@@ -281,10 +275,7 @@ def test_a_bound_below_what_waits_ends_and_says_so(tmp_path: Path) -> None:
     """Carrying a backlog larger than the bound frees no room: retention stops, and raises an error that says so."""
 
     async def run() -> None:
-        store = opened(tmp_path / "log", retention_us=0, retention_bytes=8000)
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        await store.subscribe(Subscription("c", "t"), [0])
+        store = await subscribed(tmp_path / "log", retention_us=0, retention_bytes=8000)
         await fill(store, 100, T0)
         end = store.journal.end
         with pytest.raises(Unavailable, match="let them catch up"):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from notify.storage.groups import SettleKind, Subscription
+from notify.storage.groups import SettleKind
 from notify.storage.log import husks as husks_module
 from notify.storage.names import redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
-from tests.contract.retained import HOUR, fill, opened
+from tests.contract.retained import HOUR, fill, opened, subscribed
 from tests.contract.stores import T0
 from tests.support.transactions import sent
 
@@ -22,10 +22,7 @@ def test_dead_letters_stay_until_they_are_sent_again_or_purged(tmp_path: Path) -
     """Dead letters have no subscriber: the default retention would delete them before anyone has looked at them."""
 
     async def run() -> None:
-        store = opened(tmp_path / "log")
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        await store.subscribe(Subscription("c", "t"), [0])
+        store = await subscribed(tmp_path / "log")
         await fill(store, 30, T0)
         for m in store.read("t", 0, 0, 30, 1 << 20):
             store.dead_letter_soon("c", [(m, m.payload)], T0)
@@ -61,10 +58,7 @@ def test_dead_letters_stay_until_they_are_sent_again_or_purged(tmp_path: Path) -
 
 def test_a_letter_that_was_sent_again_is_not_kept(tmp_path: Path) -> None:
     async def run() -> None:
-        store = opened(tmp_path / "log")
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        await store.subscribe(Subscription("c", "t"), [0])
+        store = await subscribed(tmp_path / "log")
         await fill(store, 3, T0)
         for m in store.read("t", 0, 0, 3, 1 << 20):
             store.dead_letter_soon("c", [(m, m.payload)], T0)
@@ -96,10 +90,7 @@ def test_dead_letters_of_many_segments_keep_few_files(tmp_path: Path, monkeypatc
     monkeypatch.setattr(husks_module, "MOST_HUSKS", most)
 
     async def run() -> None:
-        store = opened(tmp_path / "log")
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        await store.subscribe(Subscription("c", "t"), [0])
+        store = await subscribed(tmp_path / "log")
         letters: list[bytes] = []
 
         async def one_more(at: int) -> None:

@@ -159,7 +159,7 @@ class DataRoutes:
     async def transactions(self, request: Request) -> bytes:
         asked: JsonTransactions | PackedTransactions = request.decode(_TRANSACTIONS)
         check(request, "check", asked.producer_group)
-        if any(t.committed for t in asked.transactions):
+        if self._is_for_any_worker(request) and any(t.committed for t in asked.transactions):
             self._check_names_worker(request)
         items = await self.core.transactions.put(asked, request.principal)
         crash_point.reached("half.before_answer")
@@ -223,16 +223,20 @@ class DataRoutes:
         self.core.refusals.tell(source, request.decode(_REFUSED))
         return request.encode({"source": source})
 
+    def _is_for_any_worker(self, request: Request) -> bool:
+        """Whether it came to the one port of several workers and names none of them."""
+        settings = self.core.settings
+        return bool(settings.key_shards) and not settings.tls_certificate and not request.names_worker
+
     def _check_names_worker(self, request: Request) -> None:
         """Raises InvalidRequest where a mover's request came to any of the workers behind one port.
 
         Only one worker knows a source's position, and the ids that were moved: another one would store all of it again.
         """
-        settings = self.core.settings
-        if settings.key_shards and not settings.tls_certificate and not request.names_worker:
+        if self._is_for_any_worker(request):
             raise InvalidRequest(
                 "only one worker knows what a bridge or relay has moved, and this request names none: send all of it "
-                f"to the address of one worker, the same for good, such as …/{settings.key_shards[0]}",
+                f"to the address of one worker, the same for good, such as …/{self.core.settings.key_shards[0]}",
                 "names_no_worker",
                 421,
             )
