@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
-from notify.client.http import items_of
+from notify.client.http import items_for
 from notify.client.inbox import DAY
 from notify.client.old_rows import (
     CLOCK_SKEW,
@@ -205,13 +205,13 @@ async def _ask(http: Servers, group: str, shard: str, names: Sequence[str]) -> l
         outcomes = [OutcomeItem(id=name, outcome="UNKNOWN", shard=shard) for name in names]
         body = encode_msgpack(Outcomes(producer_group=group, outcomes=outcomes))
         answer = await http.call("POST", "/v1/transactions/outcomes", body, ASK_SECONDS, shard=shard)
-        return items_of(answer)
+        return items_for(names, answer, http)
     await http.known()
     body = encode_msgpack(States(producer_group=group, ids=list(names)))
     known: dict[str, Item] = {}
     for place in http.places() or (None,):
         answer = await http.call("POST", "/v1/transactions/states", body, ASK_SECONDS, shard=place)
-        for item in items_of(answer):
+        for item in items_for(names, answer, http):
             if item.id not in known or known[item.id].status == 404:
                 known[item.id] = item
     return [known[name] for name in names]
