@@ -185,6 +185,32 @@ def is_savepoint_gone(error: BaseException | None) -> bool:
     return _state_of(error) in _NO_SAVEPOINT_STATES or number == _NO_SAVEPOINT_CODE
 
 
+_UNDOING_CODES = frozenset({1020, 1206, 1213})
+"""MySQL and MariaDB: a row that has changed since the snapshot, a full table of locks, a deadlock."""
+_LOCK_TIMEOUT_CODE = 1205
+
+
+def has_undone(connection: Connection, error: BaseException | None) -> bool:
+    """Whether a driver's error says that the database has rolled back the whole transaction, and takes the next
+    statement for a new one. PostgreSQL refuses all statements instead until the rollback."""
+    name = connection.dialect.name
+    if name == "sqlite":
+        driver: Any = connection.connection.driver_connection
+        return getattr(driver, "isolation_level", "") is None and not getattr(driver, "in_transaction", True)
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    number = getattr(error, "errno", arguments[0] if arguments else None)
+    if name not in _MYSQL or number != _LOCK_TIMEOUT_CODE:
+        return name in _MYSQL and number in _UNDOING_CODES
+    try:
+        cursor = connection.connection.cursor()
+        cursor.execute("SELECT @@innodb_rollback_on_timeout")
+        row: Any = cursor.fetchone()
+        cursor.close()
+    except Exception:
+        return True  # nobody knows: what is refused can be repeated
+    return bool(row[0])
+
+
 def _state_of(error: BaseException | None) -> object:
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 

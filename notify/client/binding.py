@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from sqlalchemy import event
-from sqlalchemy.engine import Connection, Engine, TwoPhaseTransaction
+from sqlalchemy.engine import Connection, Engine, ExceptionContext, TwoPhaseTransaction
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
@@ -27,7 +27,7 @@ from notify.client.bound import (
 from notify.client.carrier import Carrier, check_driver
 from notify.client.outgoing import CLOSED
 from notify.client.transactions import pack_unkeyed
-from notify.databases import begins_explicitly, roll_back_driver
+from notify.databases import begins_explicitly, has_undone, roll_back_driver
 from notify.errors import BindingRefused, Closed, TransactionRefused
 from notify.message import Message
 from notify.wire import PackedMessage
@@ -56,6 +56,14 @@ def no_session(given: Any, takes: str = "Session") -> str:
     return f"send takes the {takes} whose commit is to send the message; this is a {name}"
 
 
+def undone(error: BaseException) -> BindingRefused:
+    """Why a transaction that the database has rolled back carries no message."""
+    return BindingRefused(
+        "nothing is committed: the database has rolled back the whole transaction with an error that was caught, so "
+        f"that what came before it is gone: roll back, and repeat all of it. The error: {error}"
+    )
+
+
 def existing(binding: Binding | None) -> Binding:
     """The binding of a producer. Raises BindingRefused where it has none."""
     if binding is None:
@@ -82,13 +90,14 @@ class Binding:
             ("commit", self._on_commit),
             ("rollback", self._on_rollback),
             ("rollback_savepoint", self._on_rollback_savepoint),
+            ("handle_error", self._on_error),
         )
 
     def detach(self) -> None:
         """Take no more messages. The listeners stay where a transaction has some: its commit has to fail."""
         with self._lock:
             self._carrier.is_closed = True
-            if any(bound.root.is_active and not bound.prepared for bound in self._by_connection.values()):
+            if any(bound.is_active and not bound.prepared for bound in self._by_connection.values()):
                 return
         for name, listener in self._listeners():
             event.remove(self._base, name, listener)
@@ -117,7 +126,7 @@ class Binding:
             session.begin()
         connection = self._connection_of(session)
         known = session.info.get(INFO_KEY)
-        if known is not None and known[0] is not self and known[1].root.is_active:
+        if known is not None and known[0] is not self and known[1].is_active:
             raise BindingRefused("this session's transaction already carries messages of another producer")
         bound = self._bind(connection, packed, message)
         bound.session = weakref.ref(session)
@@ -160,11 +169,18 @@ class Binding:
         bound = self._by_connection.get(connection)
         if bound is None or bound.root is not root:
             self._check_connection(connection)
-            bound = BoundTransaction(root)
-            with self._lock:
-                if not self._carrier.is_closed:
-                    self._by_connection[connection] = bound
+            bound = self._begun(connection)
+        if bound.undone is not None:
+            raise undone(bound.undone)
         self._carrier.take(bound, _open_savepoints(connection), packed, message)
+        return bound
+
+    def _begun(self, connection: Connection) -> BoundTransaction:
+        root: Any = connection.get_transaction()
+        bound = BoundTransaction(weakref.ref(root))
+        with self._lock:
+            if not self._carrier.is_closed:
+                self._by_connection[connection] = bound
         return bound
 
     def _check_connection(self, connection: Connection) -> None:
@@ -199,6 +215,17 @@ class Binding:
         if bound is not None:
             bound.sends = [send for send in bound.sends if name not in send[0]]
 
+    # --- errors of the database -------------------------------------------------------------------------------
+
+    def _on_error(self, context: ExceptionContext) -> None:
+        """Some errors roll back the whole transaction, and SQLAlchemy takes it for going on: whoever catches one would
+        commit the messages without the changes."""
+        connection = context.connection
+        if connection is None or connection.get_transaction() is None or connection.invalidated:
+            return
+        if has_undone(connection, context.original_exception):
+            (self.bound(connection) or self._begun(connection)).undone = context.original_exception
+
     # --- committing -------------------------------------------------------------------------------------------
 
     def _on_commit(self, connection: Connection) -> None:
@@ -210,6 +237,8 @@ class Binding:
         if bound.prepared or not bound.sends:
             return
         try:
+            if bound.undone is not None:
+                raise undone(bound.undone)
             if len(connections_of_bound(bound)) > 1:
                 raise BindingRefused(SEVERAL)
             self._carrier.prepare(connection, bound)

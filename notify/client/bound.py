@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import event
@@ -34,10 +35,12 @@ SEVERAL = (
 class BoundTransaction:
     """The messages of one root transaction."""
 
-    __slots__ = ("dropped", "failed", "id", "prepared", "rolled_back", "root", "sends", "session", "shard")
+    __slots__ = ("_root", "dropped", "failed", "id", "prepared", "rolled_back", "sends", "session", "shard", "undone")
 
-    def __init__(self, root: Any) -> None:
-        self.root = root
+    def __init__(self, root: Callable[[], Any]) -> None:
+        """`root` gives the transaction, and None once nobody holds it any more. A reference to a transaction of
+        SQLAlchemy is weak: it holds its connection, by which this is found, and both would stay for ever."""
+        self._root = root
         self.session: weakref.ref[Session] | None = None
         """The session that the transaction belongs to, if one does."""
         self.sends: list[tuple[tuple[str, ...], PackedMessage, Message | None]] = []
@@ -46,11 +49,24 @@ class BoundTransaction:
         self.failed: BaseException | None = None
         self.rolled_back = False
         """Whether the session's owner asked for the rollback."""
+        self.undone: BaseException | None = None
+        """The error with which the database itself has rolled back what the transaction had done until then."""
         self.dropped: list[PackedMessage] = []
         """The messages that a rollback of the whole transaction took with it."""
         self.prepared = False
         self.id = ""
         self.shard: str | None = None
+
+    @property
+    def root(self) -> Any:
+        """The transaction; None once nobody holds it any more."""
+        return self._root()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a transaction of SQLAlchemy goes on."""
+        root = self._root()
+        return root is not None and root.is_active
 
 
 _listening = False
@@ -102,7 +118,7 @@ def _after_commit(session: Session) -> None:
 def _after_rollback(session: Session) -> None:
     """A savepoint's rollback comes here too, with the root still active; `close` does not."""
     carried = session.info.get(INFO_KEY)
-    if carried is not None and not carried[1].root.is_active:
+    if carried is not None and not carried[1].is_active:
         carried[1].rolled_back = True
 
 

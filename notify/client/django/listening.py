@@ -70,7 +70,8 @@ class Listener:
         carried = self._current()
         if carried is None:
             _begin_on_sqlite(wrapper)
-            carried = self._carried = Carried(carrier, BoundTransaction(wrapper.connection))
+            driver = wrapper.connection
+            carried = self._carried = Carried(carrier, BoundTransaction(lambda: driver))
         elif not carried.bound.sends:
             carried.carrier = carrier
         elif carried.carrier is not carrier:
