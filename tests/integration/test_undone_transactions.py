@@ -1,4 +1,4 @@
-"""What the binding keeps of transactions that are over, and of those that the database itself has rolled back."""
+"""Transactions that are over leave nothing in memory, and one that the database has rolled back sends no message."""
 
 from __future__ import annotations
 
