@@ -68,12 +68,14 @@ class Backfill:
 
         `position`: where the queue stands. `since_us`: from when on to look, by the source's clock; None: from there.
         """
-        if since_us is None:
-            known = Position.of(position)
-            since_us = max(0, known.newest_us - LONGEST_TRANSACTION_US) if known is not None and known.newest_us else 0
         snapshot = Snapshot(self._engine)
         try:
             behind = await in_thread(snapshot.open)
+            if since_us is None:
+                known = Position.of(position)
+                newest_us = known.newest_us if known is not None else 0
+                # A time to come says nothing: the source's clock was set back since, or an older bridge noted it.
+                since_us = max(0, newest_us - LONGEST_TRANSACTION_US) if newest_us <= behind.newest_us else 0
             await self._send(snapshot, position, Filling(since_us, behind), set(), noted=False)
         finally:
             await in_thread(snapshot.close)

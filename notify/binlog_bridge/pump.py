@@ -112,6 +112,8 @@ class Bridge:
         self._damaged = 0
         self._refusals = Refusals()
         self._clock_offset_us = 0
+        self._database = ""
+        """The name of the source's database as its binlog has it."""
 
     @property
     def _engine(self) -> Engine:
@@ -204,6 +206,7 @@ class Bridge:
                         "this source cannot be bridged without gaps:\n" + "\n".join(f"- {f}" for f in stops)
                     )
                 self._mariadb = source.is_mariadb(connection)
+                self._database = source.database(connection)
                 self._clock_offset_us = source.clock_offset_us(connection, _now_us)
 
         try:
@@ -262,7 +265,9 @@ class Bridge:
         return epoch, text
 
     def _reading(self, position: Position | None) -> ReadAhead:
-        return ReadAhead(BinlogReader(self._engine.url, self._server_id, position, mariadb=self._mariadb))
+        url = self._engine.url.set(database=self._database)
+        reader = BinlogReader(url, self._server_id, position, mariadb=self._mariadb, source_us=self._source_us)
+        return ReadAhead(reader)
 
     # --- one connection to the source -------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy.engine.url import URL
 
@@ -39,10 +39,21 @@ written, in microseconds by the source's clock (0: it has none). A batch to `pre
 class BinlogReader:
     """One connection to a source's binlog, from a position on. `batches` reads until the connection ends."""
 
-    def __init__(self, url: URL, server_id: int, position: Position | None, *, mariadb: bool) -> None:
-        """`position` None: from the first binlog there is, which must be the first there ever was."""
+    def __init__(
+        self,
+        url: URL,
+        server_id: int,
+        position: Position | None,
+        *,
+        mariadb: bool,
+        source_us: Callable[[], int] = wall_clock,
+    ) -> None:
+        """`position` None: from the first binlog there is, which must be the first there ever was.
+
+        `source_us`: the time by the source's clock, in microseconds.
+        """
         self._stream = BinlogStream(url, server_id, position, mariadb=mariadb)
-        self._assembly = Assembly(url.database or "", position, mariadb=mariadb)
+        self._assembly = Assembly(url.database or "", position, mariadb=mariadb, source_us=source_us)
 
     @property
     def caught_up_us(self) -> int:
@@ -68,8 +79,16 @@ class BinlogReader:
 class Assembly:
     """Puts transactions together from events, and batches from transactions."""
 
-    def __init__(self, schema: str, position: Position | None, *, mariadb: bool) -> None:
-        """`schema`: the database whose tables are read; `position`: where the events begin."""
+    def __init__(
+        self,
+        schema: str,
+        position: Position | None,
+        *,
+        mariadb: bool,
+        source_us: Callable[[], int] = wall_clock,
+    ) -> None:
+        """`schema`: the database whose tables are read; `position`: where the events begin; `source_us`: see above."""
+        self._source_us = source_us
         self.caught_up_us = 0
         """When the source last said that it waits for something to happen; 0 once something does."""
         self._is_quiet = False
@@ -166,7 +185,11 @@ class Assembly:
         """Where the newest transaction ended, and when: read from its event once for a batch."""
         if self._ended is not None:
             self._offset = int.from_bytes(self._ended[14:18], "little")
-            self._newest_us = int.from_bytes(self._ended[1:5], "little") * 1_000_000
+            written_us = int.from_bytes(self._ended[1:5], "little") * 1_000_000
+            # A session may say that it is later than it is (SET TIMESTAMP): a backfill would take all that was written
+            # up to then for moved. It begins at an earlier transaction's time instead, and sends more.
+            if written_us <= self._source_us():
+                self._newest_us = written_us
             self._ended = None
 
     # --- files ------------------------------------------------------------------------------------------------

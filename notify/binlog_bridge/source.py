@@ -17,6 +17,10 @@ from notify.outbox import LOCAL, SERVER
 from notify.wire import microseconds
 
 _TAG = re.compile(r":\s*[A-Za-z_]")
+_READ_AS_UTF8 = ("ascii", "utf8", "utf8mb3", "utf8mb4")
+"""Character sets of MySQL and MariaDB whose bytes are UTF-8."""
+_NO_SUCH_STATEMENT, _MAY_NOT = 1064, 1227
+_FILTERS = ("binlog_do_db", "binlog_ignore_db")
 _NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
 
 
@@ -122,6 +126,11 @@ def is_mariadb(connection: Connection) -> bool:
     return "mariadb" in str(connection.exec_driver_sql("SELECT VERSION()").scalar()).lower()
 
 
+def database(connection: Connection) -> str:
+    """The name of the connection's database as the source writes it in its binlog: it may fold a URL's capitals."""
+    return str(connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
+
+
 def findings(connection: Connection, server_id: int) -> list[Finding]:
     """Everything that is wrong with a source, the worst first."""
     found: list[Finding] = []
@@ -149,6 +158,7 @@ def findings(connection: Connection, server_id: int) -> list[Finding]:
                 "let services write with gtid_next = AUTOMATIC, without a tag, to a server that never had such GTIDs",
             )
         )
+    found += _filter_findings(connection)
     found += _table_findings(connection)
     return sorted(found, key=lambda f: not f.stops)
 
@@ -158,10 +168,50 @@ def has_tags(gtids: str) -> bool:
     return _TAG.search(gtids) is not None
 
 
+def _filter_findings(connection: Connection) -> list[Finding]:
+    """Whether the source leaves this database out of its binlog."""
+    try:
+        status = _binlog_status(connection)
+    except sa.exc.OperationalError as error:
+        if error.orig is None or error.orig.args[0] != _MAY_NOT:
+            raise
+        return [
+            Finding(
+                "this user may not see whether binlog_do_db or binlog_ignore_db leaves the database out of the binlog",
+                "GRANT BINLOG MONITOR (MySQL: REPLICATION CLIENT) ON *.* to it",
+                stops=False,
+            )
+        ]
+    name = database(connection)
+    only, never = [[part.strip() for part in status.get(key, "").split(",") if part.strip()] for key in _FILTERS]
+    if name in only or (not only and name not in never):
+        return []
+    why = _FILTERS[0] if only else _FILTERS[1]
+    return [
+        Finding(
+            f"{why} leaves database {name} out of the binlog",
+            f"take {name} out of binlog_ignore_db, or into binlog_do_db, in the server's configuration, restart it, "
+            "and start this bridge with --backfill",
+        )
+    ]
+
+
+def _binlog_status(connection: Connection) -> dict[str, str]:
+    """The state of the binlog by column, in lower case. Raises OperationalError where the user may not see it."""
+    try:
+        rows = connection.exec_driver_sql("SHOW MASTER STATUS")
+    except sa.exc.ProgrammingError as error:  # from version 8.4 of MySQL on
+        if error.orig is None or error.orig.args[0] != _NO_SUCH_STATEMENT:
+            raise
+        rows = connection.exec_driver_sql("SHOW BINARY LOG STATUS")
+    row = rows.mappings().first()
+    return {str(key).lower(): str(value) for key, value in row.items()} if row is not None else {}
+
+
 def _table_findings(connection: Connection) -> list[Finding]:
+    ours = f"table_schema = DATABASE() AND table_name IN ('{LOCAL.table.name}', '{SERVER.table.name}')"
     rows = connection.exec_driver_sql(
-        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() "
-        f"AND table_name IN ('{LOCAL.table.name}', '{SERVER.table.name}')"
+        f"SELECT table_name, engine, table_type FROM information_schema.tables WHERE {ours}"
     ).all()
     if not rows:
         return [
@@ -170,11 +220,31 @@ def _table_findings(connection: Connection) -> list[Finding]:
                 "run create_tables in the service (outbox), or `notify storage upgrade` (server)",
             )
         ]
-    return [
+    engines = [
         Finding(f"{name} is a table of {engine}", f"ALTER TABLE {name} ENGINE = InnoDB")
-        for name, engine in rows
+        for name, engine, _ in rows
         if str(engine).lower() != "innodb"
     ]
+    versioned = [
+        Finding(
+            f"{name} keeps the history of its rows (SYSTEM VERSIONING): each change of a row inserts the old one again",
+            f"ALTER TABLE {name} DROP SYSTEM VERSIONING",
+        )
+        for name, _, kind in rows
+        if str(kind).upper() == "SYSTEM VERSIONED"
+    ]
+    sets = connection.exec_driver_sql(
+        f"SELECT table_name, column_name, character_set_name FROM information_schema.columns WHERE {ours} "
+        f"AND character_set_name NOT IN ({', '.join(repr(name) for name in _READ_AS_UTF8)})"
+    )
+    texts = [
+        Finding(
+            f"{table}.{column} has the character set {name}: its texts would be read as UTF-8",
+            f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4, then start this bridge with --backfill",
+        )
+        for table, column, name in sets
+    ]
+    return engines + versioned + texts
 
 
 def begin_snapshot(connection: Connection) -> Position:

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pymysql
+import sqlalchemy as sa
 from pymysqlreplication import BinLogStreamReader
 from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
 from notify.errors import Unavailable
+from notify.storage.sql.engines import with_driver
 
 HEARTBEAT_SECONDS = 1.0
 SILENT_SECONDS = 10.0
@@ -62,7 +64,7 @@ class BinlogStream:
 
     def __init__(self, url: URL, server_id: int, position: Position | None, *, mariadb: bool) -> None:
         """`position` None: from the first binlog there is, which must be the first there ever was."""
-        settings = {
+        settings = _tls(url) | {
             "host": url.host or "127.0.0.1",
             "port": url.port or 3306,
             "user": url.username or "",
@@ -110,7 +112,8 @@ class BinlogStream:
     def close(self) -> None:
         """From any thread: whoever waits for packets is woken."""
         with contextlib.suppress(OSError, AttributeError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not that of a TLS socket, which takes the session away from under whoever reads.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         with self._closing, contextlib.suppress(pymysql.err.Error):
             self._frame.close()
 
@@ -148,6 +151,12 @@ class BinlogStream:
                 yield packet
             rest = data[at:] if at < end else b""
             yield None
+
+
+def _tls(url: URL) -> dict[str, Any]:
+    """The driver's arguments for TLS, as SQLAlchemy makes them of the URL for the bridge's other connections."""
+    _, arguments = sa.create_engine(with_driver(url)).dialect.create_connect_args(url)
+    return {name: value for name, value in arguments.items() if name.startswith("ssl")}
 
 
 def refusal(packet: bytes) -> Exception:

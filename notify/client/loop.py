@@ -35,8 +35,11 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
-        self._entering = threading.Lock()
-        """Between those who begin to wait and `close`: nobody waits for a loop that has stopped."""
+        self._entering = threading.RLock()
+        """Between those who begin to wait and `close`: nobody waits for a loop that has stopped.
+
+        Re-entrant, since a signal's handler may run, and begin to wait, in a thread that holds it.
+        """
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

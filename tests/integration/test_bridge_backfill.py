@@ -93,3 +93,20 @@ def test_only_what_was_not_moved_is_sent_in_the_order_of_its_times(
     code, done = cli("bridge", "--dsn", url, "--url", server.url, "--backfill-from", "2026-01-01T00:00:00")
     assert code == 2 and "time zone" in done["text"]
     engine.dispose()
+
+
+def test_a_session_that_says_it_is_later_has_nothing_taken_for_moved(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    """A backfill began an hour before the time of the newest transaction, which SET TIMESTAMP had moved to next year:
+    what was lost with the binlog was passed over for good."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    database = sa.make_url(url).database
+    binlog_server.execute("SET TIMESTAMP = UNIX_TIMESTAMP() + 300 * 86400", f"CREATE TABLE {database}.later (n INT)")
+    assert move(url, server).totals.stored == 2
+    outbox(url, unique, range(4, 5))
+    binlog_server.forget_binlogs()
+    outbox(url, unique, range(5, 6))
+    assert move(url, server, fill=True).totals.stored == 2
+    assert numbers(server, unique, 4) == [0, 1, 4, 5]

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -86,3 +87,27 @@ def test_an_error_of_time_is_the_coroutines_own() -> None:
             loop.run(too_late())
     finally:
         loop.close()
+
+
+def test_a_handler_that_waits_in_the_thread_that_begins_to_wait_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler that committed through the same producer at that instant waited for its own thread."""
+    loop = LoopThread("test")
+    answers: list[str] = []
+    to_come = ["later"]
+
+    async def answer(text: str) -> str:
+        return text
+
+    begin = asyncio.run_coroutine_threadsafe
+
+    def interrupted(*arguments: Any) -> Any:
+        if to_come:
+            answers.append(loop.run(answer(to_come.pop()), PATIENCE_SECONDS))
+        return begin(*arguments)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    thread = threading.Thread(target=lambda: answers.append(loop.run(answer("first"), PATIENCE_SECONDS)), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive() and answers == ["later", "first"]
+    loop.close()

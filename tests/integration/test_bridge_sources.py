@@ -1,0 +1,138 @@
+"""Sources of a bridge whose settings are rare: TLS, names in lower case, databases that the binlog leaves out, tables
+that were altered."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine.url import URL
+
+from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.reader import BinlogReader
+from notify.binlog_bridge.source import findings
+from notify.client import create_tables
+from notify.errors import InvalidRequest, Unavailable
+from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.process import ServerProcess
+from notify.testing.reachable import NotAvailable
+from tests.support.authority import Authority
+from tests.support.bridges import binlog_reader, move, numbers, outbox
+from tests.support.groups import subscribe
+
+
+@pytest.fixture(scope="module")
+def authority() -> Iterator[Authority]:
+    directory = Path(tempfile.mkdtemp(prefix="notify-authority-"))
+    try:
+        yield Authority(directory, "ours")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def odd_source(authority: Authority) -> Iterator[MariaDbServer]:
+    """A MariaDB with TLS that keeps names in lower case, and leaves the database `unlogged` out of its binlog."""
+    directory = Path(tempfile.mkdtemp(prefix="notify-odd-source-"))
+    certificate = authority.issue("127.0.0.1")
+    options = [
+        f"--ssl-ca={authority.file}", f"--ssl-cert={certificate}", f"--ssl-key={certificate}",
+        "--lower-case-table-names=1", "--binlog-ignore-db=unlogged",
+    ]  # fmt: skip
+    try:
+        try:
+            server = MariaDbServer(directory, options=options, durable=False).create()
+        except NotAvailable as reason:
+            pytest.skip(str(reason))
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def url(odd_source: MariaDbServer, unique: str) -> Iterator[URL]:
+    """An empty database of its own."""
+    odd_source.execute(f"CREATE DATABASE {unique} CHARACTER SET utf8mb4")
+    yield sa.make_url(odd_source.url).set(database=unique)
+    odd_source.execute(f"DROP DATABASE {unique}")
+
+
+def text(url: URL) -> str:
+    return url.render_as_string(hide_password=False)
+
+
+def test_a_database_whose_name_the_source_folds_is_read(url: URL, server: ServerProcess, unique: str) -> None:
+    """The binlog says `shop` where the address says `Shop`: every row was skipped silently."""
+    subscribe(server.url, unique, unique)
+    outbox(text(url), unique, range(2))
+    assert move(text(url.set(database=unique.upper())), server).totals.stored == 2
+    assert numbers(server, unique, 2) == [0, 1]
+
+
+def test_a_database_that_the_binlog_leaves_out_is_refused(odd_source: MariaDbServer, server: ServerProcess) -> None:
+    """Nothing of it would ever be sent, and nobody would be told."""
+    odd_source.execute("CREATE DATABASE unlogged")
+    url = sa.make_url(odd_source.url).set(database="unlogged")
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    engine.dispose()
+    with pytest.raises(InvalidRequest, match="binlog_ignore_db leaves database unlogged out"):
+        move(text(url), server)
+
+
+def test_a_user_who_may_not_see_the_filters_is_told_and_bridged(
+    odd_source: MariaDbServer, url: URL, server: ServerProcess, unique: str
+) -> None:
+    outbox(text(url), unique, range(2))
+    with binlog_reader(odd_source, text(url), "few", {"*": "SELECT, INSERT, UPDATE, DELETE"}) as few:
+        odd_source.execute("REVOKE BINLOG MONITOR ON *.* FROM few@'127.0.0.1'")
+        engine = sa.create_engine(few)
+        with engine.connect() as connection:
+            found = findings(connection, 4711)
+        engine.dispose()
+        assert any("may not see whether binlog_do_db" in f.what and not f.stops for f in found)
+        assert move(few, server).totals.stored == 2
+
+
+def test_the_binlog_is_read_with_the_tls_of_the_address(
+    odd_source: MariaDbServer, authority: Authority, url: URL, server: ServerProcess, unique: str, tmp_path: Path
+) -> None:
+    """The address's certificate served the queries alone: a user who needs one was refused the binlog for ever, and
+    the binlog came from whoever answered."""
+    subscribe(server.url, unique, unique)
+    outbox(text(url), unique, range(2))
+    mine = str(authority.issue("bridge"))
+    ours = {"ssl_ca": str(authority.file), "ssl_cert": mine, "ssl_key": mine}
+    with binlog_reader(odd_source, text(url), "certified", {"*": "SELECT, INSERT, UPDATE, DELETE"}) as certified:
+        odd_source.execute("ALTER USER certified@'127.0.0.1' REQUIRE X509")
+        assert move(text(sa.make_url(certified).update_query_dict(ours)), server).totals.stored == 2
+        assert numbers(server, unique, 2) == [0, 1]
+        foreign = ours | {"ssl_ca": str(Authority(tmp_path, "foreign").file)}
+        reader = BinlogReader(sa.make_url(certified).update_query_dict(foreign), 4711, None, mariadb=True)
+        with pytest.raises(Unavailable, match="certificate verify failed"):
+            reader.connect()
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("MODIFY `key` VARCHAR(255) CHARACTER SET cp1251", r"half_message\.key has the character set cp1251"),
+        ("ADD SYSTEM VERSIONING", "keeps the history of its rows"),
+    ],
+)
+def test_a_table_that_would_be_misread_is_refused(url: URL, change: str, what: str) -> None:
+    """Keys came out as other keys, or ended the bridge; and each mark on a row inserted the unsent one once more."""
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE half_message {change}")
+    engine.dispose()
+    with pytest.raises(InvalidRequest, match=what):
+        asyncio.run(Bridge([text(url)], "http://127.0.0.1:9").run(once=True))
