@@ -135,4 +135,4 @@ def test_a_table_that_would_be_misread_is_refused(url: URL, change: str, what: s
         connection.exec_driver_sql(f"ALTER TABLE half_message {change}")
     engine.dispose()
     with pytest.raises(InvalidRequest, match=what):
-        asyncio.run(Bridge([text(url)], "http://127.0.0.1:9").run(once=True))
+        asyncio.run(asyncio.wait_for(Bridge([text(url)], "http://127.0.0.1:9").run(once=True), 60))
