@@ -59,8 +59,15 @@ def server() -> Iterator[InMemoryServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def frozen() -> Iterator[None]:
+    """Objects of other tests stay frozen between these: all modules of the suite take a collection a second."""
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
-def without_collections() -> Iterator[None]:
+def without_collections(frozen: None) -> Iterator[None]:
     gc.collect()
     gc.freeze()  # objects of other tests are left out of each collection
     gc.disable()
@@ -70,7 +77,6 @@ def without_collections() -> Iterator[None]:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-        gc.unfreeze()
 
 
 @pytest.mark.parametrize(
