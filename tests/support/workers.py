@@ -35,19 +35,34 @@ a Kafka node for several files. No more than that, since a worker's tests run on
 ONE_BY_ONE = ("tests/simulation/",)
 """Tests of these files go to whichever worker is free."""
 
-LONGEST_FIRST = (
+_INTEGRATION = "tests/integration/test_"
+IN_ORDER = (
     *TOGETHER["the audit, first half"],
+    *TOGETHER["Kafka's groups"],
     "tests/audit/",
-    "tests/simulation/",
-    "tests/crash/",
-    "tests/browser/",
-    *(beginning for together, beginnings in TOGETHER.items() if "Kafka" in together for beginning in beginnings),
-    f"{_KAFKA}secured",
+    *TOGETHER["Kafka's sinks"],
+    "tests/browser/test_console.py",
+    *TOGETHER["Kafka's consumers"],
     "tests/history/",
-    "tests/integration/test_bridge",
-    "tests/integration/test_rights.py",
+    f"{_INTEGRATION}relay_faults.py",
+    "tests/crash/",
+    *TOGETHER["Kafka's delays"],
+    f"{_INTEGRATION}snippets.py",
+    "tests/unit/test_imports.py",
+    "tests/browser/",
+    f"{_KAFKA}secured.py",
+    f"{_INTEGRATION}bridge",
+    f"{_INTEGRATION}inbox.py",
+    "tests/unit/test_documented.py",
+    f"{_KAFKA}odd_topics.py",
+    *(f"{_INTEGRATION}{noun}.py" for noun in ("demo", "shipping", "key_map", "push", "garbage", "kafka_asker")),
+    *(f"{_INTEGRATION}{noun}.py" for noun in ("testing", "commands", "restore", "sql_storage", "kafka_taken_back")),
+    "tests/simulation/",
+    "tests/unit/test_typed_pages.py",
 )
-"""The order in which work is given out: long tests begin first, so that the workers end together."""
+"""The order in which work is given out. What takes long begins first, so that the workers end together; and what waits
+for servers (Kafka, bridges, relays) runs beside what computes (Spark, Chromium, histories): four workers that all wait
+left half of the processors idle. The rest follows in the order of the folders, at its end the short unit tests."""
 
 STARTED = pytest.StashKey[ForWorkers]()
 _STARTED = "databases of the workers"
@@ -80,10 +95,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def rank(nodeid: str) -> int:
     """The place of a test in the order of work."""
-    for place, beginning in enumerate(LONGEST_FIRST):
+    for place, beginning in enumerate(IN_ORDER):
         if nodeid.startswith(beginning):
             return place
-    return len(LONGEST_FIRST)
+    return len(IN_ORDER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -104,4 +119,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return nodeid
             return nodeid.partition("::")[0]
 
+    # By default what has the most tests goes first, however long they take.
+    config.option.loadscopereorder = False
     return ByFile(config, log)
