@@ -24,6 +24,7 @@ from notify.server.connections.places import Connections
 from notify.server.data.answer import Answer, fault_of
 from notify.server.data.openapi import describe_data_routes
 from notify.server.data.request import Request as DataRequest
+from notify.server.data_directory import unusable
 from notify.server.running import Running
 from notify.server.spread.spread import Spread
 from notify.server.start import started
@@ -87,7 +88,7 @@ class App:
         self.unverified = Unverified()
         self.connections = Connections(settings.connections)
         self.failed: NotifyError | None = None
-        """Why it could not start."""
+        """Why it could not start, or not stop in good order."""
         self._running: Running | None = None
         self.access: Access | None = None
         """None while the server is starting or stopping: then nothing is answered."""
@@ -103,7 +104,10 @@ class App:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
         reply_bytes = self.unread.reply_bytes
         parts = started(self._started_with, self.url, self._open_store, self._clock, reply_bytes, self._workers)
-        self._running = await self._parts.enter_async_context(parts)
+        try:
+            self._running = await self._parts.enter_async_context(parts)
+        except OSError as error:
+            raise unusable(self._started_with.data_dir, error) from error
         self.access = self._running.administration.access
         takes_messages = self._started_with.takes_messages
         self.data = self._running.data if takes_messages else _ShowsOnly(self._running.data)
@@ -127,7 +131,10 @@ class App:
             return
         self._on_start()
         yield
-        await self.stop()
+        try:
+            await self.stop()
+        except NotifyError as error:
+            self.failed = error
 
     def running(self) -> Running:
         """The parts that run. Raises Unavailable while the server is starting or stopping."""

@@ -27,6 +27,7 @@ from notify.errors import InvalidRequest, NotifyError
 from notify.server.cluster.workers import Workers
 from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.records import Records
+from notify.server.data_directory import unusable
 from notify.server.database import open_database
 from notify.server.parent import READY, Child, Parent
 from notify.server.serve import address_of, check_host, listen, make_directory, serve
@@ -46,15 +47,18 @@ def supervise(settings: Settings, greet: Callable[[str, int], None] | None = Non
     """Serve with `settings.workers` workers until SIGTERM or SIGINT; the exit code, in the parent and in each worker.
 
     `greet`: as for `serve`, once all workers are ready. Raises InvalidRequest for what cannot be served so, and
-    StorageFailed where a worker cannot start, or dies again and again.
+    StorageFailed where the directory cannot be used, or a worker cannot start, or dies again and again.
     """
     _refuse_others(settings)
     check_host(settings)
     make_directory(settings)
     directory = Path(settings.data_dir)
-    lock = _locked(directory)  # the workers have it, too: until the last has ended nobody else serves the directory
-    divide(directory, settings.workers)
-    _make_database(directory, settings)
+    try:
+        lock = _locked(directory)  # the workers have it, too: until the last has ended nobody else serves the directory
+        divide(directory, settings.workers)
+        _make_database(directory, settings)
+    except OSError as error:
+        raise unusable(directory, error) from error
     sockets = _sockets(settings)
     urls, near = _urls(settings, sockets), _near(settings, sockets)
     parent = Parent(settings, address_of(settings, sockets[0]), sockets, greet)

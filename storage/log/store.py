@@ -205,7 +205,9 @@ class LogStore:
                 position = self.journal.open.base
                 self._checkpoints.write(self._checkpoints.capture(position), position)
         except OSError as error:
-            raise StorageFailed(f"the disk failed at closing: {error}") from error
+            raise StorageFailed(
+                f"the disk failed at closing: {error}; make room on it or mend it, and start again"
+            ) from error
         finally:
             self.let_go()
 

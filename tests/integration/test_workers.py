@@ -357,6 +357,43 @@ def test_dead_letters_of_all_workers_are_listed_and_sent_again(server: ServerPro
     assert lag(server.url, "grave") == 2
 
 
+def test_a_redrive_takes_at_most_max_letters_of_all_workers_together(server: ServerProcess) -> None:
+    subscribe(server.url, "bounded-grave", "dying-in-bounds")
+    for name in NAMES:
+        key = keys_of(name)[0]
+        messages = [{"topic": "dying-in-bounds", "body": "b", "key": key}] * 3
+        post(server.url, f"/{name}/v1/messages", {"messages": messages})
+        answer = post(server.url, f"/{name}/v1/groups/bounded-grave/receive", {"instance": "me", "max": 3, "wait": 30})
+        items = [{"receipt": m["receipt"], "action": "dead_letter", "reason": "no"} for m in answer["messages"]]
+        assert len(items) == 3
+        post(server.url, f"/{name}/v1/groups/bounded-grave/settle", {"items": items})
+    path = "groups/bounded-grave/dead-letters/redrive"
+    shown = admin(server.url, "POST", path, {"max": 4, "dry_run": True})["result"]["ids"]
+    sent = admin(server.url, "POST", path, {"max": 4})["result"]["items"]
+    assert len(shown) == 4 and [item["id"] for item in sent] == shown
+    assert [item["status"] for item in sent] == [201] * 4
+    assert lag(server.url, "bounded-grave") == 4
+    rest = admin(server.url, "POST", path, {"max": 1000})["result"]["items"]
+    assert [item["status"] for item in rest] == [201, 201]
+    assert admin(server.url, "POST", path, {})["result"]["items"] == []
+    assert refusal(server.url, "POST", path, max=0)[0] == 422
+
+
+@pytest.mark.parametrize("logs", [["log"], ["worker-1/log", "worker-2/log"]])
+def test_a_log_that_cannot_be_made_is_said_in_a_sentence(tmp_path: Path, logs: list[str]) -> None:
+    """With what to do, and without a traceback."""
+    for log in logs:
+        (tmp_path / log).parent.mkdir(exist_ok=True)
+        (tmp_path / log).touch()
+    broken = ServerProcess(tmp_path, flags=["--workers", str(len(logs))])
+    with pytest.raises(Unavailable) as refused:
+        broken.start()
+    said = str(refused.value)
+    assert "Traceback" not in said
+    assert f"the data directory {tmp_path / logs[0].removesuffix('log')}".rstrip("/") in said
+    assert "or choose another --data-dir" in said
+
+
 def test_a_message_that_an_operator_sends_finds_the_worker_of_its_key(server: ServerProcess) -> None:
     """Also where the topic is at the other worker alone, and not where it is at none."""
     first, second = (keys_of(name)[0] for name in NAMES)

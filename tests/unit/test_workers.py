@@ -11,6 +11,7 @@ from notify.server.doorway import PEEKED, worker_of
 from notify.server.spread import exposition
 from notify.server.spread.combining import columns, combined
 from notify.server.spread.rules import Asked, job_number, job_of, rule_of
+from notify.server.spread.shares import shares
 from notify.settings import Settings
 from notify.workers import check_count, divide, refuse_divided, refuse_one_of_several, workers_of
 
@@ -124,6 +125,13 @@ def test_a_list_of_dead_letters_goes_on_at_each_worker_behind_what_was_shown() -
             break
         query = query | {"before": page["next_before"]}
     assert pages == [["50", "40"], ["30", "10"]]
+
+
+def test_a_bound_on_the_whole_is_divided_among_workers_by_turns() -> None:
+    ids = [["a", "b", "c"], [], ["d", "e"]]
+    assert shares(ids, 3) == [["a", "b"], [], ["d"]]
+    assert shares(ids, 4) == [["a", "b"], [], ["d", "e"]]
+    assert shares(ids, 9) == ids
 
 
 def test_charts_are_added_up_at_each_time() -> None:

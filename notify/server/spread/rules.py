@@ -26,6 +26,8 @@ class Asked(Enum):
     """The worker of the message's key; without a key, the first that has the topic."""
     OF_EACH = auto()
     """Each message of it is for one worker alone, see publishing.py."""
+    UP_TO = auto()
+    """All of them, each for its share of at most `max` rows, see shares.py."""
     JOB = auto()
     """The one that the job's number names."""
     NONE = auto()
@@ -238,6 +240,7 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
     ("POST", "messages/republish", Rule(Asked.OF_EACH)),
     ("*", "jobs/.*", Rule(Asked.JOB)),
     ("POST", "topics/[^/]+/messages", Rule(Asked.OF_KEY)),
+    ("POST", "groups/[^/]+/dead-letters/redrive", Rule(Asked.UP_TO)),
     ("POST", "groups/[^/]+/dead-letters/edit", Rule(Asked.KNOWING)),
     ("GET", "bridges/[^/]+", Rule(Asked.KNOWING)),
     ("POST DELETE", "backups(/.*)?", Rule(Asked.NONE)),

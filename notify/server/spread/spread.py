@@ -25,6 +25,7 @@ from notify.server.running import Running
 from notify.server.spread import exposition, publishing
 from notify.server.spread.combining import Answer
 from notify.server.spread.rules import Asked, Rule, job_number, job_of, refuse_offsets, rule_of
+from notify.server.spread.shares import OTHERWISE, shares
 from notify.settings import Settings
 
 ADMIN = "/v1/admin/"
@@ -116,6 +117,8 @@ class _Spreading:
             return await self._job(path)
         if rule.asked is Asked.OF_EACH:
             return await self._of_each(rule)
+        if rule.asked is Asked.UP_TO:
+            return await self._up_to(rule)
         return await self._of_all(rule)
 
     # --- asking -----------------------------------------------------------------------------------------------
@@ -209,6 +212,30 @@ class _Spreading:
                 for place, item in zip(places, told[0]["result"]["items"], strict=True):
                     items[place] = item
         return JSONResponse(told[0] | {"result": {"items": items}})
+
+    async def _up_to(self, rule: Rule) -> Response:
+        """A write about at most `max` rows of all workers together: each is asked for its share by ids."""
+        fields = self._question.fields
+        if fields.get("ids") is not None or fields.get("all"):
+            return await self._of_all(rule)
+        trial = await self._all(rule, json.dumps(fields | {"dry_run": True}).encode())
+        refused = _refusal(list(trial.values()))
+        if refused is not None:
+            return _response(refused)
+        told: dict[int, Answer] = {n: json.loads(body) for n, (status, body) in trial.items() if status == 200}
+        own = [answer["result"]["ids"] for answer in told.values()]
+        parts = dict(zip(told, shares(own, int(fields.get("max", OTHERWISE))), strict=True))
+        for number, ids in parts.items():
+            told[number]["result"]["ids"] = ids
+        if not fields.get("dry_run"):
+            asked = [n for n, ids in parts.items() if ids] or list(parts)[:1]  # none has any: one says so
+            bodies = [json.dumps(fields | {"ids": parts[n]}).encode() for n in asked]
+            answers = await asyncio.gather(*(self._ask(n, body=b) for n, b in zip(asked, bodies, strict=True)))
+            refused = _refusal(answers)
+            if refused is not None:
+                return _response(refused)
+            told = {n: json.loads(body) for n, (status, body) in zip(asked, answers, strict=True) if status == 200}
+        return JSONResponse(rule.combine([self._names[n] for n in told], list(told.values()), self._question.query))
 
     def _nearest_first(self) -> Sequence[int]:
         own = self._workers.number

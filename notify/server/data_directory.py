@@ -1,0 +1,24 @@
+"""What is said where the data directory cannot be used: one sentence with what to do, instead of a traceback."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from notify.errors import StorageFailed
+
+_REMEDIES = {
+    errno.ENOSPC: "make room on its disk",
+    errno.EDQUOT: "make room in the quota of this user",
+    errno.EFBIG: "raise the limit of a file's size for this process (ulimit -f)",
+    errno.EROFS: "its file system is read-only: mount it for writing",
+    errno.EMFILE: "raise the limit of open files for this process (ulimit -n)",
+}
+"""What to do, by the number of the file system's error."""
+
+
+def unusable(directory: str | Path, error: OSError) -> StorageFailed:
+    """The error to end with where a file of the data directory cannot be made, read or written."""
+    remedy = _REMEDIES.get(error.errno or 0, "let this user read and write all of it, or choose another --data-dir")
+    file = f" ({error.filename})" if error.filename else ""
+    return StorageFailed(f"the data directory {directory} cannot be used: {error.strerror or error}{file}; {remedy}")
