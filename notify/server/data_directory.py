@@ -1,4 +1,4 @@
-"""What is said where the data directory cannot be used: one sentence with what to do, instead of a traceback."""
+"""The sentence for a data directory that cannot be used: why, and how to mend it, instead of a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REMEDIES = {
     errno.EROFS: "its file system is read-only: mount it for writing",
     errno.EMFILE: "raise the limit of open files for this process (ulimit -n)",
 }
-"""What to do, by the number of the file system's error."""
+"""The remedy by the number of the file system's error."""
 
 
 def unusable(directory: str | Path, error: OSError) -> StorageFailed:

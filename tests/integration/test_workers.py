@@ -439,6 +439,25 @@ def test_commands_mean_all_workers(server: ServerProcess) -> None:
     assert [ask(server.url, "GET", f"/{name}/v1/admin/topics/by-hand")[0] for name in NAMES] == [200, 200]
 
 
+@pytest.mark.long
+def test_doctor_names_a_worker_that_hangs(server: ServerProcess) -> None:
+    """It waits for its answer as long as any read does; what is left out of the others' answers is not called fine."""
+    hanging = next(pid for pid in server.workers() if has_open(pid, "/worker-2/log/"))
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        code, answer = cli("doctor", "--url", server.url, "--json")
+        assert code == 1 and answer["findings"][0].startswith("worker-2 does not answer"), answer
+        _, text = ask(server.url, "GET", "/metrics")
+        assert 'notify_topics{worker="worker-1"}' in text and 'worker="worker-2"' not in text
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+
+
+def has_open(pid: int, part: str) -> bool:
+    """Whether a process has a file open whose path has this in it (Linux)."""
+    return any(part in os.readlink(held) for held in Path(f"/proc/{pid}/fd").iterdir())
+
+
 def test_a_tail_shows_the_newest_of_all_workers(server: ServerProcess) -> None:
     with TransactionProducer(server.url, group="orders") as producer:
         for key in KEYS:

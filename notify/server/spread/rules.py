@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,6 +198,24 @@ def job_number(worker: int, number: int) -> int:
 def job_of(number: int) -> tuple[int, int]:
     """The worker, from 0, and its own number of a job."""
     return number % 100 - 1, number // 100
+
+
+def renumbered(worker: int, body: bytes) -> bytes:
+    """An answer whose jobs have numbers among all workers' jobs."""
+    if b'"job' not in body and b'"progress"' not in body:
+        return body
+    answer = json.loads(body)
+    if isinstance(answer, dict):
+        for row in (answer, *answer.get("jobs", ())):
+            if isinstance(row, dict) and "progress" in row:
+                row["id"] = job_number(worker, row["id"])
+        result = answer.get("result")
+        if isinstance(result, dict):
+            if isinstance(result.get("job"), int):
+                result["job"] = job_number(worker, result["job"])
+            if "progress" in result:
+                result["id"] = job_number(worker, result["id"])
+    return json.dumps(answer).encode()
 
 
 def _jobs(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:

@@ -24,7 +24,7 @@ from notify.server.data.answer import fault_of
 from notify.server.running import Running
 from notify.server.spread import exposition, publishing
 from notify.server.spread.combining import Answer
-from notify.server.spread.rules import Asked, Rule, job_number, job_of, refuse_offsets, rule_of
+from notify.server.spread.rules import Asked, Rule, job_of, refuse_offsets, renumbered, rule_of
 from notify.server.spread.shares import OTHERWISE, shares
 from notify.settings import Settings
 
@@ -250,7 +250,7 @@ class _Spreading:
         if not 0 <= worker < len(self._names):
             raise NotFound(f"there is no job {number}")
         status, body = await self._ask(worker, path=ADMIN + "/".join((noun, str(own), *rest)))
-        return _response((status, _renumbered(worker, body)))
+        return _response((status, renumbered(worker, body)))
 
     async def _of_all(self, rule: Rule) -> Response:
         """The answers of all workers as one. A write goes to all as a dry run first: where one refuses, none does it.
@@ -268,7 +268,7 @@ class _Spreading:
         refused = _refusal(list(answers.values()))
         if refused is not None:
             return _response(refused)
-        told = {n: _renumbered(n, body) for n, (status, body) in answers.items() if status == 200}
+        told = {n: renumbered(n, body) for n, (status, body) in answers.items() if status == 200}
         read: list[Answer] = [json.loads(body) for body in told.values()]
         whole = rule.combine([self._names[number] for number in told], read, question.query)
         asked = [number for number, name in enumerate(self._names) if rule.query(name, question.query) is not None]
@@ -331,24 +331,6 @@ def _refusal(answers: Sequence[Told]) -> Told | None:
     if others:
         return others[0]
     return refusals[0] if refusals and len(refusals) == len(answers) else None
-
-
-def _renumbered(worker: int, body: bytes) -> bytes:
-    """An answer whose jobs have numbers among all workers' jobs."""
-    if b'"job' not in body and b'"progress"' not in body:
-        return body
-    answer = json.loads(body)
-    if isinstance(answer, dict):
-        for row in (answer, *answer.get("jobs", ())):
-            if isinstance(row, dict) and "progress" in row:
-                row["id"] = job_number(worker, row["id"])
-        result = answer.get("result")
-        if isinstance(result, dict):
-            if isinstance(result.get("job"), int):
-                result["job"] = job_number(worker, result["job"])
-            if "progress" in result:
-                result["id"] = job_number(worker, result["id"])
-    return json.dumps(answer).encode()
 
 
 def _response(told: Told) -> Response:
