@@ -89,6 +89,18 @@ def test_a_short_history_over_databases(tmp_path: Path, database_urls: Mapping[s
     assert outcome.history.moved_in_order
 
 
+@pytest.mark.long
+def test_a_short_history_of_workers(tmp_path: Path, database_urls: Mapping[str, str]) -> None:
+    """Workers are killed and frozen alone, with their parent, or left by it; a relay points at the one port."""
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        sources = {"pg": url, "lite": f"sqlite:///{tmp_path}/lite.db"}
+        least = Least(messages=150, faults={"worker killed": 1, "server killed": 1}, seconds=PATIENCE_SECONDS)
+        outcome = play(tmp_path, SECONDS, 1, Scene(sources, callers=2, workers=2, pause=PAUSE), least)
+    assert outcome.violations == []
+    assert outcome.faults["worker killed"] >= 1
+    assert len(outcome.history.committed) >= least.messages
+
+
 def test_a_short_history(tmp_path: Path, database_urls: Mapping[str, str]) -> None:
     """Play everything at once on two databases, without restarts of them, because other tests use one of them."""
     with empty_database("postgresql", database_urls, tmp_path) as url:
