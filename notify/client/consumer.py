@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from notify import tracing
 from notify.client.banner import announce, begun, warn_of_broadcasts
 from notify.client.gathering import Gathering
+from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import (
     Handler,
     NotTried,
@@ -369,12 +369,12 @@ class Consumer(_Consumer):
                 previous[number] = signal.signal(number, lambda *_: self.stop())
             self._announce = functools.partial(announce, log, is_seen=True)
         thread = LoopThread(f"notify-consumer-{self.group}")
-        self._pool = concurrent.futures.ThreadPoolExecutor(self._concurrency, "notify-handler")
+        self._pool = HandlerThreads(self._concurrency, "notify-handler")
         try:
             left = thread.run(self._consume())
         finally:
             # A handler that outlasts the drain is not waited for: the log has said so.
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown()
             thread.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)

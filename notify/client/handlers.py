@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import sysconfig
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -182,7 +182,7 @@ async def its_turn(turn: Awaitable[object]) -> None:
         raise NotTried(error) from None
 
 
-async def in_a_thread(pool: ThreadPoolExecutor, function: Callable[..., object], *given: Any) -> None:
+async def in_a_thread(pool: Executor, function: Callable[..., object], *given: Any) -> None:
     """Call a plain handler. Raises NotTried where the task is cancelled before a thread has begun with it."""
     future = pool.submit(function, *given)
     try:
