@@ -298,7 +298,7 @@ def load(
     if file is not None:
         try:
             table = tomllib.loads(file.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:  # no TOML, or no text
             raise InvalidRequest(f"the settings file {file} cannot be read: {error}") from None
         for name, value in table.items():
             if name not in fields:

@@ -116,12 +116,16 @@ class HttpClient:
 
     def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, token: Shown | Token = None) -> None:
         """`tls` and `token`: what to believe and to show; None: what the environment says (notify/client/login.py)."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InvalidRequest(f"{url!r} is not a server's address: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             of_kafka = "; only consumers, bridges and relays reach Kafka themselves" if parts.scheme == "kafka" else ""
             raise InvalidRequest(f"{url!r} is not a server's address; it should read http://host:port{of_kafka}")
         self.url = url.rstrip("/")
-        self.address = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self.address = parts.hostname, port or (443 if parts.scheme == "https" else 80)
         self.tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
         self._base = parts.path.rstrip("/")
         """In front of each path: a worker of several is reached so."""

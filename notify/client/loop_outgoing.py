@@ -13,7 +13,7 @@ from sqlalchemy.util import await_only
 from notify.client.outgoing import CLOSED
 from notify.client.running import Plan, Running
 from notify.client.transactions import accepted
-from notify.errors import Closed
+from notify.errors import BindingRefused, Closed
 from notify.wire import Item, PackedMessage
 
 log = logging.getLogger("notify.client")
@@ -25,18 +25,38 @@ class LoopOutgoing:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._running: Running | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of what runs."""
         self._forgotten: weakref.finalize[[str, int], LoopOutgoing] | None = None
         """Called when this is collected, or the interpreter exits, before `close`."""
         self.is_closed = False
 
     def start(self) -> Running:
-        """The client, and what answers checks. To be called on the loop. Raises Closed after `close`."""
+        """The client, and what answers checks. To be called on the loop.
+
+        Where the loop before has been closed, this begins anew. Raises Closed after `close`, BindingRefused where the
+        other loop goes on.
+        """
         if self.is_closed:
             raise Closed(CLOSED)
+        loop = asyncio.get_running_loop()
+        if self._running is not None and loop is not self._loop:
+            self._leave_loop()
         if self._running is None:
+            self._loop = loop
             self._running = Running(self._plan)
             self._forgotten = weakref.finalize(self, _say_forgotten, self._plan.group, os.getpid())
         return self._running
+
+    def _leave_loop(self) -> None:
+        """Let go of what ran on a loop that was closed, such as that of an earlier `asyncio.run`."""
+        if self._loop is not None and not self._loop.is_closed():
+            raise BindingRefused(
+                "this AsyncTransactionProducer runs on another event loop, in another thread: make one for each loop"
+            )
+        self._running = None
+        if self._forgotten is not None:
+            self._forgotten()
 
     def start_in_a_loop(self) -> None:
         """Start, and answer checks, where an event loop runs already."""
@@ -63,7 +83,7 @@ class LoopOutgoing:
         if self._forgotten is not None:
             self._forgotten.detach()
         running, self._running = self._running, None
-        if running is not None:
+        if running is not None and self._loop is asyncio.get_running_loop():
             await running.close()
 
 

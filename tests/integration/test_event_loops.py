@@ -1,0 +1,48 @@
+"""An AsyncTransactionProducer and event loops that come and go, as in a script or a task that calls asyncio.run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from notify.client import AsyncTransactionProducer, Message
+from notify.errors import BindingRefused
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS
+
+
+def test_a_producer_goes_on_in_the_next_event_loop(memory: InMemoryServer, unique: str) -> None:
+    producer = AsyncTransactionProducer(memory.url, group=unique)
+    asyncio.run(producer.start())
+
+    async def go_on() -> None:
+        with pytest.warns(ResourceWarning, match="never closed"):
+            await producer.publish(Message(unique, "sent"))
+        await producer.close()
+
+    asyncio.run(go_on())
+    assert [message.text for message in memory.messages(unique)] == ["sent"]
+
+
+def test_a_producer_of_another_loop_that_runs_is_refused(memory: InMemoryServer, unique: str) -> None:
+    refused: list[str] = []
+
+    def elsewhere() -> None:
+        with pytest.raises(BindingRefused) as error:
+            asyncio.run(producer.publish(Message(unique, "elsewhere")))
+        refused.append(str(error.value))
+
+    async def use() -> None:
+        async with producer:
+            await producer.publish(Message(unique, "here"))
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join(PATIENCE_SECONDS)
+            await producer.publish(Message(unique, "here again"))
+
+    producer = AsyncTransactionProducer(memory.url, group=unique)
+    asyncio.run(use())
+    assert "another event loop" in refused[0]
+    assert [message.text for message in memory.messages(unique)] == ["here", "here again"]
