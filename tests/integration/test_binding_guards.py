@@ -19,6 +19,7 @@ from notify.client import (
     AsyncTransactionProducer,
     Message,
     TransactionProducer,
+    checker,
     create_tables,
     use_explicit_begin,
 )
@@ -88,6 +89,13 @@ def test_a_closed_producer_sends_no_more(shop: Shop) -> None:
     assert not refused.value.retryable and refused.value.code == "closed"
 
 
+@pytest.fixture
+def impatient_checkers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that is closed within a transaction waits in vain for its checker, which waits for SQLite's lock."""
+    monkeypatch.setattr(checker, "ANSWER_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("impatient_checkers")
 def test_a_commit_after_the_close_of_its_producer_fails(shop: Shop) -> None:
     with shop.sessions() as session:
         session.add(Order(item="a"))
@@ -101,6 +109,7 @@ def test_a_commit_after_the_close_of_its_producer_fails(shop: Shop) -> None:
     assert shop.delivered() == []
 
 
+@pytest.mark.usefixtures("impatient_checkers")
 def test_a_commit_after_the_close_of_its_outbox_producer_fails(emptied_shop: sa.Engine, unique: str) -> None:
     producer = TransactionProducer("http://127.0.0.1:9", group=unique, engine=emptied_shop, mode="outbox")
     with Session(emptied_shop) as session:
