@@ -41,6 +41,8 @@ log = logging.getLogger("notify.consumer")
 POLL_SECONDS = 20.0
 LEAVE_SECONDS = 2.0
 """How long a consumer that stops waits for a server that it leaves."""
+GIVE_BACK_SECONDS = 1.0
+"""How long a message that is given back waits for the end of the long poll."""
 CANCEL_SECONDS = 1.0
 """How long coroutines that are cancelled may take to end."""
 NAMED_IN_LOG = 10
@@ -83,6 +85,8 @@ class Session:
         self._renewals: dict[str, asyncio.TimerHandle] = {}
         self._failures = FailureLog()
         self._ending = asyncio.Event()
+        self._has_received = asyncio.Event()
+        """Set once nothing is asked for any more."""
         self.is_subscribed = False
         """Whether the server knows the subscriptions, and from when on the inbox is whole."""
         self._began = datetime.now(UTC).isoformat()
@@ -110,6 +114,7 @@ class Session:
                     raise
             await self._drain()
         finally:
+            self._has_received.set()
             await self._let_go()
 
     async def _drain(self) -> None:
@@ -245,7 +250,9 @@ class Session:
         finally:
             for loop in loops:
                 loop.cancel()
-        for result in await asyncio.gather(*loops, return_exceptions=True):
+        results = await asyncio.gather(*loops, return_exceptions=True)
+        self._has_received.set()
+        for result in results:
             if isinstance(result, Exception):
                 raise result
 
@@ -330,6 +337,7 @@ class Session:
             await self._work.call(handler, message)
             item = SettleItem(receipt=d.receipt, action="ack")
         except NotTried:
+            await self._until_received()
             item = SettleItem(receipt=d.receipt, action="give_back")
         except DeadLetter as error:
             item = SettleItem(receipt=d.receipt, action="dead_letter", reason=reason_of(error, named=False) or None)
@@ -350,6 +358,13 @@ class Session:
         else:
             if settled.status != 200:
                 log.warning("%s was not settled, it may be delivered again: %s", d.id, settled.detail or settled.code)
+
+    async def _until_received(self) -> None:
+        """Wait, before a message is given back, until this session's long poll is over: it would get the message, and
+        nobody would handle it before its lease runs out."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_SECONDS):
+                await self._has_received.wait()
 
     def _renew_later(self, receipt: str) -> None:
         loop = asyncio.get_running_loop()

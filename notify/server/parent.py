@@ -242,16 +242,17 @@ class Parent:
         return False
 
     def _hear(self, worker: Worker) -> None:
-        """A worker says one line of JSON, once it is ready or knows that it cannot start."""
+        """A worker says a line of JSON once it is ready, and one when it fails; both may come in one read."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(worker.told, 65536)
             worker.said += data
             if not data:
                 self._close_pipes(worker)
-        if not worker.said.endswith(b"\n"):
-            return
-        said = json.loads(worker.said)
-        worker.said = b""
+        lines, worker.said = said_in(worker.said)
+        for said in lines:
+            self._heard(worker, said)
+
+    def _heard(self, worker: Worker, said: dict[str, Any]) -> None:
         if "failed" in said:
             worker.failure = str(said["failed"])
             return
@@ -315,3 +316,9 @@ class Parent:
             worker.channel.close()
         worker.told = worker.line = -1
         worker.channel = None
+
+
+def said_in(data: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """The lines that a worker has said to its end, and the beginning of the one that is still to come."""
+    *lines, rest = data.split(b"\n")
+    return [json.loads(line) for line in lines], rest

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from typing import Any
+
+import pytest
 
 from notify.client import Consumer, ReceivedMessage
-from notify.client.session import CAUTIOUS
+from notify.client.session import CAUTIOUS, Session
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import Caller, lag, publish, running, subscribe
@@ -65,3 +69,35 @@ def test_messages_whose_consumer_died_are_handled_alone(notify_server: InMemoryS
     again = [call for call in calls if call[0][1] == 2]
     assert sorted(again) == [[(n, 2)] for n in range(100)]
     assert sorted(n for call in calls for n, attempt in call if attempt == 1) == [100, 101, 102]
+
+
+def test_what_is_given_back_goes_to_another_consumer(
+    notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not into the long poll of the one that ends, where nobody would handle it before its lease runs out."""
+    receive = Session._receive
+
+    async def receive_a_little_longer(session: Session, *asked: Any) -> list[Any]:
+        polling = asyncio.ensure_future(receive(session, *asked))
+        try:
+            return await asyncio.shield(polling)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.3)
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+            raise
+
+    monkeypatch.setattr(Session, "_receive", receive_a_little_longer)
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["1", "2"])
+    consumer = Consumer(url, group="g", concurrency=1)
+
+    @consumer.subscribe("t", batch=4)
+    def handle(messages: list[ReceivedMessage]) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        consumer.run(signals=False)
+    again = Caller(url, "g", "other").receive("t", max=10)
+    assert [m["attempt"] for m in again] == [1, 1]

@@ -94,6 +94,26 @@ def test_a_disk_with_a_sync_of_its_own_is_not_passed_over(tmp_path: Path) -> Non
         kernel.close()
 
 
+def test_what_is_read_before_the_next_turn_of_the_loop_shares_the_sync(tmp_path: Path) -> None:
+    """An outcome and the next half, which a producer sends one right after the other, cost one sync."""
+
+    async def run() -> int:
+        disk = Plain(tmp_path)
+        store = LogStore(tmp_path, disk=disk)
+        await store.open(T0)
+        await store.create_topic(Topic("t", 1))
+        before = disk.waited
+        first = asyncio.ensure_future(store.put([sent(b"1")], T0))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(store.put([sent(b"2")], T0))
+        await asyncio.gather(first, second)
+        syncs = disk.waited - before
+        await store.close()
+        return syncs
+
+    assert asyncio.run(run()) == 1
+
+
 def test_the_kernel_syncs_where_there_is_more_to_do(tmp_path: Path) -> None:
     """A frame of many entries, or one that many wait for, blocks neither the loop nor a thread; a small one does."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from notify.errors import InvalidRequest
 from notify.server.doorway import PEEKED, worker_of
+from notify.server.parent import said_in
 from notify.server.spread import exposition
 from notify.server.spread.combining import columns, combined
 from notify.server.spread.rules import Asked, job_number, job_of, rule_of
@@ -180,3 +181,8 @@ def test_a_topic_or_group_may_have_the_name_of_a_part_of_a_path(noun: str) -> No
 def test_one_server_divides_no_keys() -> None:
     assert Settings().key_shards == ()
     assert Settings(workers=2).key_shards == ("worker-1", "worker-2")
+
+
+def test_a_worker_may_be_ready_and_fail_before_its_parent_reads_either() -> None:
+    assert said_in(b'{"topics": 1}\n{"failed": "full"}\n{"to') == ([{"topics": 1}, {"failed": "full"}], b'{"to')
+    assert said_in(b"") == ([], b"")
