@@ -82,7 +82,7 @@ def test_what_is_given_back_goes_to_another_consumer(
         try:
             return await asyncio.shield(polling)
         except asyncio.CancelledError:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # a server hears late that nobody waits for its answer any more
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
             raise
