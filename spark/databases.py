@@ -267,8 +267,9 @@ class Database:
         by = "message_id, consumer_group" if "consumer_group" in given else "message_id"
         where = ""
         if between is not None:
-            (within,) = conditions_of("message_id", [id_at(between.start_us), id_at(between.end_us)])
-            where = f"WHERE {' OR '.join([f'({within})', *between.odd('message_id')])} "
+            within = conditions_of("message_id", [id_at(between.start_us), id_at(between.end_us)])
+            within += between.odd("message_id") + between.upper_case("message_id")
+            where = f"WHERE {' OR '.join(within)} "
         return self._jdbc(
             spark,
             f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q {where}GROUP BY {by} "
@@ -346,8 +347,9 @@ class Database:
     # --- queries ----------------------------------------------------------------------------------------------
 
     def odd_ids(self, table: sa.Table, span: Span | None) -> list[str]:
-        """Conditions for the rows of a table whose ids are of no time, as far as there are any."""
-        conditions = span.odd("transaction_id") if span is not None else []
+        """Conditions for the rows of a table whose ids are of no time, or of the span's but in upper case, as far as
+        there are any."""
+        conditions = [*span.odd("transaction_id"), *span.upper_case("transaction_id")] if span is not None else []
         return [c for c in conditions if self.rows(f"SELECT 1 FROM {table.name} WHERE {c} LIMIT 1")]
 
     def undated(self, span: Span | None) -> list[str]:
@@ -355,9 +357,10 @@ class Database:
         of its time."""
         if span is None:
             return []
+        within = conditions_of("message_id", [id_at(span.start_us), id_at(span.end_us)]) + span.upper_case("message_id")
         condition = (
             f"{self._sql.is_no_instant('created_at')} AND created_at < '{text_of(span.start_us)}' "
-            f"AND message_id >= '{id_at(span.start_us)}' AND message_id < '{id_at(span.end_us)}'"
+            f"AND ({' OR '.join(within)})"
         )
         found = self.rows(f"SELECT 1 FROM {notify_inbox.name} WHERE {condition} LIMIT 1")
         return [condition] if found else []

@@ -32,6 +32,21 @@ class Span:
             return []
         return [f"{name} < '{id_at(min(EPOCH_US, self.start_us))}'", f"{name} >= '{id_at(self.after_us)}'"]
 
+    def upper_case(self, name: str) -> list[str]:
+        """A condition of SQL for the ids of the span, in a column, whose letters are capital ones, where they may lie
+        before its first id: most databases order capital letters before small ones. No id between its ends, or of no
+        time, meets it, whatever the order."""
+        low, high = id_at(self.start_us), id_at(self.end_us)
+        letter_at = next((i for i, character in enumerate(low) if character.isalpha()), None)
+        if letter_at is None:
+            return []
+        # G comes after each capital letter of an id; small letters follow, of ids before the span.
+        end = min(high.upper(), f"{low[:letter_at]}G")
+        condition = f"{name} >= '{low.upper()}' AND {name} < '{end}' AND {name} < '{low}'"
+        if self.ahead_us:
+            condition += f" AND {name} >= '{id_at(min(EPOCH_US, self.start_us))}'"
+        return [condition]
+
     @property
     def after_us(self) -> int:
         """The first instant after the span whose ids are of no time."""

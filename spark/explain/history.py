@@ -224,7 +224,8 @@ def _of_storage(storage: Database, history: History, passed_us: int) -> None:
 def _of_local_rows(database: Database, history: History) -> Iterator[Row]:
     """Note the local rows; gives the tombstones, which stand for all of their transaction."""
     source, source_id = f"database {database.name}", database.source_id()
-    for row in database.rows_of([ids.to_text(history.transaction)]):
+    name = ids.to_text(history.transaction)
+    for row in database.rows_of([name, name.upper()]):
         number, is_dated = row["message_no"], row["created_at"] is not None
         at_us = microseconds_of(row["created_at"]) or 1000 * ids.milliseconds(history.transaction)
         digest = row.get("digest")
@@ -233,6 +234,7 @@ def _of_local_rows(database: Database, history: History) -> Iterator[Row]:
         local = Row(
             database.name, source_id, row["state"], row["topic"], digest, at_us,
             row["producer_group"], unmoved_of(row), is_dated, row["shards"],
+            row["transaction_id"] != name,
         )  # fmt: skip
         if row["state"] == "ROLLED_BACK":
             history.trace(number)
@@ -252,7 +254,8 @@ def _of_local_rows(database: Database, history: History) -> Iterator[Row]:
 
 
 def _of_inbox(database: Database, history: History, numbers: Collection[int]) -> None:
-    for row in database.inbox_of([ids.message_id(history.transaction, n) for n in numbers]):
+    names = [ids.message_id(history.transaction, n) for n in numbers]
+    for row in database.inbox_of([*names, *(name.upper() for name in names)]):
         number, group = int(row["message_id"].rpartition(".")[2]), row["consumer_group"]
         at_us = microseconds_of(row["created_at"]) or 1000 * ids.milliseconds(history.transaction)
         if not row.get("replay"):

@@ -186,6 +186,8 @@ class _Judged:
             yield "MALFORMED", f"its local row has the state {sorted(self._strange)[0][:40]!r}"
         if not all(row.is_dated for row in t.rows):
             yield "MALFORMED", "the created_at of its local row is no time"
+        if any(row.has_capitals for row in t.rows):
+            yield "MALFORMED", "the id of its local row is in capital letters"
         made_us = ids.milliseconds(ids.parse_message_id(t.message_id)[0]) * 1000
         if any(abs(row.at_us - made_us) > self._terms.slack_us for row in t.rows):
             yield "MISDATED", "the time of its local row and the one in its id are far apart"

@@ -24,6 +24,8 @@ class Row:
     """Whether its created_at is a time; otherwise `at_us` is that of the id."""
     shards: str = ""
     """The shards that have the half, as the row names them."""
+    has_capitals: bool = False
+    """Whether the letters of its id are capital ones, which no version of the SDK writes."""
 
 
 @dataclass(frozen=True)

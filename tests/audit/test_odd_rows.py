@@ -19,6 +19,7 @@ from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
+from notify.spark.explain.explained import explain
 from notify.spark.malformed import malformed
 from notify.spark.ranges import Span
 from notify.spark.result import Plan, Result
@@ -65,7 +66,14 @@ def insert(trade: Trade, service: str, table: sa.Table, rows: Sequence[dict[str,
     engine.dispose()
 
 
-@pytest.mark.parametrize("what", ["digest", "full", pytest.param("window", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "digest",
+        "window",
+        *(pytest.param(what, marks=pytest.mark.long) for what in ("full", "digest of a window", "watch", "continue")),
+    ],
+)
 def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade, what: str) -> None:
     lost = row_of(trade, COUNT + 2, created_at=moment_of(trade.at(COUNT + 2) + HOURS_US))
     garbage = [
@@ -104,8 +112,15 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade, what: str
     insert(trade, "shop", notify_inbox, [effect_of(trade, 16)])
     insert(trade, "points", notify_inbox, [effect_of(trade, 17, consumer_group="nobody")])
     insert(trade, "points", notify_inbox, [effect_of(trade, 18, message_id="no.id")])
-    window = replace(PLAN, from_us=trade.first_us, to_us=trade.at(COUNT) + STEP_US)
-    plan = {"digest": replace(PLAN, method="digest"), "full": replace(PLAN, method="full"), "window": window}[what]
+    window = replace(PLAN, from_us=trade.first_us, to_us=trade.at(COUNT + 2) + STEP_US)
+    plan = {
+        "digest": replace(PLAN, method="digest"),
+        "full": replace(PLAN, method="full"),
+        "window": window,
+        "digest of a window": replace(window, method="digest"),
+        "watch": replace(window, closes_by_clock=True),
+        "continue": replace(PLAN, from_us=trade.first_us, continues=True),
+    }[what]
     result = audited(spark, trade, plan)
     assert (result.verdict, result.exit_code) == ("FINDINGS", 1)
     assert found(result) == {
@@ -123,6 +138,16 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade, what: str
     assert {name: len(messages) for name, messages in found(result).items()} == {
         name: count for name, count in result.counts.items() if count and name != "PENDING"
     }
+
+
+def test_explain_finds_rows_whose_ids_are_in_upper_case(trade: Trade) -> None:
+    trade.execute("shop", f"UPDATE half_message SET transaction_id = '{trade.name(12).upper()}' "
+                  f"WHERE transaction_id = '{trade.name(12)}'")  # fmt: skip
+    trade.execute("points", f"UPDATE notify_inbox SET message_id = '{trade.message(14).upper()}' "
+                  f"WHERE message_id = '{trade.message(14)}'")  # fmt: skip
+    with trade.inputs() as inputs:
+        explained = [explain(inputs, trade.message(n), trade.directory / "scratch", (5, 5)) for n in (12, 14)]
+    assert [[(v.finding, *v.others) for v in known.verdicts] for known in explained] == [[("MALFORMED",)], [("",)]]
 
 
 @pytest.mark.long
@@ -249,10 +274,17 @@ def test_each_database_knows_ids(spark: Any, kind: str, database_urls: dict[str,
             local, inbox = database.local_rows(spark, None), database.effects(spark, None)
             assert local is not None and inbox is not None
             ids_read = [bytes(row["id"]).hex() for row in local.collect()]
+            made_us = ids.milliseconds(ids.from_text(next(iter(IDS)))) * 1000
+            rows_in_window = database.local_rows(spark, Span(made_us - 1_000_000, made_us + 1_000_000))
+            assert rows_in_window is not None
+            ids_in_window = [bytes(row["id"]).hex() for row in rows_in_window.collect()]
             numbers = {row["no"] for row in inbox.where("no >= 0").collect()}
     odd = [name for name, is_sound in (*IDS.items(), *messages.items()) if not is_sound]
     assert sorted(case.evidence["id"] for case in cases) == sorted(odd) and count == len(odd)
     assert "019aa4b750f877b090f7e29bfbb51171" in ids_read and {0, 9999} <= numbers
+    of_window = [name for name in ids_read if name.startswith("019aa4b750f8")]
+    assert sorted(ids_in_window) == sorted(of_window)  # once each, also the one in upper case
+    assert of_window.count("019aa4b750f877b090f7e29bfbb51171") == 2
 
 
 NO_TIMES = {"sqlite": ["soon", "", "2026-13-45 00:00:00"], "postgresql": ["infinity", "-infinity", "20000-01-01"],
