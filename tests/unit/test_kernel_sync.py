@@ -104,7 +104,7 @@ def test_what_is_read_before_the_next_turn_of_the_loop_shares_the_sync(tmp_path:
         await store.create_topic(Topic("t", 1))
         before = disk.waited
         first = asyncio.ensure_future(store.put([sent(b"1")], T0))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the first is on its way, and its frame is not closed yet
         second = asyncio.ensure_future(store.put([sent(b"2")], T0))
         await asyncio.gather(first, second)
         syncs = disk.waited - before
