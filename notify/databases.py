@@ -190,19 +190,26 @@ _UNDOING_CODES = frozenset({1020, 1206, 1213})
 _LOCK_TIMEOUT_CODE = 1205
 
 
-def has_undone(connection: Connection, error: BaseException | None) -> bool:
+def has_undone(name: str, driver: Any, error: BaseException | None, *, has_begun: bool = False) -> bool:
     """Whether a driver's error says that the database has rolled back the whole transaction, and takes the next
-    statement for a new one. PostgreSQL refuses all statements instead until the rollback."""
-    name = connection.dialect.name
+    statement for a new one. PostgreSQL refuses all statements instead until the rollback.
+
+    `name`: the kind of database; `driver`: the driver's connection, on which MySQL is asked for a setting, or
+    SQLAlchemy's pooled one; `has_begun`: SQLite's transaction is known to have begun, also where sqlite3 begins it.
+    """
     if name == "sqlite":
-        driver: Any = connection.connection.driver_connection
-        return getattr(driver, "isolation_level", "") is None and not getattr(driver, "in_transaction", True)
+        sqlite = getattr(driver, "driver_connection", driver)
+        try:
+            is_explicit = has_begun or getattr(sqlite, "isolation_level", "") is None
+            return is_explicit and not getattr(sqlite, "in_transaction", True)
+        except Exception:
+            return True  # it is closed, and its transaction is gone
     arguments: tuple[object, ...] = getattr(error, "args", ())
     number = getattr(error, "errno", arguments[0] if arguments else None)
     if name not in _MYSQL or number != _LOCK_TIMEOUT_CODE:
         return name in _MYSQL and number in _UNDOING_CODES
     try:
-        cursor = connection.connection.cursor()
+        cursor = driver.cursor()
         cursor.execute("SELECT @@innodb_rollback_on_timeout")
         row: Any = cursor.fetchone()
         cursor.close()

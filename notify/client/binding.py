@@ -23,6 +23,7 @@ from notify.client.bound import (
     connections_of_bound,
     connections_of_session,
     listen_to_sessions,
+    undone,
 )
 from notify.client.carrier import Carrier, check_driver
 from notify.client.outgoing import CLOSED
@@ -54,14 +55,6 @@ def no_session(given: Any, takes: str = "Session") -> str:
         write = f"{begin} producer.transaction(connection) as tx"
         return f"send takes a {takes}, not a {name}; write `{write}`, and tx.send(…)"
     return f"send takes the {takes} whose commit is to send the message; this is a {name}"
-
-
-def undone(error: BaseException) -> BindingRefused:
-    """Why a transaction that the database has rolled back carries no message."""
-    return BindingRefused(
-        "nothing is committed: the database has rolled back the whole transaction with an error that was caught, so "
-        f"that what came before it is gone: roll back, and repeat all of it. The error: {error}"
-    )
 
 
 def existing(binding: Binding | None) -> Binding:
@@ -223,7 +216,7 @@ class Binding:
         connection = context.connection
         if connection is None or connection.get_transaction() is None or connection.invalidated:
             return
-        if has_undone(connection, context.original_exception):
+        if has_undone(connection.dialect.name, connection.connection, context.original_exception):
             (self.bound(connection) or self._begun(connection)).undone = context.original_exception
 
     # --- committing -------------------------------------------------------------------------------------------

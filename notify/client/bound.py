@@ -32,6 +32,14 @@ SEVERAL = (
 )
 
 
+def undone(error: BaseException) -> BindingRefused:
+    """Why a transaction that the database has rolled back carries no message."""
+    return BindingRefused(
+        "nothing is committed: the database has rolled back the whole transaction with an error that was caught, so "
+        f"that what came before it is gone: roll back, and repeat all of it. The error: {error}"
+    )
+
+
 class BoundTransaction:
     """The messages of one root transaction."""
 

@@ -10,11 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from notify.client import Message, TransactionProducer
+from notify.client import Inbox, Message, TransactionProducer
 from notify.client.bound import BoundTransaction
-from notify.errors import BindingRefused
+from notify.errors import BindingRefused, InvalidRequest
+from notify.message import ReceivedMessage
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import Order, Shop
+from tests.support.transactions import new_id
 
 FIRST, SECOND = 900_001, 900_002
 """Ids beyond those that a database gives by itself."""
@@ -133,3 +135,27 @@ def test_a_closed_producer_hears_of_no_errors(shop: Shop) -> None:
     assert sa.event.contains(shop.engine, "handle_error", listener)
     producer.close()
     assert not sa.event.contains(shop.engine, "handle_error", listener)
+
+
+def test_a_handler_that_goes_on_after_it_has_no_effect(shop: Shop) -> None:
+    """The inbox's savepoint is gone with the transaction: the message is not handled, and comes again."""
+    with shop.sessions() as session, session.begin():
+        session.add_all([Order(id=FIRST, item="first"), Order(id=SECOND, item="second")])
+    inbox = Inbox(shop.engine)
+    message = ReceivedMessage(f"{new_id()}.0", "t", 0, 0, b"repeated", None, None, {}, 1, "")
+
+    def careless(message: ReceivedMessage, session: Session) -> None:
+        session.add(Order(item="lost"))
+        session.flush()
+        with pytest.raises(DBAPIError):
+            _have_it_rolled_back(session)
+
+    def careful(message: ReceivedMessage, session: Session) -> None:
+        session.add(Order(item=message.text))
+        shop.send(session, message.text)
+
+    with pytest.raises(InvalidRequest, match=r"has ended|was aborted"):
+        inbox.run("g", message, careless)
+    assert "lost" not in shop.items()
+    assert inbox.run("g", message, careful)
+    assert shop.delivered() == ["repeated"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
 from django.core import checks
+from django.db.backends.signals import connection_created
 
 
 class NotifyConfig(AppConfig):
-    """Registers the checks. Nothing is started here: every command of the project comes by."""
+    """Registers the checks, and hears of errors. Nothing is started here: every command of the project comes by."""
 
     name = "notify.client.django"
     label = "notify"
@@ -18,3 +21,11 @@ class NotifyConfig(AppConfig):
 
         checks.register(check_settings)
         checks.register(check_tables, checks.Tags.database)
+        # Before a connection's first message, too: an error may have undone the change that the message is about.
+        connection_created.connect(_hear_of_errors, dispatch_uid="notify")
+
+
+def _hear_of_errors(connection: Any, **_: Any) -> None:
+    from notify.client.django.listening import listen_to_errors
+
+    listen_to_errors(connection)

@@ -3,6 +3,9 @@
 Django has no hook before COMMIT: `transaction.on_commit` runs after it. So the first `send` on a connection puts this
 listener before six methods of that one object, whatever its backend: each calls the listener with the method that was
 there. `_commit` is the last moment before COMMIT, and what raises there stops it.
+
+Errors of the database are heard from the connection's beginning: some roll back the whole transaction, and Django takes
+it for going on. Whoever catches one and goes on would commit messages without the changes before it.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from notify.client.bound import BoundTransaction
+from django.db.utils import DatabaseErrorWrapper
+
+from notify.client.bound import BoundTransaction, undone
 from notify.client.django.carrier import DjangoCarrier
 from notify.client.outgoing import CLOSED
 from notify.client.transactions import pack_unkeyed
+from notify.databases import has_undone
 from notify.errors import BindingRefused, Closed
 from notify.message import Message
 from notify.wire import PackedMessage
@@ -44,8 +50,11 @@ class Listener:
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
         self._carried: Carried | None = None
+        self._undone: BaseException | None = None
+        """The error with which the database itself has rolled back what the transaction had done until then."""
         for name in HEARD:
             setattr(wrapper, name, functools.partial(getattr(self, name), getattr(wrapper, name)))
+        listen_to_errors(wrapper)
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -66,6 +75,8 @@ class Listener:
                 "use publish() for a message that belongs to no change"
             )
         wrapper.validate_no_broken_transaction()
+        if self._undone is not None:
+            raise undone(self._undone)
         packed = pack_unkeyed(message)
         carried = self._current()
         if carried is None:
@@ -90,15 +101,27 @@ class Listener:
             return None, []
         return carried.carrier, [(packed, late) for _, packed, late in carried.bound.sends]
 
+    @property
+    def carries(self) -> bool:
+        """Whether the current transaction has messages."""
+        carried = self._current()
+        return carried is not None and bool(carried.bound.sends)
+
+    def note_undone(self, error: BaseException) -> None:
+        """The database has rolled back the current transaction with this error: it carries no message any more."""
+        self._undone = error
+
     # --- what Django does -------------------------------------------------------------------------------------
 
     def _commit(self, original: Callable[[], object]) -> None:
         carried = self._current()
         if carried is None or not carried.bound.sends:
-            self._carried = None
+            self._forget()
             original()
             return
         try:
+            if self._undone is not None:
+                raise undone(self._undone)
             carried.carrier.prepare_on(self._wrapper, carried.bound)
         except BaseException:
             self._undo()
@@ -106,7 +129,7 @@ class Listener:
         try:
             original()
         finally:
-            self._carried = None  # after an error of COMMIT itself nobody knows the outcome: the check decides
+            self._forget()  # after an error of COMMIT itself nobody knows the outcome: the check decides
         carried.carrier.committed(carried.bound)
 
     def _undo(self) -> None:
@@ -119,12 +142,16 @@ class Listener:
         except Exception:
             self._wrapper.close()
 
+    def _forget(self) -> None:
+        self._carried = self._undone = None
+
     def _rollback(self, original: Callable[[], object]) -> None:
-        self._carried = None
+        self._forget()
         original()
 
     def _close(self, original: Callable[[], object]) -> None:
-        carried, self._carried = self._carried, None
+        carried = self._carried
+        self._forget()
         if carried is not None and carried.bound.sends:
             log.warning(
                 "the connection to the database %r was closed within its transaction: its %d messages are dropped, and "
@@ -174,3 +201,34 @@ def listener_of(wrapper: Any) -> Listener:
         listener = Listener(wrapper)
         setattr(wrapper, ATTRIBUTE, listener)
     return listener
+
+
+class _HeardErrors(DatabaseErrorWrapper):
+    """What a Django connection passes errors of its driver through, with an ear for those that end its transaction."""
+
+    def __init__(self, wrapper: Any) -> None:
+        super().__init__(wrapper)
+        self._original = wrapper.wrap_database_errors  # a backend may have one of its own
+
+    def __enter__(self) -> None:
+        self._original.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, self.wrapper.Database.Error):
+            _hear(self.wrapper, error)
+        self._original.__exit__(kind, error, traceback)
+
+
+def _hear(wrapper: Any, error: BaseException) -> None:
+    if wrapper.connection is None or not (wrapper.in_atomic_block or not wrapper.autocommit):
+        return
+    known: Listener | None = getattr(wrapper, ATTRIBUTE, None)
+    has_begun = known is not None and known.carries
+    if has_undone(wrapper.vendor, wrapper.connection, error, has_begun=has_begun):
+        listener_of(wrapper).note_undone(error)
+
+
+def listen_to_errors(wrapper: Any) -> None:
+    """Hear of the errors of a Django connection from now on; nothing else of it changes."""
+    if not isinstance(wrapper.wrap_database_errors, _HeardErrors):
+        wrapper.wrap_database_errors = _HeardErrors(wrapper)
