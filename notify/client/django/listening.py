@@ -204,7 +204,7 @@ def listener_of(wrapper: Any) -> Listener:
 
 
 class _HeardErrors(DatabaseErrorWrapper):
-    """What a Django connection passes errors of its driver through, with an ear for those that end its transaction."""
+    """Passes on the errors of a Django connection's driver, and hears which of them have ended its transaction."""
 
     def __init__(self, wrapper: Any) -> None:
         super().__init__(wrapper)
