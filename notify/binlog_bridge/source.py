@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.binlog_bridge.position import Position
+from notify.binlog_bridge.tables import COLUMNS
 from notify.errors import InvalidRequest
 from notify.outbox import LOCAL, SERVER
 from notify.wire import microseconds
@@ -235,7 +236,7 @@ def _table_findings(connection: Connection) -> list[Finding]:
     ]
     sets = connection.exec_driver_sql(
         f"SELECT table_name, column_name, character_set_name FROM information_schema.columns WHERE {ours} "
-        f"AND character_set_name NOT IN ({', '.join(repr(name) for name in _READ_AS_UTF8)})"
+        f"AND column_name IN {COLUMNS} AND character_set_name NOT IN {_READ_AS_UTF8}"
     )
     texts = [
         Finding(

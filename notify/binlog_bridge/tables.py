@@ -15,7 +15,7 @@ from notify.wire import BridgedTransaction, PackedMessage
 
 OURS = (LOCAL.table.name, SERVER.table.name)
 MOST_READERS = 64
-_COLUMNS = (
+COLUMNS = (
     "transaction_id",
     "message_no",
     "producer_group",
@@ -30,6 +30,7 @@ _COLUMNS = (
     "relayed",
     "state",
 )
+"""The columns that a bridge reads."""
 _READ = """
 def add(data, at, end, is_update, transactions):
     last = transactions[-1] if transactions else None
@@ -103,7 +104,7 @@ class TableRows:
         # The server's table is taken when a transaction becomes committed, an outbox when its rows are inserted.
         is_skipped = "v12 != b'COMMITTED' or was0 == b'COMMITTED'" if is_server else "is_update or v11 != b'\\0\\0'"
         written = "decided_at" if is_server else "created_at"
-        row = decoder.row_lines(table, (*_COLUMNS, written), "v", 8)
+        row = decoder.row_lines(table, (*COLUMNS, written), "v", 8)
         self._time_fraction = decoder.column(table, written).fraction
         names = dict(_NAMES)
         source = _READ.format(
