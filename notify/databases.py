@@ -147,6 +147,13 @@ def begins_explicitly(connection: Connection) -> bool:
     return getattr(driver, "isolation_level", "") is None and bool(getattr(driver, "in_transaction", False))
 
 
+def has_ended_on_sqlite(connection: Connection) -> bool:
+    """Whether SQLite has no transaction any more. Drivers of other databases know it only by asking."""
+    return connection.dialect.name == "sqlite" and not getattr(
+        connection.connection.driver_connection, "in_transaction", True
+    )
+
+
 def commits_by_itself(connection: Connection) -> bool:
     """Whether each statement is a transaction of its own, by SQLAlchemy's setting or by the driver's."""
     pooled: Any = connection.connection

@@ -20,7 +20,7 @@ from notify.client.outgoing import CLOSED, Outgoing
 from notify.client.rows import HalfRows, Mode
 from notify.client.table import MAKE_TABLES
 from notify.client.transactions import give_key, size_of_message
-from notify.databases import commits_by_itself
+from notify.databases import commits_by_itself, has_ended_on_sqlite
 from notify.errors import (
     Backpressure,
     BindingRefused,
@@ -88,6 +88,11 @@ class Carrier:
         if self.is_closed:
             raise TransactionRefused(f"nothing is committed: the messages cannot be sent any more. {CLOSED}")
         check_driver(connection)
+        if has_ended_on_sqlite(connection):
+            raise BindingRefused(
+                "the transaction was ended with SQL (ROLLBACK or COMMIT), so that its messages cannot share its fate "
+                "and are not sent: end it with session.rollback() or session.commit(), or with Django's atomic()"
+            )
         for _, packed, late in bound.sends:
             if late is not None:
                 give_key(packed, late)

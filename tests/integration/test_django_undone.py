@@ -132,6 +132,16 @@ def test_a_transaction_that_is_managed_by_hand(shop: Shop) -> None:
     _repeat(shop)
 
 
+def test_the_end_of_a_transaction_as_sql_is_noticed_on_sqlite(shop: Shop) -> None:
+    """The commit sent the message of an order that was gone. Other databases begin a new transaction in silence."""
+    if shop.connection.vendor != "sqlite":
+        pytest.skip("only SQLite's driver knows without a question whether there is a transaction")
+    with pytest.raises(BindingRefused, match="ended with SQL"), shop.atomic():
+        shop.order("lost")
+        _execute(shop, "ROLLBACK")
+    _repeat(shop)
+
+
 def test_an_error_that_undoes_its_statement_alone_is_no_reason(shop: Shop) -> None:
     with shop.atomic():
         shop.order("sent")

@@ -128,6 +128,26 @@ def test_an_error_that_undoes_its_statement_alone_is_no_reason(shop: Shop) -> No
     assert (shop.items(), shop.delivered()) == (["first"], ["sent"])
 
 
+@pytest.mark.parametrize("statement", ["ROLLBACK", "COMMIT"])
+def test_the_end_of_a_transaction_as_sql_is_noticed_on_sqlite(shop: Shop, statement: str) -> None:
+    """The commit sent the message of an order that was gone. Other databases begin a new transaction in silence."""
+    if shop.engine.dialect.name != "sqlite":
+        pytest.skip("only SQLite's driver knows without a question whether there is a transaction")
+    with shop.sessions() as session:
+        session.add(Order(item="before"))
+        session.flush()
+        shop.send(session, "sent")
+        session.execute(sa.text(statement))
+        session.add(Order(item="behind"))
+        with pytest.raises(BindingRefused, match="ended with SQL"):
+            session.commit()
+        session.rollback()
+        session.add(Order(item="repeated"))
+        shop.send(session, "repeated")
+        session.commit()
+    assert shop.delivered() == ["repeated"]
+
+
 def test_a_closed_producer_hears_of_no_errors(shop: Shop) -> None:
     """Its listeners are taken away, that of errors included."""
     producer = TransactionProducer(shop.server.url, group=f"{shop.topic}-closed", engine=shop.engine)
