@@ -20,6 +20,10 @@ from notify.wire import microseconds
 _TAG = re.compile(r":\s*[A-Za-z_]")
 _READ_AS_UTF8 = ("ascii", "utf8", "utf8mb3", "utf8mb4")
 """Character sets of MySQL and MariaDB whose bytes are UTF-8."""
+_WIDE = ("ucs2", "utf16", "utf16le", "utf32")
+"""Those whose bytes are other ones for ASCII, too."""
+_ANY_LETTERS = ("key", "headers")
+"""The texts that are not ASCII always."""
 _NO_SUCH_STATEMENT, _MAY_NOT = 1064, 1227
 _FILTERS = ("binlog_do_db", "binlog_ignore_db")
 _NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
@@ -236,7 +240,8 @@ def _table_findings(connection: Connection) -> list[Finding]:
     ]
     sets = connection.exec_driver_sql(
         f"SELECT table_name, column_name, character_set_name FROM information_schema.columns WHERE {ours} "
-        f"AND column_name IN {COLUMNS} AND character_set_name NOT IN {_READ_AS_UTF8}"
+        f"AND (column_name IN {_ANY_LETTERS} AND character_set_name NOT IN {_READ_AS_UTF8} "
+        f"OR column_name IN {COLUMNS} AND character_set_name IN {_WIDE})"
     )
     texts = [
         Finding(

@@ -69,9 +69,11 @@ def insert(trade: Trade, service: str, table: sa.Table, rows: Sequence[dict[str,
 @pytest.mark.parametrize(
     "what",
     [
-        "digest",
         "window",
-        *(pytest.param(what, marks=pytest.mark.long) for what in ("full", "digest of a window", "watch", "continue")),
+        *(
+            pytest.param(what, marks=pytest.mark.long)
+            for what in ("digest", "full", "digest of a window", "watch", "continue")
+        ),
     ],
 )
 def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade, what: str) -> None:

@@ -120,6 +120,19 @@ def test_the_binlog_is_read_with_the_tls_of_the_address(
         reader.close()
 
 
+def test_a_word_of_ours_may_have_any_character_set_that_has_ascii(url: URL) -> None:
+    """The default of a database, in older tables: states and names are ASCII."""
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    with engine.begin() as connection:
+        for column in ("state VARCHAR(16)", "topic VARCHAR(255)"):
+            connection.exec_driver_sql(f"ALTER TABLE half_message MODIFY {column} CHARACTER SET latin1 NOT NULL")
+        assert [finding for finding in findings(connection, 7) if "character set" in finding.what] == []
+        connection.exec_driver_sql("ALTER TABLE half_message MODIFY state VARCHAR(16) CHARACTER SET utf16 NOT NULL")
+        assert [finding for finding in findings(connection, 7) if "character set utf16" in finding.what]
+    engine.dispose()
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
