@@ -29,7 +29,7 @@ from notify.testing.reachable import NotAvailable
 from tests.history.processes import Actor, by_fork
 from tests.support import databases, mariadb11, workers
 from tests.support.clock import PATIENCE_SECONDS
-from tests.support.databases import DATABASES, empty_database
+from tests.support.databases import DATABASES, empty_database, own_mariadb
 from tests.support.kafka import KafkaNode
 from tests.support.mariadb11 import MARIADB_11
 from tests.support.queues import Embedded, Queue
@@ -136,17 +136,8 @@ def binlog_server(request: pytest.FixtureRequest) -> Iterator[MariaDbServer | My
         urls = request.getfixturevalue("database_urls")
         yield MySqlServer(urls["mysql"])
         return
-    directory = Path(tempfile.mkdtemp(prefix="notify-bridge-"))
-    try:
-        try:
-            home = mariadb11.home() if kind == MARIADB_11 else None
-            server = MariaDbServer(directory, durable=False, home=home).create()
-        except NotAvailable as reason:
-            pytest.skip(str(reason))
+    with own_mariadb(home=mariadb11.home if kind == MARIADB_11 else None) as server:
         yield server
-        server.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from notify.client import create_tables
 from notify.errors import InvalidRequest, Unavailable
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
-from notify.testing.reachable import NotAvailable
 from tests.support.authority import Authority
 from tests.support.bridges import binlog_reader, move, numbers, outbox
+from tests.support.databases import own_mariadb
 from tests.support.groups import subscribe
 
 
@@ -38,21 +38,13 @@ def authority() -> Iterator[Authority]:
 @pytest.fixture(scope="module")
 def odd_source(authority: Authority) -> Iterator[MariaDbServer]:
     """A MariaDB with TLS that keeps names in lower case, and leaves the database `unlogged` out of its binlog."""
-    directory = Path(tempfile.mkdtemp(prefix="notify-odd-source-"))
     certificate = authority.issue("127.0.0.1")
     options = [
         f"--ssl-ca={authority.file}", f"--ssl-cert={certificate}", f"--ssl-key={certificate}",
         "--lower-case-table-names=1", "--binlog-ignore-db=unlogged",
     ]  # fmt: skip
-    try:
-        try:
-            server = MariaDbServer(directory, options=options, durable=False).create()
-        except NotAvailable as reason:
-            pytest.skip(str(reason))
+    with own_mariadb(options) as server:
         yield server
-        server.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

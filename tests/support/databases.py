@@ -10,13 +10,15 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 from notify.testing.databases import SERVERS
+from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.reachable import NotAvailable
 from tests.support.clock import eventually
 
@@ -106,3 +108,20 @@ def empty_database(kind: str, urls: Mapping[str, str], directory: Path) -> Itera
     finally:
         with admin.connect() as connection:
             connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if kind == "postgresql" else ""))
+
+
+@contextmanager
+def own_mariadb(options: Sequence[str] = (), home: Callable[[], Path] | None = None) -> Iterator[MariaDbServer]:
+    """A MariaDB that no other test uses; skips with the reason where there is none. `home` finds another version."""
+    directory = Path(tempfile.mkdtemp(prefix="notify-mariadb-"))
+    try:
+        try:
+            server = MariaDbServer(
+                directory, durable=False, options=options, home=None if home is None else home()
+            ).create()
+        except NotAvailable as reason:
+            pytest.skip(str(reason))
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
