@@ -267,9 +267,7 @@ class Database:
         by = "message_id, consumer_group" if "consumer_group" in given else "message_id"
         where = ""
         if between is not None:
-            within = conditions_of("message_id", [id_at(between.start_us), id_at(between.end_us)])
-            within += between.odd("message_id") + between.upper_case("message_id")
-            where = f"WHERE {' OR '.join(within)} "
+            where = f"WHERE {' OR '.join(between.within('message_id') + between.odd('message_id'))} "
         return self._jdbc(
             spark,
             f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q {where}GROUP BY {by} "
@@ -357,10 +355,9 @@ class Database:
         of its time."""
         if span is None:
             return []
-        within = conditions_of("message_id", [id_at(span.start_us), id_at(span.end_us)]) + span.upper_case("message_id")
         condition = (
             f"{self._sql.is_no_instant('created_at')} AND created_at < '{text_of(span.start_us)}' "
-            f"AND ({' OR '.join(within)})"
+            f"AND ({' OR '.join(span.within('message_id'))})"
         )
         found = self.rows(f"SELECT 1 FROM {notify_inbox.name} WHERE {condition} LIMIT 1")
         return [condition] if found else []

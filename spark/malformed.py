@@ -9,7 +9,7 @@ from notify.client.table import half_message, notify_inbox
 from notify.spark.databases import Database
 from notify.spark.digest.drill import Drill
 from notify.spark.expressions import HAS_NUMBER, MOST_NUMBER, Expressions
-from notify.spark.ranges import Span, conditions_of, id_at, made_us
+from notify.spark.ranges import Span, made_us
 from notify.spark.result import Found
 from notify.storage.sql.rows import text_of
 
@@ -47,7 +47,7 @@ def _within(table: str, span: Span | None, is_odd: str, is_undated: str) -> str:
         return f"({is_odd} OR {is_undated})"
     of_time = f"({is_odd} AND created_at >= '{text_of(span.start_us)}' AND created_at < '{text_of(span.end_us)}')"
     name = "message_id" if table == notify_inbox.name else "transaction_id"
-    places = conditions_of(name, [id_at(span.start_us), id_at(span.end_us)]) + span.upper_case(name)
+    places = span.within(name)
     if table == notify_inbox.name:
         return f"({of_time} OR ({is_undated} AND ({' OR '.join(places)})))"
     return f"({' OR '.join([*places, *span.odd(name)])}) AND ({of_time} OR {is_undated})"

@@ -32,6 +32,10 @@ class Span:
             return []
         return [f"{name} < '{id_at(min(EPOCH_US, self.start_us))}'", f"{name} >= '{id_at(self.after_us)}'"]
 
+    def within(self, name: str) -> list[str]:
+        """Conditions of SQL for the ids of the span, in a column, those in capital letters among them."""
+        return conditions_of(name, [id_at(self.start_us), id_at(self.end_us)]) + self.upper_case(name)
+
     def upper_case(self, name: str) -> list[str]:
         """A condition of SQL for the ids of the span, in a column, whose letters are capital ones, where they may lie
         before its first id: most databases order capital letters before small ones. No id between its ends, or of no

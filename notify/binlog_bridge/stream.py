@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pymysql
-import sqlalchemy as sa
 from pymysqlreplication import BinLogStreamReader
 from sqlalchemy.engine.url import URL
 
@@ -155,7 +154,7 @@ class BinlogStream:
 
 def _tls(url: URL) -> dict[str, Any]:
     """The driver's arguments for TLS, as SQLAlchemy makes them of the URL for the bridge's other connections."""
-    _, arguments = sa.create_engine(with_driver(url)).dialect.create_connect_args(url)
+    _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
     return {name: value for name, value in arguments.items() if name.startswith("ssl")}
 
 

@@ -12,7 +12,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.groups import Chosen
-from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT
+from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, REDRIVEN
 from notify.server.jobs.wanted import Wanted
 
 
@@ -37,7 +37,7 @@ class WantedFields(BaseModel):
 
 class Redrive(Write):
     ids: list[str] | None = Field(None, max_length=AT_ONCE)
-    max: int = Field(100, ge=1, le=AT_ONCE)
+    max: int = Field(REDRIVEN, ge=1, le=AT_ONCE)
     wanted: WantedFields = WantedFields()
     all: bool = Field(False, description="every one that matches, as a job: see jobs/{id}")
     replay_effects: bool = Field(

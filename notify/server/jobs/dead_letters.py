@@ -20,6 +20,8 @@ from notify.storage.topics import Topic
 from notify.wire import Payload, decode_payload, encode_msgpack
 
 AT_ONCE = 4096
+REDRIVEN = 100
+"""How many a redrive sends that names neither ids nor `max`."""
 READ_BYTES = 8 << 20
 SEARCH_SHARE = 0.15
 """All searches together may use so much of the server's time."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-OTHERWISE = 100
-"""The bound of a request that names none, as the route has it."""
-
 
 def shares(ids: Sequence[Sequence[str]], most: int) -> list[list[str]]:
     """`ids`: those that each worker has, in its order; of each its first ones, at most `most` in all."""

@@ -21,11 +21,12 @@ from notify.keys import shard_of_key
 from notify.server import problems
 from notify.server.cluster.workers import Workers
 from notify.server.data.answer import fault_of
+from notify.server.jobs.dead_letters import REDRIVEN
 from notify.server.running import Running
 from notify.server.spread import exposition, publishing
 from notify.server.spread.combining import Answer
 from notify.server.spread.rules import Asked, Rule, job_of, refuse_offsets, renumbered, rule_of
-from notify.server.spread.shares import OTHERWISE, shares
+from notify.server.spread.shares import shares
 from notify.settings import Settings
 
 ADMIN = "/v1/admin/"
@@ -224,7 +225,7 @@ class _Spreading:
             return _response(refused)
         told: dict[int, Answer] = {n: json.loads(body) for n, (status, body) in trial.items() if status == 200}
         own = [answer["result"]["ids"] for answer in told.values()]
-        parts = dict(zip(told, shares(own, int(fields.get("max", OTHERWISE))), strict=True))
+        parts = dict(zip(told, shares(own, int(fields.get("max", REDRIVEN))), strict=True))
         for number, ids in parts.items():
             told[number]["result"]["ids"] = ids
         if not fields.get("dry_run"):
