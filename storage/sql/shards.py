@@ -17,11 +17,12 @@ from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
 from notify.storage.records import Decided, InDoubt, NewTransaction, PartlyStored, PutResult, State, Transaction
 from notify.storage.sql import key_map
+from notify.storage.sql.doubts import sum_of
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.placing import Placing
 from notify.storage.sql.store import DatabaseAway, SqlStore
 from notify.storage.topics import Topic
-from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS
 from notify.wire import Payload
 
 log = structlog.get_logger("notify.sql")
@@ -319,7 +320,7 @@ class SqlShards:
         return await self._first(lambda s: s.transaction(transaction_id))
 
     async def in_doubt(self) -> InDoubt:
-        return await counted(self.undecided)
+        return sum_of(await self._each(lambda s: s.in_doubt()))
 
     async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int

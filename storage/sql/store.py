@@ -22,7 +22,7 @@ from notify.storage.records import (
     State,
     Transaction,
 )
-from notify.storage.sql import registry, schema
+from notify.storage.sql import doubts, registry, schema
 from notify.storage.sql.checks import SqlChecks
 from notify.storage.sql.database import Database
 from notify.storage.sql.dialect import NUL, has_nul
@@ -32,7 +32,7 @@ from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import server_half_message
 from notify.storage.sql.writer import WRITERS, Writer
 from notify.storage.topics import Topic
-from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS
 
 log = structlog.get_logger("notify.sql")
 
@@ -177,22 +177,16 @@ class SqlStore:
         return transaction_of(rows, self.shard) if rows else None
 
     async def in_doubt(self) -> InDoubt:
-        return await counted(self.undecided)
+        return await self._database.run(doubts.in_doubt)
 
     async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
     ) -> list[Transaction]:
-        wanted = sa.select(_t.transaction_id).where(_t.next_check_us.is_not(None), _t.message_no == 0)
-        if state is not None:
-            wanted = wanted.where(_t.state == state.name)
-        if producer_group is not None:
-            wanted = wanted.where(_t.producer_group == producer_group)
-        if older_than_us is not None:
-            wanted = wanted.where(_t.created_at <= moment_of(older_than_us))
-        wanted = wanted.order_by(_t.transaction_id).limit(limit)
-
         def read(connection: Connection) -> list[Transaction]:
-            names = [str(name) for name in connection.scalars(wanted)]
+            wanted = sa.select(_t.transaction_id).where(doubts.condition(connection, state, producer_group))
+            if older_than_us is not None:
+                wanted = wanted.where(_t.created_at <= moment_of(older_than_us))
+            names = [str(name) for name in connection.scalars(wanted.order_by(*doubts.OLDEST_FIRST).limit(limit))]
             by_id = rows_by_id(connection, names)
             return [transaction_of(by_id[name], self.shard) for name in names if name in by_id]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from notify.check.schedule import CheckSchedule
 from notify.client import TransactionProducer
 from notify.client.checker import Checker
 from notify.errors import InvalidRequest
+from notify.limits import LIMITS
+from notify.server.core import checks as server_checks
 from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks as ServerChecks
 from notify.server.metrics import Metrics
@@ -179,6 +182,39 @@ def test_a_half_that_is_decided_meanwhile_is_not_asked_about() -> None:
         return [check["id"] for check in checked]
 
     asyncio.run(scenario())
+
+
+def test_a_poll_answers_with_no_more_than_goes_into_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that do not fit come with the next poll. All came at once: 60 halves of 7 MiB were a reply of 420 MiB."""
+    monkeypatch.setattr(server_checks, "LIMITS", replace(LIMITS, reply_bytes=100_000))
+    most_read = 0
+
+    async def scenario() -> None:
+        store = MemoryStore()
+        contents = store.half_contents
+
+        async def counted(claimed: Sequence[Due]) -> list[list[Payload]]:
+            nonlocal most_read
+            most_read = max(most_read, len(claimed))
+            return await contents(claimed)
+
+        store.half_contents = counted  # type: ignore[method-assign]
+        await store.open(0)
+        await store.create_topic(Topic("t"))
+        halves = [sent(bytes(size)) for size in (30_000, 30_000, 30_000, 30_000, 200_000, *[10] * 40)]
+        await store.put(halves, 0)
+        log = CheckLog()
+        checks = ServerChecks(store, lambda: 60_000_000, CheckSchedule(), "main", Metrics(), log)
+        asked = []
+        for count in (3, 1, 1, 40, 0):
+            questions = await checks.poll(Poll(producer_group="g", instance="i", max=100))
+            assert len(questions) == count
+            asked += [question["id"] for question in questions]
+            assert all(len(log.of(t.id)) == (ids.to_text(t.id) in asked) for t in halves)
+        assert sorted(asked) == sorted(ids.to_text(t.id) for t in halves)
+
+    asyncio.run(scenario())
+    assert most_read <= server_checks.READ_AT_ONCE
 
 
 def test_the_threads_of_listeners_do_not_outlive_the_process() -> None:

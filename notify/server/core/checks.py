@@ -19,6 +19,8 @@ from notify.wire import Payload, Poll
 ONLINE_US = 5_000_000
 """A producer asks again as soon as its poll is over: after so long without one, none is there."""
 
+READ_AT_ONCE = 16
+"""The halves of so many checks are read at a time: one may have 8 MiB, and so much goes into a reply."""
 UNMATCHED_RETRY_US = 1_000_000
 """A due check that no waiting poller may answer is looked at again this much later; it uses up nothing."""
 
@@ -86,19 +88,33 @@ class Checks:
         finally:
             if poller in waiting:
                 waiting.remove(poller)
-        self.last_poll_us[poll.producer_group] = self._clock()
-        halves = await self._store.half_contents(poller.taken) if poller.taken else []
+        now_us = self.last_poll_us[poll.producer_group] = self._clock()
         questions = []
-        for due, half in zip(poller.taken, halves, strict=True):
+        for due, half in await self._halves(poller.taken):
             # A half without messages was decided since its check was claimed, or they cannot be read any more.
             if half or await self._store.checking(due.id, due.shard or None) is not None:
                 questions.append(self._question(due, half))
+                self._metrics.checks_sent += 1
+                self.log.add(due.id, now_us, "asked", poller.instance)
         if self._with_spans:
-            now_us = self._clock()
             for question in questions:
                 for p in question["messages"]:
                     tracing.record("ask", p.topic, p.headers, now_us, now_us, **{"notify.attempt": question["attempt"]})
         return questions
+
+    async def _halves(self, taken: Sequence[Due]) -> list[tuple[Due, Sequence[Payload]]]:
+        """Checks with their halves, as many as go into a reply, one at least. The others are given back, and due."""
+        found: list[tuple[Due, Sequence[Payload]]] = []
+        size = 0
+        for first in range(0, len(taken), READ_AT_ONCE):
+            some = taken[first : first + READ_AT_ONCE]
+            for due, half in zip(some, await self._store.half_contents(some), strict=True):
+                size += sum(map(_size, half))
+                if found and size > LIMITS.reply_bytes:
+                    await self._store.release_checks(taken[len(found) :], self._clock())
+                    return found
+                found.append((due, half))
+        return found
 
     async def hand_out(self, group: str) -> None:
         """Give the group's due checks to its waiting pollers."""
@@ -116,8 +132,6 @@ class Checks:
                 unmatched.append(due)
             else:
                 chosen.taken.append(due)
-                self._metrics.checks_sent += 1
-                self.log.add(due.id, now_us, "asked", chosen.instance)
         if unmatched:
             await self._store.release_checks(unmatched, now_us + UNMATCHED_RETRY_US)
         for poller in [p for p in waiting if p.taken]:
@@ -149,3 +163,9 @@ class Checks:
             "attempt": due.attempts + 1,
             "messages": messages,
         }
+
+
+def _size(message: Payload) -> int:
+    """About how many bytes a message takes in a reply."""
+    headers = message.headers or {}
+    return len(message.body) + sum([len(name) + len(value) for name, value in headers.items()]) + 256
