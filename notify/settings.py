@@ -82,6 +82,14 @@ class Settings:
         1,
         MOST,
     )
+    worker_timeout_seconds: float = _setting(
+        30.0,
+        "How long a worker that serves may give no sign of life, because its event loop stands still, in seconds: its "
+        "parent then kills it and starts it again. Time in which the parent itself did not run does not count, nor "
+        "does a wait for the disk.",
+        1,
+        86_400,
+    )
     create_topics: bool = _setting(
         True,
         "Whether the first message for a topic makes the topic; otherwise the message is refused with 404.",

@@ -226,8 +226,9 @@ def _server_findings(url: str) -> list[str]:
 def _silent_workers(overview: dict[str, Any]) -> list[str]:
     """Findings where workers do not answer. Nothing else is looked at, since each answer would lack theirs."""
     findings = [
-        f"{name} does not answer, and what it has was not looked at: its parent starts a worker again that has died; "
-        "find out why it hangs or dies in the server's output, then run this again"
+        f"{name} does not answer, and what it has was not looked at: its parent starts a worker again that "
+        "has died, or hangs for `worker_timeout_seconds`; find out why it hangs or "
+        "dies in the server's output, then run this again"
         for name in overview["missing"]
     ]
     return findings + [alarm["text"] for alarm in overview["alarms"]]

@@ -15,6 +15,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from notify import faults
 from notify.errors import Unavailable, WrongRole
+from notify.server.cluster.workers import DIED, HUNG
 from notify.server.connections.places import Connections
 from notify.server.core.core import Core
 from notify.server.data.answer import Answer
@@ -40,8 +41,8 @@ def answer(running: Running | None, path: str) -> Answer:
         return _status(200, "live")
     if running is None:
         return _status(503, "starting", retry_after=1)
-    if running.workers is not None and not running.workers.are_ready:
-        return _status(503, "starting", retry_after=1, waits_for="another worker")
+    if running.workers is not None and running.workers.away:
+        return _status(503, "starting", retry_after=1, waits_for=", ".join(running.workers.away))
     return _status(200, "ready", shard=running.core.settings.shard)
 
 
@@ -114,6 +115,10 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
         _add_queues(shown, core)
     if running.shipping is not None:
         _add_shipping(shown, running.shipping)
+    if running.workers is not None:
+        counts = running.workers.ended.counts
+        text = "How often a worker was started again since its server's start, by what had ended it"
+        shown.counters("notify_worker_restarts", text, ["why"], [((why,), counts.get(why, 0)) for why in (DIED, HUNG)])
     _add_alarms(shown, running.alarms)
     return shown
 

@@ -74,6 +74,13 @@ class Exposition:
         """Add a counter of one sample; `name` without `_total`."""
         self._families.append(CounterMetricFamily(name, text, value))
 
+    def counters(self, name: str, text: str, labels: Sequence[str], samples: Labelled) -> None:
+        """Add a counter with a sample for each value of its labels; `name` without `_total`."""
+        family = CounterMetricFamily(name, text, labels=labels)
+        for values, value in samples:
+            family.add_metric(values, value)
+        self._families.append(family)
+
     def gauge(self, name: str, text: str, value: float) -> None:
         """Add a metric of one sample."""
         self._families.append(GaugeMetricFamily(name, text, value))

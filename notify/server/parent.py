@@ -11,7 +11,7 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +19,9 @@ from typing import Any
 import structlog
 
 from notify.errors import StorageFailed
+from notify.server.cluster.workers import DIED, HUNG
 from notify.server.doorway import Doorway
+from notify.server.heartbeat import Silence, waits_for_disk
 from notify.settings import Settings
 
 log = structlog.get_logger("notify.server")
@@ -32,8 +34,9 @@ AGAIN_SECONDS, AGAIN_MAX_SECONDS = 0.05, 5.0
 """The wait before a worker that has died is started again; it doubles with each of its deaths in the last minute."""
 DEATHS, DEATHS_SECONDS = 10, 60.0
 """A worker that dies so often within so long is not started again: all stop."""
-READY, NOT_READY = b"r", b"w"
-"""The bytes by which the parent tells a worker whether all of them serve."""
+STACK_SECONDS = 1.0
+"""How long a worker that hangs has to write where it stands (STACK) before it is killed."""
+STACK = signal.SIGUSR1
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,18 +51,31 @@ class Worker:
     told: int = -1
     """The end of a pipe from which the parent reads what the worker says."""
     line: int = -1
-    """The end of a pipe in which the parent says whether all serve; its closing says that the parent is gone."""
+    """The end of a pipe in which the parent says who does not serve; its closing says that the parent is gone."""
     channel: socket.socket | None = None
     """The socket over which the parent hands it connections."""
     said: bytes = b""
     """The part of a line that was read from `told` so far."""
     is_ready: bool = False
+    is_silent: bool = False
+    """It is ready, and has given no sign of life for a while."""
+    kill_at: float = 0.0
+    """When to kill it, since it hangs, by the monotonic clock; 0: it does not, as far as is known."""
     failure: str = ""
-    """Why it cannot serve, as it said."""
+    """Why it cannot serve, as it said, or why it is killed."""
     start_at: float = 0.0
     """When to start it, by the monotonic clock."""
     deaths: deque[float] = dataclasses.field(default_factory=deque)
     """When it died, within the last minute."""
+    ends: Counter[str] = dataclasses.field(default_factory=Counter)
+    """How often it was started again, by what had ended it: DIED or HUNG."""
+    last_end: str = ""
+    """Why it was started again last."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is handed connections."""
+        return self.is_ready and not (self.is_silent or self.kill_at)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +86,7 @@ class Child:
     tell: int
     """The pipe in which it says that it is ready, or why it cannot be."""
     hear: int
-    """The pipe in which it hears whether all are ready; it is closed when the parent ends."""
+    """The pipe in which it hears which workers do not serve; it is closed when the parent ends."""
     channel: socket.socket | None
     """The socket over which it is handed connections."""
 
@@ -101,6 +117,7 @@ class Parent:
         self._selector = selectors.DefaultSelector()
         one = len(sockets) == 1
         self._workers = [Worker(n, None if one else sockets[n]) for n in range(settings.workers)]
+        self._silence = Silence(settings.workers, settings.worker_timeout_seconds)
         self._doorway = Doorway(self._selector, sockets[0], self._hand) if one else None
 
     def run(self) -> bool:
@@ -123,6 +140,7 @@ class Parent:
                 self._doorway.tick()
             self._heed_signals()  # before the ends of workers: a service manager may have told them, too
             self._reap()
+            self._look_for_silent()
             self._kill_if_late()
         self._forget_parent(before)
         if self._failure:
@@ -211,14 +229,16 @@ class Parent:
         os.set_blocking(told, False)
         os.set_blocking(line, False)
         worker.pid, worker.told, worker.line = pid, told, line
-        worker.said, worker.failure = b"", ""
+        worker.said, worker.failure, worker.kill_at = b"", "", 0.0
         self._selector.register(told, selectors.EVENT_READ, partial(self._hear, worker))
         return True
 
     def _wait(self) -> None:
         """Wait for what workers say, for signals, and for the time at which one is started again."""
         due = [worker.start_at for worker in self._workers if not worker.pid]
-        seconds = max(0.0, min(due) - time.monotonic()) if due and not self._stopping_since else 1.0
+        seconds = self._silence.beat_seconds
+        if due and not self._stopping_since:
+            seconds = min(seconds, max(0.0, min(due) - time.monotonic()))
         if self._doorway is not None:
             seconds = min(seconds, self._doorway.due_in())
         for key, _ in self._selector.select(seconds):
@@ -229,11 +249,11 @@ class Parent:
             self._wake.recv(4096)
 
     def _hand(self, number: int, connection: socket.socket) -> bool:
-        """Hand a connection to a worker, -1: to the first that is ready; False where it takes none now."""
+        """Hand a connection to a worker, -1: to the first that serves; False where it takes none now."""
         if number >= len(self._workers):
             number = -1
         for worker in self._workers if number < 0 else (self._workers[number],):
-            if worker.is_ready and worker.channel is not None:
+            if worker.serves and worker.channel is not None:
                 try:
                     socket.send_fds(worker.channel, [b"c"], [connection.fileno()])
                 except OSError:
@@ -242,7 +262,7 @@ class Parent:
         return False
 
     def _hear(self, worker: Worker) -> None:
-        """A worker says a line of JSON once it is ready, and one when it fails; both may come in one read."""
+        """A worker says a line of JSON once it is ready, one now and then from then on, and one when it fails."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(worker.told, 65536)
             worker.said += data
@@ -253,27 +273,62 @@ class Parent:
             self._heard(worker, said)
 
     def _heard(self, worker: Worker, said: dict[str, Any]) -> None:
+        self._silence.heard(worker.number)
         if "failed" in said:
             worker.failure = str(said["failed"])
-            return
-        worker.is_ready = True
-        self._topics = max(self._topics, int(said["topics"]))
-        self._tell_ready()
+        elif "topics" in said:
+            worker.is_ready = True
+            self._topics = max(self._topics, int(said["topics"]))
+            self._tell_who_serves()
 
-    def _tell_ready(self) -> None:
-        """Tell each worker whether all are ready; and say so, the first time that they are."""
-        are_ready = all(worker.is_ready for worker in self._workers)
+    def _tell_who_serves(self) -> None:
+        """Tell each worker who does not serve; open the port, and say so, the first time that all do."""
+        names = {self._name(worker): worker for worker in self._workers}
+        away = [name for name, worker in names.items() if not worker.serves]
+        silent = [name for name, worker in names.items() if worker.is_silent or worker.kill_at]
+        told = json.dumps({"away": away, "silent": silent}).encode() + b"\n"
         for worker in self._workers:
             if worker.line >= 0:
                 with contextlib.suppress(OSError):
-                    os.write(worker.line, READY if are_ready else NOT_READY)
-        if are_ready and not self._was_ready:
+                    os.write(worker.line, told)
+        if not away and not self._was_ready:
             self._was_ready = True
             if self._doorway is not None:
                 self._doorway.open()
             log.info("ready", url=self._url, workers=len(self._workers), data_dir=self.settings.data_dir)
             if self._greet is not None:
                 self._greet(self._url, self._topics)
+
+    def _look_for_silent(self) -> None:
+        """Leave alone whoever gives no sign of life, until it does; kill it if it does not for too long."""
+        self._silence.look()
+        for worker in self._workers:
+            if not worker.is_ready or self._stopping_since:
+                continue
+            is_silent = self._silence.is_silent(worker.number)
+            if is_silent != worker.is_silent:
+                worker.is_silent = is_silent
+                say = log.warning if is_silent else log.info
+                say("worker_is_silent" if is_silent else "worker_answers_again", worker=self._name(worker))
+                self._tell_who_serves()
+            if worker.kill_at:
+                if time.monotonic() >= worker.kill_at:
+                    os.kill(worker.pid, signal.SIGKILL)
+            elif self._silence.is_over_long(worker.number):
+                self._end_silent(worker)
+
+    def _end_silent(self, worker: Worker) -> None:
+        """Have a worker that hangs write where it stands; it is killed a moment later, whatever comes of that."""
+        seconds = self.settings.worker_timeout_seconds
+        if waits_for_disk(worker.pid):
+            log.warning("worker_waits_for_disk", worker=self._name(worker), seconds=seconds)
+            self._silence.heard(worker.number)  # a kill would wait for the disk, too
+            return
+        worker.failure = f"it hung: it gave no sign of life for {seconds:g} s (worker_timeout_seconds), and was killed"
+        remedy = "it is killed and started again; its stack is in this output"
+        log.error("worker_hangs", worker=self._name(worker), silent_seconds=seconds, remedy=remedy)
+        worker.kill_at = time.monotonic() + STACK_SECONDS
+        os.kill(worker.pid, STACK)
 
     def _reap(self) -> None:
         for worker in self._workers:
@@ -286,7 +341,8 @@ class Parent:
                 self._ended(worker, os.waitstatus_to_exitcode(status))
 
     def _ended(self, worker: Worker, code: int) -> None:
-        worker.pid, worker.is_ready = 0, False
+        was_hung = bool(worker.kill_at)
+        worker.pid, worker.is_ready, worker.is_silent, worker.kill_at = 0, False, False, 0.0
         self._close_pipes(worker)
         if self._stopping_since:
             return
@@ -301,9 +357,10 @@ class Parent:
             self._stop()
             return
         wait = min(AGAIN_SECONDS * 2 ** (len(worker.deaths) - 1), AGAIN_MAX_SECONDS)
-        worker.start_at = now + wait
+        worker.start_at, worker.last_end = now + wait, why
+        worker.ends[HUNG if was_hung else DIED] += 1
         log.error("worker_ended", worker=self._name(worker), reason=why, again_in_seconds=wait)
-        self._tell_ready()
+        self._tell_who_serves()
 
     def _close_pipes(self, worker: Worker) -> None:
         if worker.told >= 0:

@@ -96,7 +96,7 @@ async def started(
         await administration.start(settings.data_dir)
 
         queues = await parts.enter_async_context(_queues(settings, core))
-        watching = _watching(core, queues, administration.records, database, shipping, pushes)
+        watching = _watching(core, queues, administration.records, database, shipping, pushes, workers)
         watched = await parts.enter_async_context(watching)
         run = asyncio.get_running_loop().create_task(core.run())
         parts.push_async_callback(ended, run)
@@ -125,13 +125,20 @@ async def _shared(workers: Workers) -> AsyncIterator[Engine]:
 
 @contextlib.asynccontextmanager
 async def _watching(
-    core: Core, queues: QueueEngine, records: Records, database: Engine, shipping: Shipping | None, pushes: Pushes
+    core: Core,
+    queues: QueueEngine,
+    records: Records,
+    database: Engine,
+    shipping: Shipping | None,
+    pushes: Pushes,
+    workers: Workers | None,
 ) -> AsyncIterator[tuple[History, Figures, Alarms, Silences]]:
     """Have the server watched while the context lasts: its figures, and alarms."""
     silences = Silences(database)
     await silences.load()
     history, figures = History(core, queues.groups.lag), Figures(queues.counted, core.clock)
-    alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping, pushes)
+    restarted_for = "" if workers is None else workers.ended.reason
+    alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping, pushes, restarted_for)
     charts = ChartFile(Path(core.settings.data_dir), history, figures)
     await charts.load()
     async with contextlib.AsyncExitStack() as parts:

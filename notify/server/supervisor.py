@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import fcntl
 import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,13 @@ import structlog
 
 from notify.clock import wall_clock
 from notify.errors import InvalidRequest, NotifyError
-from notify.server.cluster.workers import Workers
+from notify.server.cluster.workers import Ended, Workers
 from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.records import Records
 from notify.server.data_directory import unusable
 from notify.server.database import open_database
-from notify.server.parent import READY, Child, Parent
+from notify.server.heartbeat import beat_seconds, give
+from notify.server.parent import STACK, Child, Parent, said_in
 from notify.server.serve import address_of, check_host, listen, make_directory, serve
 from notify.settings import Settings
 from notify.workers import divide
@@ -166,14 +170,18 @@ def _serve(settings: Settings, urls: Sequence[str], near: Sequence[str], child: 
     """Serve as the worker that was forked; the exit code. `urls`, `near`: where clients, and workers, reach each."""
     worker, tell = child.worker, child.tell
     os.setpgid(0, 0)  # Ctrl-C is for the parent, which stops its workers
+    os.set_blocking(tell, False)  # a parent that is stopped must not stop this loop
+    if sys.stderr is not None:
+        faulthandler.register(STACK, sys.stderr)  # written without the interpreter, which may be what hangs
     name = settings.key_shards[worker.number]
     directory = Path(settings.data_dir)
     own = dataclasses.replace(settings, data_dir=str(directory / name), shard=name, url=urls[worker.number])
-    workers = Workers(worker.number, urls, near, directory)
+    workers = Workers(worker.number, urls, near, directory, Ended(worker.ends, worker.last_end))
     threading.Thread(target=_follow_parent, args=(child.hear, workers), name="notify-parent", daemon=True).start()
 
     def greet(_: str, topics: int) -> None:
         _say(tell, topics=topics)
+        give(partial(_say, tell, lives=True), beat_seconds(settings.worker_timeout_seconds))
 
     try:
         return serve(own, greet, worker.bound, child.channel, workers)
@@ -186,14 +194,17 @@ def _serve(settings: Settings, urls: Sequence[str], near: Sequence[str], child: 
 
 
 def _say(tell: int, **what: Any) -> None:
-    with contextlib.suppress(OSError):  # the parent is gone, and this worker will notice
+    with contextlib.suppress(OSError):  # the parent is gone, which this worker will notice, or is stopped
         os.write(tell, json.dumps(what).encode() + b"\n")
 
 
 def _follow_parent(hear: int, workers: Workers) -> None:
-    """Note whether all workers are ready, and stop this process once its parent is gone."""
+    """Note who does not serve, and stop this process once its parent is gone."""
+    rest = b""
     while data := os.read(hear, 4096):
-        workers.are_ready = data.endswith(READY)
+        lines, rest = said_in(rest + data)
+        for said in lines:
+            workers.away, workers.silent = tuple(said["away"]), frozenset(said["silent"])
     log.error("parent_is_gone", remedy="this worker stops: start notify serve again")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_SECONDS)

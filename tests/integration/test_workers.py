@@ -34,7 +34,7 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
 from tests.support.groups import lag, running, subscribe
 from tests.support.http import admin, ask, call, post, refusal
-from tests.support.servers import stop_if_running
+from tests.support.servers import process_of, stop_if_running
 from tests.support.shop import Base, Order, items, make_engine
 from tests.support.transactions import half_request, new_id
 
@@ -443,7 +443,7 @@ def test_commands_mean_all_workers(server: ServerProcess) -> None:
 @pytest.mark.long
 def test_doctor_names_a_worker_that_hangs(server: ServerProcess) -> None:
     """It waits for its answer as long as any read does; what is left out of the others' answers is not called fine."""
-    hanging = next(pid for pid in server.workers() if has_open(pid, "/worker-2/log/"))
+    hanging = process_of(server, "worker-2")
     os.kill(hanging, signal.SIGSTOP)
     try:
         code, answer = cli("doctor", "--url", server.url, "--json")
@@ -452,11 +452,6 @@ def test_doctor_names_a_worker_that_hangs(server: ServerProcess) -> None:
         assert 'notify_topics{worker="worker-1"}' in text and 'worker="worker-2"' not in text
     finally:
         os.kill(hanging, signal.SIGCONT)
-
-
-def has_open(pid: int, part: str) -> bool:
-    """Whether a process has a file open whose path has this in it (Linux)."""
-    return any(part in os.readlink(held) for held in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def test_a_tail_shows_the_newest_of_all_workers(server: ServerProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -73,6 +74,18 @@ class Started:
         self._stack.callback(stop_if_running, server)
         self.servers.append(server.start())
         return server
+
+
+def process_of(server: ServerProcess, worker: str) -> int:
+    """The process of one of a server's workers, which has its log open (Linux)."""
+
+    def has_log(pid: int) -> bool:
+        try:
+            return any(f"/{worker}/log/" in os.readlink(held) for held in Path(f"/proc/{pid}/fd").iterdir())
+        except OSError:
+            return False  # it has ended, or has closed the file meanwhile
+
+    return eventually(lambda: next(filter(has_log, server.workers()), 0), f"the process of {worker}")
 
 
 def stop_if_running(server: ServerProcess) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from notify.errors import InvalidRequest
 from notify.server.doorway import PEEKED, worker_of
+from notify.server.heartbeat import Silence, beat_seconds, state_in, waits_for_disk
 from notify.server.parent import said_in
 from notify.server.spread import exposition
 from notify.server.spread.combining import columns, combined
@@ -186,3 +188,56 @@ def test_one_server_divides_no_keys() -> None:
 def test_a_worker_may_be_ready_and_fail_before_its_parent_reads_either() -> None:
     assert said_in(b'{"topics": 1}\n{"failed": "full"}\n{"to') == ([{"topics": 1}, {"failed": "full"}], b'{"to')
     assert said_in(b"") == ([], b"")
+
+
+class Turns:
+    """A parent's look at its one worker, on a clock that the test moves."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self.now = 100.0
+        self.silence = Silence(1, timeout_seconds, lambda: self.now)
+
+    def pass_by(self, seconds: float, turn_seconds: float, beats: bool = False) -> None:
+        for _ in range(round(seconds / turn_seconds)):
+            self.now += turn_seconds
+            if beats:
+                self.silence.heard(0)
+            self.silence.look()
+
+
+def test_a_worker_that_gives_no_sign_of_life_is_left_alone_and_then_killed() -> None:
+    turns = Turns(30)
+    turns.pass_by(60, 1.0, beats=True)
+    assert not turns.silence.is_silent(0)
+    turns.pass_by(4.5, 0.5)
+    assert not turns.silence.is_silent(0)
+    turns.pass_by(25, 0.5)
+    assert turns.silence.is_silent(0) and not turns.silence.is_over_long(0)
+    turns.pass_by(2, 0.5)
+    assert turns.silence.is_over_long(0)
+    turns.silence.heard(0)
+    turns.silence.look()
+    assert not turns.silence.is_silent(0) and not turns.silence.is_over_long(0)
+
+
+def test_time_in_which_the_parent_did_not_run_is_held_against_no_worker() -> None:
+    """A machine that slept for an hour, and one that is so loaded that the parent has a turn every 10 s."""
+    turns = Turns(30)
+    turns.pass_by(3600, 3600)
+    turns.pass_by(2, 1.0)
+    assert not turns.silence.is_silent(0)
+    turns.silence.heard(0)
+    turns.pass_by(40, 10)
+    assert not turns.silence.is_silent(0)
+    turns.pass_by(300, 10)  # its worker does not run either: but this long it is not the machine
+    assert turns.silence.is_over_long(0)
+
+
+def test_signs_of_life_come_often_enough_for_a_short_timeout() -> None:
+    assert [beat_seconds(seconds) for seconds in (1, 2, 30, 3600)] == [0.2, 0.4, 1.0, 1.0]
+
+
+def test_the_state_of_a_process_is_read_whatever_its_name() -> None:
+    assert state_in("7 (a ) R (b) D 1 7 7") == "D"
+    assert state_in(Path("/proc/self/stat").read_text()) == "R"
+    assert not waits_for_disk(os.getpid())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,36 @@ from notify.settings import Settings
 from notify.storage.sql.registry import Member
 from notify.wire import JSON
 
+DIED, HUNG = "died", "hung"
+"""The ends of a worker that is started again: by itself, or hung and killed by its parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker's forerunners, as its parent remembers them."""
+
+    counts: Mapping[str, int]
+    """How many there were, by what ended each: DIED or HUNG."""
+    reason: str = ""
+    """Why the last of them ended."""
+
 
 class Workers:
     """The workers as one of them knows them. They are the same for as long as their parent runs."""
 
-    def __init__(self, number: int, urls: Sequence[str], near: Sequence[str], directory: Path) -> None:
+    def __init__(
+        self, number: int, urls: Sequence[str], near: Sequence[str], directory: Path, ended: Ended | None = None
+    ) -> None:
         """`number`: whose view this is, counted from 0; `urls`: where clients reach each, `near`: where the others do;
-        `directory`: the one that all share."""
+        `directory`: the one that all share; `ended`: of those that had this one's place before."""
         self.number = number
         self.urls = tuple(urls)
         self.directory = directory
-        self.are_ready = False
-        """Whether all of them serve, as the parent said last."""
+        self.ended = ended or Ended({})
+        self.away: tuple[str, ...] = ("another worker",)
+        """Those that do not serve, as the parent said last; before it said anything some may not."""
+        self.silent: frozenset[str] = frozenset()
+        """Those of them that hang, as far as the parent can see."""
         self._near = tuple(near)
         self._clients: dict[int, HttpClient] = {}
 

@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from notify.errors import InvalidRequest
+from notify.server.jobs.failures import MOST_FAILURES
 from notify.server.spread.combining import Answer, columns, combined, ordered
 
 
@@ -182,6 +183,18 @@ def _counted(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str
     return ordered("groups", lambda row: row["count"], largest_first=True)(combined(names, answers), _most(query, 100))
 
 
+def _failures(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    """Failure groups as one worker lists them: as many at most, those with the most open letters first."""
+    whole = combined(names, answers)
+    newest = {}
+    for row in sorted((row for answer in answers for row in answer["failures"]), key=lambda row: row["last_at"]):
+        newest[row["fingerprint"]] = row["example"]
+    rows = sorted(whole["failures"], key=lambda row: row["last_at"], reverse=True)
+    rows = [row | {"example": newest[row["fingerprint"]]} for row in sorted(rows, key=lambda row: -row["open"])]
+    left_out = sum(row["count"] for row in rows[MOST_FAILURES:])
+    return whole | {"failures": rows[:MOST_FAILURES], "others": whole["others"] + left_out}
+
+
 def _overview(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     whole = combined(names, answers)
     queues = whole.get("queues")
@@ -253,6 +266,7 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
     ("GET", "jobs", Rule(Asked.ALL, _jobs)),
     ("GET", "dead-letters", Rule(Asked.ALL, _counted)),
     ("GET", "groups/[^/]+/dead-letters", Rule(Asked.ALL, _letters, _letters_at)),
+    ("GET", "groups/[^/]+/dead-letters/failures", Rule(Asked.ALL, _failures)),
     ("POST", "transactions/(check|commit|rollback)", Rule(Asked.ALL, _decisions)),
     ("*", "transactions/[^/]+(/.*)?", Rule(Asked.KNOWING)),
     ("GET", "messages/[^/]+", Rule(Asked.KNOWING)),

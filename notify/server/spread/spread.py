@@ -161,6 +161,11 @@ class _Spreading:
         if path == METRICS:
             seconds = METRICS_SECONDS
         name = self._names[number]
+        if name in self._workers.silent:
+            raise Unavailable(
+                f"{name} does not answer: it hangs. Its parent starts it again after worker_timeout_seconds; try "
+                "again, or ask the others alone"
+            )
         try:
             status, answer = await self._workers.ask(
                 self._settings, number, method, target, body, seconds, question.head

@@ -73,6 +73,11 @@ MEANING = {
         "refuses it. What is not in the store would be lost with this disk, and retention waits for it. The alarm "
         "and the server's log say why."
     ),
+    "worker": (
+        "A worker ended within the last 10 minutes, and was started again (`notify serve --workers`); the alarm says "
+        "why. What had been answered is there. Look in the server's output for what came before: the stack of one "
+        "that hung, an error of its disk, or a kill by the system where memory is short."
+    ),
     "damage": (
         "Bytes of the log that were on the disk are damaged; the server keeps a copy of them in the file that the "
         "alarm names. Compare with a backup (`notify backup verify`), and run `notify audit`."

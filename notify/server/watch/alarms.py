@@ -30,6 +30,8 @@ log = structlog.get_logger("notify.server")
 GROWTH_SAMPLES = 10
 """A lag grows if it has risen between all of so many samples, taken over `alarm_lag_growing_seconds`."""
 SMALLEST_LAG = 100
+RESTARTED_US = 600_000_000
+"""How long it is told that a worker was started again."""
 
 
 class Alarms:
@@ -43,8 +45,12 @@ class Alarms:
         silences: Silences,
         shipping: Shipping | None = None,
         pushes: Pushes | None = None,
+        restarted_for: str = "",
     ) -> None:
-        """`newest_audit` gives the verdict that was published last."""
+        """`newest_audit` gives the verdict that was published last; `restarted_for`: why this worker was
+        started again."""
+        self._restarted_for = restarted_for
+        self._began_us = core.clock() if restarted_for else 0
         self._silences = silences
         self._shipping = shipping
         self._pushes = pushes
@@ -135,6 +141,9 @@ class Alarms:
             current += [("damage", "", f"The log is damaged: {complaint}") for complaint in core.store.complaints()[:1]]
         if self._shipping is not None and (reason := self._shipping.alarm(settings.alarm_shipping_seconds)):
             current.append(("shipping", "", reason))
+        if self._restarted_for and now_us - self._began_us < RESTARTED_US:
+            name, ago = settings.shard, duration((now_us - self._began_us) / 1e6)
+            current.append(("worker", name, f"{name} ended and was started again {ago} ago: {self._restarted_for}"))
         if core.retention_failed:
             current.append(("retention", "", f"Retention failed: {core.retention_failed}"))
         return current

@@ -1,0 +1,75 @@
+"""Workers that hang: they are left alone, killed after `worker_timeout_seconds`, and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from notify.client import Message, TransactionProducer
+from notify.testing.process import ServerProcess
+from notify.workers import worker_names
+from tests.support.clock import eventually
+from tests.support.http import admin, ask, metric, refusal
+from tests.support.servers import process_of, stop_if_running
+
+NAMES = worker_names(2)
+KEYS = list(map(str, range(20)))
+
+
+@contextmanager
+def serving(directory: Path, timeout_seconds: float) -> Iterator[ServerProcess]:
+    """Two workers, of which each is killed after so long without a sign of life."""
+    environment = {"NOTIFY_WORKER_TIMEOUT_SECONDS": str(timeout_seconds)}
+    server = ServerProcess(directory, environment=environment, flags=["--workers", "2"]).start()
+    try:
+        yield server
+    finally:
+        stop_if_running(server)
+
+
+def publish(url: str, keys: list[str]) -> None:
+    with TransactionProducer(url, group="orders") as producer:
+        for key in keys:
+            producer.publish(Message("kept", b"", key=key))
+
+
+def test_a_worker_that_hangs_is_killed_and_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", 2) as server:
+        publish(server.url, KEYS)
+        hanging = process_of(server, "worker-1")
+        os.kill(hanging, signal.SIGSTOP)
+        eventually(lambda: hanging not in server.workers(), "its end")
+        # Another worker takes what names none, and waits for the new one.
+        eventually(lambda: ask(server.url, "GET", "/readyz")[0] == 200, "the worker that was started again")
+        publish(server.url, KEYS)
+        assert sum(queue["end"] for queue in admin(server.url, "GET", "topics/kept")["queues"]) == 2 * len(KEYS)
+        assert metric(server.url, 'notify_worker_restarts_total{worker="worker-1",why="hung"}') >= 1
+        (alarm,) = eventually(
+            lambda: [a for a in admin(server.url, "GET", "overview")["alarms"] if a["target"] == "worker-1"], "an alarm"
+        )
+        assert alarm["name"] == "worker" and "it hung" in alarm["text"], alarm
+        assert any("worker_hangs" in line and "worker-1" in line for line in server.output)
+
+
+def test_a_worker_that_hangs_is_asked_nothing_until_it_gives_a_sign_of_life(tmp_path: Path) -> None:
+    """The others say that it does not answer, and take what is for any worker."""
+    with serving(tmp_path / "data", 3600) as server:
+        hanging = process_of(server, "worker-1")
+        os.kill(hanging, signal.SIGSTOP)
+        eventually(lambda: any("worker_is_silent" in line for line in server.output), "its parent to notice")
+        status, answer = eventually(
+            lambda: probe if (probe := ask(server.url, "GET", "/readyz"))[0] == 503 else None, "the other to hear of it"
+        )
+        assert (status, answer["waits_for"]) == (503, "worker-1")
+        assert admin(server.url, "GET", "overview")["missing"] == ["worker-1"]
+        status, problem = ask(server.url, "PUT", "/v1/admin/topics/made", {"reason": "a test"})
+        assert status == 503 and problem["detail"].startswith("worker-1 does not answer"), problem
+        (item,) = ask(server.url, "POST", "/v1/messages", {"messages": [{"topic": "kept", "body": ""}]})[1]["items"]
+        assert (item["status"], item["shard"]) == (201, "worker-2")
+        os.kill(hanging, signal.SIGCONT)
+        eventually(lambda: ask(server.url, "GET", "/readyz")[0] == 200, "a sign of life")
+        assert hanging in server.workers()
+        assert refusal(server.url, "GET", "topics/made") == (404, "not_found")
