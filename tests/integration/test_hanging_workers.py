@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from notify.client import Message, TransactionProducer
+from notify.server.parent import STACK
 from notify.testing.process import ServerProcess
 from notify.workers import worker_names
 from tests.support.clock import eventually
@@ -54,11 +55,21 @@ def test_a_worker_that_hangs_is_killed_and_started_again_and_nothing_is_lost(tmp
         assert any("worker_hangs" in line and "worker-1" in line for line in server.output)
 
 
+def test_a_worker_writes_where_it_stands_when_it_is_told_to(tmp_path: Path) -> None:
+    """Its parent tells it so before it kills it; a worker that is told so by mistake goes on."""
+    with serving(tmp_path / "data", 3600) as server:
+        told = process_of(server, "worker-2")
+        os.kill(told, STACK)
+        eventually(lambda: any("most recent call first" in line for line in server.output), "its stack")
+        assert ask(server.url, "GET", "/worker-2/readyz")[0] == 200 and told in server.workers()
+
+
 def test_a_worker_that_hangs_is_asked_nothing_until_it_gives_a_sign_of_life(tmp_path: Path) -> None:
     """The others say that it does not answer, and take what is for any worker."""
-    with serving(tmp_path / "data", 3600) as server:
+    with serving(tmp_path / "data", 3600) as server, ExitStack() as stack:
         hanging = process_of(server, "worker-1")
         os.kill(hanging, signal.SIGSTOP)
+        stack.callback(os.kill, hanging, signal.SIGCONT)
         eventually(lambda: any("worker_is_silent" in line for line in server.output), "its parent to notice")
         status, answer = eventually(
             lambda: probe if (probe := ask(server.url, "GET", "/readyz"))[0] == 503 else None, "the other to hear of it"
