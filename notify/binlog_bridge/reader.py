@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge import events
+from notify.binlog_bridge.continuing import check_gap
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.events import FORMAT, GTIDS, MARIADB_GTID, QUERY, ROTATE, ROWS, TABLE_MAP, XID
 from notify.binlog_bridge.history import History, gtid_list, previous_gtids, server_uuid
@@ -66,6 +67,7 @@ class BinlogReader:
     def connect(self) -> None:
         """Raises Purged for a position that is gone or foreign, Unavailable where the source does not answer."""
         self._stream.connect()
+        self._assembly.logs_all = self._stream.logs_all
 
     def batches(self) -> Iterator[Read]:
         """See Assembly. Raises Unavailable where the connection ends, too."""
@@ -93,6 +95,8 @@ class Assembly:
         """When the source last said that it waits for something to happen; 0 once something does."""
         self._is_quiet = False
         """Whether the newest event is a heartbeat."""
+        self.logs_all = True
+        """Whether the source writes to its binlog all that it changes, also what comes from another server."""
         self._tables = Tables(schema)
         self._checksum = 0
         """How many bytes at the end of each event are its checksum, as the file says it."""
@@ -211,6 +215,7 @@ class Assembly:
         self._checksum = _CHECKSUM_BYTES if packet[-_CHECKSUM_BYTES - 1] == _WITH_CRC32 else 0
         self._created, self._server = struct.unpack_from("<I", packet, 1)[0], struct.unpack_from("<I", packet, 6)[0]
         self._tables.clear()
+        self._is_inside = False  # a transaction that the file before it does not end has never ended
         self._history.file_begins(self._file, self._created, self._server)
 
     # --- transactions -----------------------------------------------------------------------------------------
@@ -219,6 +224,8 @@ class Assembly:
         """A transaction of the source begins."""
         if kind == MARIADB_GTID:
             number, domain, flags = struct.unpack_from("<QIB", packet, _BODY)
+            if not self.logs_all and isinstance(self._gtids, MariaDbSet):
+                check_gap(self._gtids, domain, number)
             self._gtid = (domain, int.from_bytes(packet[6:10], "little"), number)
             self._is_standalone = bool(flags & _STANDALONE)
         else:

@@ -120,9 +120,12 @@ _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str, bool], ...] = (
 )
 
 
+_OTHERS = ("server_id", "log_slave_updates", "wsrep_on")
+
+
 def variables(connection: Connection) -> dict[str, str]:
     """The global variables that matter, as far as the server has them."""
-    names = ",".join(f"'{row[0]}'" for row in _VARIABLES) + ",'server_id'"
+    names = ",".join(f"'{name}'" for name in (*[row[0] for row in _VARIABLES], *_OTHERS))
     rows = connection.exec_driver_sql(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
     return {str(name).lower(): str(value) for name, value in rows}
 
@@ -163,9 +166,33 @@ def findings(connection: Connection, server_id: int) -> list[Finding]:
                 "let services write with gtid_next = AUTOMATIC, without a tag, to a server that never had such GTIDs",
             )
         )
+    if is_mariadb(connection):
+        found += _replica_findings(connection, values)
     found += _filter_findings(connection)
     found += _table_findings(connection)
     return sorted(found, key=lambda f: not f.stops)
+
+
+def _replica_findings(connection: Connection, values: dict[str, str]) -> list[Finding]:
+    """Whether what other servers write may be missing from the binlog."""
+    if values.get("log_slave_updates", "ON") in ("ON", "1"):
+        return []
+    if values.get("wsrep_on") in ("ON", "1"):
+        return [
+            Finding(
+                "log_slave_updates is OFF: the binlog lacks what other nodes of the Galera cluster write",
+                "log_slave_updates = ON in the configuration of each node, and restart it",
+            )
+        ]
+    if not connection.exec_driver_sql("SELECT @@gtid_slave_pos").scalar():
+        return []
+    return [
+        Finding(
+            "log_slave_updates is OFF: the binlog lacks what this server took as a replica",
+            "log_slave_updates = ON in the configuration of each server that a bridge may go on at, and restart it",
+            stops=False,  # the bridge itself looks whether it needs something of that
+        )
+    ]
 
 
 def has_tags(gtids: str) -> bool:

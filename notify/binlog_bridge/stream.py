@@ -17,6 +17,7 @@ import pymysql
 from pymysqlreplication import BinLogStreamReader
 from sqlalchemy.engine.url import URL
 
+from notify.binlog_bridge.continuing import check_continues
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
 from notify.errors import Unavailable
@@ -76,10 +77,15 @@ class BinlogStream:
         socket_path = url.query.get("unix_socket")
         if socket_path:
             settings["unix_socket"] = str(socket_path)
+        self._position = position
+        self._is_mariadb = mariadb
+        self.logs_all = True
+        """Whether the source writes to its binlog all that it changes, also what comes from another server."""
         self._closing = threading.Lock()
         """Held while the connection is closed: of two threads that do so at once, pymysql refuses the second."""
         self._frame = _Frame(
             connection_settings=settings,
+            pymysql_wrapper=self._connected,
             server_id=server_id,
             blocking=True,
             slave_heartbeat=HEARTBEAT_SECONDS,
@@ -89,6 +95,17 @@ class BinlogStream:
         )
         if not mariadb and position is None:
             self._from_the_first_file(settings)
+
+    def _connected(self, **settings: Any) -> Any:
+        """The connection that the binlog comes from. Raises Purged where what follows the position does not come."""
+        connection = pymysql.connect(**settings)
+        try:
+            if self._is_mariadb:
+                self.logs_all = check_continues(connection, self._position)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _from_the_first_file(self, settings: dict[str, Any]) -> None:
         with pymysql.connect(**settings) as connection, connection.cursor() as cursor:

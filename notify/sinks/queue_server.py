@@ -36,6 +36,9 @@ REQUEST_BYTES = 4 << 20
 HEAD_BYTES = 1024
 BATCH_HEAD_BYTES = HEAD_BYTES + (128 << 10)
 """A request has at most so many bytes besides its transactions; a bridge's batch two positions, and names of parts."""
+DECIDED_AT_ONCE = 2000
+"""A batch decides so many transactions of earlier parts at most. A server writes it in one frame, with room for what
+they may hold, a hundred messages each; and their names have to fit into a request with the last part."""
 BACKLOG_FULL = "backlog_full"
 BEHIND = "behind_another"
 """The code of an item that was not sent, since one before it with the same key is to be put again."""
@@ -82,6 +85,8 @@ class QueueSink:
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         if batch.transactions:
             batch = msgspec.structs.replace(batch, refuse_whole=True)
+        if len(batch.commit) + len(batch.rollback) > DECIDED_AT_ONCE:
+            batch = await self._decide_most(source, batch)
         try:
             body = encode_msgpack(batch)
             answer = await self._call("POST", f"/v1/bridge/{source}/batches", body)
@@ -96,6 +101,20 @@ class QueueSink:
                 raise
             return await self._append_both(source, *halves)
         return read_answer(_decode_bridged, answer)
+
+    async def _decide_most(self, source: str, batch: PackedBridgeBatch) -> PackedBridgeBatch:
+        """Decide what of earlier parts is too much for one batch, in the source's order; the batch with the rest.
+
+        The position stays: a bridge that dies in between reads the transaction again, and the server knows its ids.
+        """
+        commit, rollback = batch.commit, batch.rollback
+        while len(commit) + len(rollback) > DECIDED_AT_ONCE:
+            back = rollback[:DECIDED_AT_ONCE]
+            forward = commit[: DECIDED_AT_ONCE - len(back)]
+            commit, rollback = commit[len(forward) :], rollback[len(back) :]
+            stands = batch.expected_position
+            await self.append(source, PackedBridgeBatch(batch.epoch, stands, stands, commit=forward, rollback=back))
+        return msgspec.structs.replace(batch, commit=commit, rollback=rollback)
 
     async def _append_both(self, source: str, first: PackedBridgeBatch, second: PackedBridgeBatch) -> Bridged:
         """Where the second half is refused, the first one is stored, and known by its ids when it comes again."""

@@ -58,9 +58,8 @@ class Bridges:
                 raise IdsInUse(in_use)
         # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
         size = sum([len(m.payload) + 2 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
-        self._journal.reserve(
-            16384 + 2 * ENTRY_SIZE * 100 * (len(commit) + len(rollback)) + 2 * len(batch.position) + size
-        )
+        size += sum([2 * ENTRY_SIZE * len(by_id[i].entries) for i in (*commit, *rollback) if i in by_id])
+        self._journal.reserve(16384 + 2 * len(batch.position) + size)
         if rollback:
             self._outcomes.decide_soon([(i, None, State.ROLLED_BACK) for i in rollback], now_us)
         if commit:  # before what follows them in the source

@@ -78,6 +78,19 @@ def test_a_large_transaction_becomes_visible_with_its_last_part_and_in_order(run
     run(scenario)
 
 
+def test_a_transaction_of_thousands_of_messages_becomes_visible(run: Any) -> None:
+    """A batch that named 4,200 transactions of earlier parts was refused for ever, as if the disk were too slow."""
+
+    async def scenario(b: Bench) -> None:
+        await append(b, "", "0", claim=True)
+        parts = [sent(b"%d" % n, source="s") for n in range(5000)]
+        await append(b, "0", "0", *parts)
+        await append(b, "0", "1", commit=[ids.to_text(t.id) for t in parts])
+        assert bodies(b.store) == [b"%d" % n for n in range(5000)]
+
+    run(scenario)
+
+
 def test_a_batch_that_is_whole_or_not_at_all_stores_nothing_beside_an_id_in_use(run: Any) -> None:
     """A bridge notes the refusal before its position moves past it."""
 

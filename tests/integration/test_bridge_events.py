@@ -58,17 +58,24 @@ class Session:
                     self.insert(statement)
 
     def insert(self, n: int, **values: Any) -> None:
+        self.insert_many([json.dumps({"n": n})], **values)
+
+    def insert_many(self, bodies: list[str], **values: Any) -> None:
+        """Insert an outbox row for each body."""
         row = {
-            "transaction_id": ids.to_text(ids.new_id()), "message_no": 0, "producer_group": "g", "mode": "outbox",
-            "state": "COMMITTED", "shards": "", "topic": self._topic, "body": json.dumps({"n": n}), "relayed": 0,
-        }  # fmt: skip
-        row |= values
+            "transaction_id": "", "message_no": 0, "producer_group": "g", "mode": "outbox", "state": "COMMITTED",
+            "shards": "", "topic": self._topic, "body": "", "relayed": 0,
+        } | values  # fmt: skip
         names = ", ".join(f"`{name}`" for name in row)
+        rows = [
+            list((row | {"transaction_id": ids.to_text(ids.new_id()), "body": values.get("body", body)}).values())
+            for body in bodies
+        ]
         with self._connection.cursor() as cursor:
-            cursor.execute(
+            cursor.executemany(
                 f"INSERT INTO half_message ({names}, created_at) VALUES ({', '.join(['%s'] * len(row))}, "
                 "UTC_TIMESTAMP(6))",
-                list(row.values()),
+                rows,
             )
 
     def close(self) -> None:
@@ -113,6 +120,19 @@ def test_a_large_transaction_that_is_rolled_back_leaves_nothing_at_the_queue(
     assert numbers(server, unique, 1) == [100] and drain(server.url, unique, unique, 0) == []
     in_doubt = admin(server.url, "GET", "transactions?state=PREPARED")["transactions"]
     assert [t for t in in_doubt if t["source"] == bridge.name] == []
+
+
+def test_a_large_transaction_of_thousands_of_messages_is_moved(
+    url: str, server: ServerProcess, unique: str, session: Session
+) -> None:
+    """Its last batch named them all, which no server took: the bridge tried again for ever."""
+    subscribe(server.url, unique, unique)
+    count = 9000
+    session.run("BEGIN")
+    session.insert_many([json.dumps({"n": n, "long": "x" * (PART_BYTES // 8000)}) for n in range(count)])
+    session.run("COMMIT")
+    assert move(url, server).totals.stored == count
+    assert sorted(numbers(server, unique, count)) == [*range(count)]
 
 
 def test_rows_of_an_xa_transaction_stop_it_and_others_do_not(

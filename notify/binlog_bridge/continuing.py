@@ -1,0 +1,69 @@
+"""Whether a MariaDB's own binlog has what follows a position: asked on the connection that then reads it.
+
+A server writes what it takes from its primary to its own binlog only with log_slave_updates, which is OFF by default.
+And a MariaDB whose binlog has nothing of a replication domain takes the domain for another server's: it accepts every
+position there, as a replica that was made from a backup does. A bridge would wait at either in peace, and then go on
+behind everything that the server took from its primary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notify.binlog_bridge.history import Purged
+from notify.binlog_bridge.position import MariaDbSet, Position
+
+_REMEDY = (
+    "Nothing was skipped: set log_slave_updates = ON on every server that a bridge may go on at, before it becomes a "
+    "replica; start with --backfill, which takes what is missing from the table, and goes on from now"
+)
+_UNLOGGED = "did not write them to its own binlog (log_slave_updates is OFF)"
+
+
+def check_continues(connection: Any, position: Position | None) -> bool:
+    """Whether the server writes all that it changes to its binlog, also what comes from another server.
+
+    Raises Purged where something behind the position is not in its binlog, or will not be.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@server_id, @@log_slave_updates, @@gtid_binlog_state, @@gtid_slave_pos")
+        own_id, logs_all, state, taken = cursor.fetchone()
+        cursor.execute("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
+        running = cursor.fetchone()
+    stands = MariaDbSet.parse(position.gtids if position else "")
+    logged, replicated = MariaDbSet.parse(str(state or "")), MariaDbSet.parse(str(taken or ""))
+    if not int(logs_all):
+        _check_unlogged(int(own_id), replicated, stands, is_replica=bool(running and int(running[1])))
+    for domain, gtid in stands.domains.items():
+        if domain not in logged.domains and replicated.domains.get(domain) != gtid:
+            raise Purged(
+                f"the source's binlog has nothing of replication domain {domain}, and this bridge stands at {stands}: "
+                f"the source was made from a backup, or its binlog was reset. {_REMEDY}"
+            )
+    return bool(int(logs_all))
+
+
+def _check_unlogged(own_id: int, replicated: MariaDbSet, stands: MariaDbSet, *, is_replica: bool) -> None:
+    """For a server that does not log what it takes from others. Raises Purged."""
+    if is_replica:
+        raise Purged(f"the source is a replica that does not log what it takes (log_slave_updates is OFF). {_REMEDY}")
+    for domain, (server, number) in replicated.domains.items():
+        if server != own_id and number > stands.domains.get(domain, (0, 0))[1]:
+            raise Purged(
+                f"the source took transactions up to {domain}-{server}-{number} from another server, and {_UNLOGGED}; "
+                f"this bridge stands at {stands}. {_REMEDY}. If the source has written nothing since then, write to it "
+                "first; if those are of an older history, SET GLOBAL gtid_slave_pos = ''"
+            )
+
+
+def check_gap(stands: MariaDbSet, domain: int, number: int) -> None:
+    """For a server that does not log what it takes: Raises Purged where a number does not follow the last one.
+
+    It was a replica in between.
+    """
+    before = stands.domains.get(domain)
+    if before is not None and number != before[1] + 1:
+        raise Purged(
+            f"the source went on from {domain}-{before[0]}-{before[1]} with number {number}: it took transactions from "
+            f"another server in between, and {_UNLOGGED}. {_REMEDY}"
+        )

@@ -1,0 +1,167 @@
+"""A bridge at servers that become replicas of each other, and do not log what they take, or have not logged it all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import sqlalchemy as sa
+
+from notify.binlog_bridge import source
+from notify.binlog_bridge.history import Purged
+from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.source import findings
+from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.process import ServerProcess
+from tests.support.bridges import move, numbers, outbox
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.databases import own_mariadb
+from tests.support.groups import subscribe
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[MariaDbServer, MariaDbServer]]:
+    """One that logs everything, and one with MariaDB's default."""
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(own_mariadb()),
+            stack.enter_context(own_mariadb(["--server-id=2", "--log-slave-updates=OFF"])),
+        )
+
+
+@pytest.fixture
+def logging(servers: tuple[MariaDbServer, MariaDbServer]) -> MariaDbServer:
+    return begin_anew(servers[0])
+
+
+@pytest.fixture
+def silent(servers: tuple[MariaDbServer, MariaDbServer]) -> MariaDbServer:
+    return begin_anew(servers[1])
+
+
+def begin_anew(server: MariaDbServer) -> MariaDbServer:
+    """A server that never was a replica, with an empty binlog."""
+    server.promote()
+    server.execute("RESET MASTER", "SET GLOBAL gtid_slave_pos = ''")
+    return server
+
+
+def url_at(server: MariaDbServer, database: str) -> str:
+    return sa.make_url(server.url).set(database=database).render_as_string(hide_password=False)
+
+
+def made(server: MariaDbServer, database: str) -> str:
+    """The address of a new database."""
+    server.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
+    return url_at(server, database)
+
+
+def catch_up(replica: MariaDbServer, primary: MariaDbServer) -> None:
+    replica.wait_until_it_has(str(primary.execute("SELECT @@gtid_current_pos")[0][0]))
+
+
+def take_over(replica: MariaDbServer, primary: MariaDbServer) -> None:
+    """The replica becomes the primary, and the primary its replica."""
+    catch_up(replica, primary)
+    replica.promote()
+    primary.follow(replica)
+
+
+def test_a_replica_that_does_not_log_what_it_takes_is_not_read(
+    logging: MariaDbServer, silent: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    """A bridge waited there in peace, and after the failover it went on behind what the replica had taken."""
+    subscribe(server.url, unique, unique)
+    silent.follow(logging)
+    first, second = made(logging, unique), url_at(silent, unique)
+    outbox(first, unique, range(3))
+    move(first, server)
+    outbox(first, unique, range(4, 7))
+    catch_up(silent, logging)
+    with pytest.raises(Purged, match="is a replica that does not log"):
+        move(second, server)
+    silent.promote()
+    with pytest.raises(Purged, match="took transactions up to"):
+        move(second, server)
+    outbox(second, unique, range(8, 11))
+    move(second, server, fill=True)
+    outbox(second, unique, range(12, 15))
+    move(second, server)
+    engine = sa.create_engine(second)
+    with engine.connect() as connection:
+        assert [f for f in findings(connection, 7) if "log_slave_updates is OFF" in f.what and not f.stops]
+    engine.dispose()
+    wanted = [n for n in range(15) if n % 4 != 3]
+    assert sorted(numbers(server, unique, len(wanted))) == wanted
+
+
+def test_what_a_server_took_in_between_is_not_passed(
+    logging: MariaDbServer, silent: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    """The bridge's position is in the server's own binlog, and so is what came later: all between was skipped."""
+    url = made(silent, unique)
+    outbox(url, unique, range(2))
+    move(url, server)
+    logging.follow(silent)
+    take_over(logging, silent)
+    outbox(url_at(logging, unique), unique, range(4, 6))
+    take_over(silent, logging)
+    outbox(url, unique, range(8, 10))
+    with pytest.raises(Purged, match="took transactions up to"):
+        move(url, server)
+
+
+def test_a_node_of_galera_that_does_not_log_what_others_write_is_refused(
+    silent: MariaDbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = source.variables
+    monkeypatch.setattr(source, "variables", lambda at: real(at) | {"wsrep_on": "ON"})
+    engine = sa.create_engine(silent.url)
+    with engine.connect() as connection:
+        assert [f for f in findings(connection, 7) if "Galera" in f.what and f.stops]
+    engine.dispose()
+
+
+@pytest.mark.long
+def test_a_bridge_that_stays_connected_does_not_pass_it_either(
+    logging: MariaDbServer, silent: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    url = made(silent, unique)
+
+    def be_a_replica_for_a_while() -> None:
+        logging.follow(silent)
+        take_over(logging, silent)
+        outbox(url_at(logging, unique), unique, range(4, 6))
+        take_over(silent, logging)
+        outbox(url, unique, range(8, 10))
+
+    async def run() -> None:
+        bridge = Bridge([url], server.url)
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(lambda: bridge.totals.rows == 2 or task.done(), "the first rows")
+        await asyncio.to_thread(be_a_replica_for_a_while)
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+    outbox(url, unique, range(2))
+    with pytest.raises(Purged, match="in between"):
+        asyncio.run(run())
+
+
+@pytest.mark.long
+def test_a_replica_from_a_backup_is_not_read_from_an_older_position(
+    logging: MariaDbServer, silent: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    """Its binlog has nothing of what is in the backup, and it accepts any position as long as it is empty."""
+    url = made(silent, unique)
+    outbox(url, unique, range(2))
+    move(url, server)
+    outbox(url, unique, range(4, 6))
+    logging.follow(silent)
+    catch_up(logging, silent)
+    logging.execute("STOP SLAVE")
+    taken = logging.execute("SELECT @@gtid_slave_pos")[0][0]
+    logging.execute("RESET MASTER", f"SET GLOBAL gtid_slave_pos = '{taken}'", "START SLAVE")
+    with pytest.raises(Purged, match="nothing of replication domain 0"):
+        move(url_at(logging, unique), server)
