@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from notify.errors import InvalidRequest
 
 FILE = "workers.json"
+LOGS = "logs"
+"""The field of this file that says that each worker has made its log."""
 SHARED = "shared"
 """The directory of a worker's backup that has what all workers share: their database of settings and credentials."""
 MOST = 64
@@ -21,26 +24,34 @@ def worker_names(count: int) -> tuple[str, ...]:
 
 def workers_of(directory: Path) -> int:
     """Among how many workers a data directory is divided; 0 where it is not. Raises InvalidRequest."""
+    return _remembered(directory)[0]
+
+
+def _remembered(directory: Path) -> tuple[int, bool]:
+    """Among how many workers a directory is divided, and whether each of them has made its log."""
     try:
         text = (directory / FILE).read_text()
     except (FileNotFoundError, NotADirectoryError):
-        return 0
+        return 0, False
     except OSError as error:
         raise InvalidRequest(f"{directory / FILE} cannot be read: {error.strerror}") from None
     try:
-        count = json.loads(text)["workers"]
-    except (ValueError, KeyError, TypeError):
-        count = None
+        remembered = json.loads(text)
+        count, has_logs = remembered["workers"], bool(remembered.get(LOGS))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        count, has_logs = None, False
     if type(count) is not int or not 2 <= count <= MOST:
         raise InvalidRequest(f"{directory / FILE} does not say how many workers there are: restore it, such as "
                              '{"workers": 2} where there are worker-1 and worker-2')  # fmt: skip
-    return count
+    return count, has_logs
 
 
 def check_count(directory: Path, count: int) -> None:
     """Raises InvalidRequest where a directory is divided among another number of workers, or is a single server's."""
-    divided = workers_of(directory)
+    divided, has_logs = _remembered(directory)
     if divided == count:
+        if has_logs:
+            _check_logs(directory, count)
         return
     if divided:
         raise InvalidRequest(
@@ -84,15 +95,36 @@ def _check_restored(directory: Path, count: int) -> None:
         )
 
 
+def _check_logs(directory: Path, count: int) -> None:
+    """Raises InvalidRequest where a worker has lost its log: it would begin another one, without what it had."""
+    for name in worker_names(count):
+        if not any((directory / name / "log").glob("*.log")):
+            raise InvalidRequest(
+                f"{directory / name} has lost its log: mount its disk, or restore it from its backup (notify restore). "
+                f"To begin a new log there, without what that one had, write {json.dumps({'workers': count})} into "
+                f"{directory / FILE}"
+            )
+
+
 def divide(directory: Path, count: int) -> None:
     """Write down that a directory is divided among so many workers, for good. Raises InvalidRequest, OSError."""
     check_count(directory, count)
-    if workers_of(directory):
-        return
+    if not workers_of(directory):
+        _write(directory, {"workers": count})
+
+
+def remember_logs(directory: Path) -> None:
+    """Write down that each worker has made its log, and cannot start without it. Raises InvalidRequest, OSError."""
+    count, has_logs = _remembered(directory)
+    if count and not has_logs:
+        _write(directory, {"workers": count, LOGS: True})
+
+
+def _write(directory: Path, remembered: Mapping[str, object]) -> None:
     temporary = directory / (FILE + ".tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "w") as file:
-        json.dump({"workers": count}, file)
+        json.dump(remembered, file)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(directory / FILE)

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from notify.cli.api import AS_JSON, show
 from notify.cli.data_directory import begun, facts_of, place, sync, take_place
 from notify.errors import InvalidRequest, NotifyError
-from notify.workers import SHARED, refuse_divided
+from notify.workers import MOST, SHARED, refuse_divided, worker_names
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +59,7 @@ def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
         if not source.is_file() or source.stat().st_size != size:
             raise InvalidRequest(f"{source} is missing, or its size has changed since the backup: take another backup")
     refuse_divided(data_dir, "restore --data-dir")
+    _refuse_another_workers(data_dir, made.get("shard"))
     partial = begun(data_dir)
     for name in expected:
         target = place(partial, name)
@@ -73,6 +74,18 @@ def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
     take_place(partial, data_dir)
     _place_shared(data_dir)
     return {"made": made["name"], **facts}
+
+
+def _refuse_another_workers(data_dir: Path, shard: object) -> None:
+    """Raises InvalidRequest for one worker's backup and another one's directory: their keys are not the same.
+
+    `shard`: as the backup names it; None in one that an earlier version made.
+    """
+    name = data_dir.absolute().name
+    if isinstance(shard, str) and name != shard and {name, shard} <= set(worker_names(MOST)):
+        raise InvalidRequest(
+            f"the backup is of {shard}, whose keys are others: restore it to {data_dir.parent / shard}"
+        )
 
 
 def _place_shared(data_dir: Path) -> None:

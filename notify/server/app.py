@@ -74,8 +74,8 @@ class App:
         workers: Workers | None = None,
     ) -> None:
         """`clock` holds where there is no registry, else its database's does. `on_start` is called once the server has
-        started, `on_failure` once it has turned out that it cannot (`failed` says why). `workers`: those of the machine
-        that this is one of."""
+        started, and may raise a NotifyError; `on_failure` once it has turned out that it cannot serve (`failed` says
+        why). `workers`: those of the machine that this is one of."""
         self._workers = workers
         self._clock = clock
         self._started_with = settings
@@ -123,18 +123,16 @@ class App:
         """As FastAPI has it: what is in the context is served."""
         try:
             await self.start()
+            self._on_start()
         except NotifyError as error:
             # Said in one line by whoever runs the server, instead of a traceback.
             self.failed = error
             self._on_failure()
-            yield
-            return
-        self._on_start()
         yield
         try:
             await self.stop()
         except NotifyError as error:
-            self.failed = error
+            self.failed = self.failed or error
 
     def running(self) -> Running:
         """The parts that run. Raises Unavailable while the server is starting or stopping."""

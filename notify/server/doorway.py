@@ -18,6 +18,8 @@ from functools import partial
 
 import structlog
 
+from notify.server.connections.places import open_files
+
 log = structlog.get_logger("notify.server")
 
 SILENT_SECONDS = 5.0
@@ -25,7 +27,8 @@ SILENT_SECONDS = 5.0
 WAITING_SECONDS = 10.0
 """How long a connection waits for its worker to be started again."""
 MOST = 500
-"""Connections that the parent holds, of each kind: silent ones, and those that wait for their worker."""
+"""Connections that the parent holds, of each kind: silent ones, and those that wait for their worker. It holds fewer of
+each where they would take up more than a quarter of its files."""
 AGAIN_SECONDS = 0.02
 """How often the parent peeks again at a connection, or tries again to hand one to a worker that takes none."""
 PAUSE_SECONDS = 0.2
@@ -57,6 +60,8 @@ class Doorway:
         self._selector = selector
         self._listening = listening
         self._hand = hand
+        files = open_files()
+        self._most = MOST if files is None else min(MOST, files // 4)
         self._silent: deque[tuple[float, socket.socket]] = deque()
         """Connections that have not named a worker yet, each with the time at which it was accepted."""
         self._looked: set[socket.socket] = set()
@@ -98,11 +103,11 @@ class Doorway:
             self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
         for connection in list(self._looked):
             self._look(connection)
-        while self._silent and (self._silent[0][0] < now - SILENT_SECONDS or len(self._silent) > MOST):
+        while self._silent and (self._silent[0][0] < now - SILENT_SECONDS or len(self._silent) > self._most):
             self._send(-1, self._silent[0][1])
         for _ in range(len(self._waiting)):
             since, number, connection = self._waiting.popleft()
-            if self._hand(number, connection) or since < now - WAITING_SECONDS or len(self._waiting) > MOST:
+            if self._hand(number, connection) or since < now - WAITING_SECONDS or len(self._waiting) > self._most:
                 connection.close()
             else:
                 self._waiting.append((since, number, connection))

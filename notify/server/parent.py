@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -22,7 +23,9 @@ from notify.errors import StorageFailed
 from notify.server.cluster.workers import DIED, HUNG
 from notify.server.doorway import Doorway
 from notify.server.heartbeat import Silence, waits_for_disk
+from notify.server.serve import cannot_listen
 from notify.settings import Settings
+from notify.workers import remember_logs
 
 log = structlog.get_logger("notify.server")
 
@@ -177,6 +180,11 @@ class Parent:
             if worker.pid:
                 os.kill(worker.pid, signal.SIGTERM)
 
+    def _fail(self, why: str) -> None:
+        """Stop all workers, and end with an error."""
+        self._failure = why
+        self._stop()
+
     def _kill_if_late(self) -> None:
         if self._stopping_since and time.monotonic() > self._asked_to_stop + STOP_AGAIN_SECONDS:
             self._stop()  # one that was just being forked has not heard it
@@ -294,7 +302,15 @@ class Parent:
         if not away and not self._was_ready:
             self._was_ready = True
             if self._doorway is not None:
-                self._doorway.open()
+                try:
+                    self._doorway.open()
+                except OSError as error:
+                    self._fail(str(cannot_listen(self.settings, error)))
+                    return
+            try:
+                remember_logs(Path(self.settings.data_dir))
+            except OSError as error:
+                log.warning("logs_not_remembered", reason=error.strerror)  # they are at the next start
             log.info("ready", url=self._url, workers=len(self._workers), data_dir=self.settings.data_dir)
             if self._greet is not None:
                 self._greet(self._url, self._topics)
@@ -353,8 +369,7 @@ class Parent:
         worker.deaths.append(now)
         if not self._was_ready or len(worker.deaths) >= DEATHS:
             often = "" if not self._was_ready else f", {DEATHS} times within {DEATHS_SECONDS:g} s"
-            self._failure = f"{self._name(worker)} {'has ended' if self._was_ready else 'cannot start'}{often}: {why}"
-            self._stop()
+            self._fail(f"{self._name(worker)} {'has ended' if self._was_ready else 'cannot start'}{often}: {why}")
             return
         wait = min(AGAIN_SECONDS * 2 ** (len(worker.deaths) - 1), AGAIN_MAX_SECONDS)
         worker.start_at, worker.last_end = now + wait, why

@@ -119,13 +119,18 @@ def serve(
         if channel is not None:
             of_uvicorn: Any = (config, server.server_state, server.lifespan.state)
             Handed(channel, functools.partial(config.http_protocol_class, *of_uvicorn)).start()
-        if greet is not None:
+        if channel is None:
             # uvicorn listens after this: whoever reads the greeting may connect at once, and waits until it accepts.
-            if channel is None:
+            # Where another process listens there by now, uvicorn would neither serve nor end.
+            try:
                 listening.listen(config.backlog)
+            except OSError as error:
+                raise cannot_listen(settings, error) from None
+        if greet is not None:
             greet(address, len(app.running().core.store.topics()))
 
     def stop_serving() -> None:
+        sockets.clear()  # uvicorn listens on what it finds here after this
         server.should_exit = True
 
     app = App(settings, lambda: _open_store(settings, stop_at_once), wall_clock, started, stop_serving, workers)
@@ -136,7 +141,8 @@ def serve(
         app.url = app.url or address
         log.info("listening", url=address, data_dir=settings.data_dir, shard=settings.shard)
         server = uvicorn.Server(config)
-        server.run(sockets=[listening] if channel is None else [])
+        sockets = [listening] if channel is None else []
+        server.run(sockets=sockets)
         if app.failed is not None:
             raise app.failed
         return 0 if server.started and not failed else 1
@@ -261,6 +267,11 @@ def listen(settings: Settings) -> socket.socket:
         listening.bind((settings.host, settings.port))
     except OSError as error:
         listening.close()
-        place = f"{settings.host}:{settings.port}"
-        raise InvalidRequest(f"cannot listen on {place}: {error.strerror}; choose another --host or --port") from None
+        raise cannot_listen(settings, error) from None
     return listening
+
+
+def cannot_listen(settings: Settings, error: OSError) -> InvalidRequest:
+    """The error for an address that cannot be bound, or that another process has begun to listen on meanwhile."""
+    place = f"{settings.host}:{settings.port}"
+    return InvalidRequest(f"cannot listen on {place}: {error.strerror}; choose another --host or --port")

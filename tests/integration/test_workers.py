@@ -493,6 +493,9 @@ def test_backups_of_all_workers_are_restored_to_a_divided_directory(server: Serv
         if name == NAMES[-1]:
             with pytest.raises(InvalidRequest, match="has the logs of worker-1 alone"):
                 check_count(tmp_path / "new", 2)
+        other = str(tmp_path / "new" / ("worker-2" if name == "worker-1" else "worker-1"))
+        code, said = cli("restore", copy, "--data-dir", other)
+        assert code == 2 and f"the backup is of {name}" in said["text"], said
         code, said = cli("restore", copy, "--data-dir", to)
         assert code == 0, said
     restored = ServerProcess(tmp_path / "new", flags=["--workers", "2"]).start()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
+import socket
 from pathlib import Path
 
 import pytest
 
 from notify.errors import InvalidRequest
-from notify.server.doorway import PEEKED, worker_of
+from notify.server import doorway
+from notify.server.doorway import PEEKED, Doorway, worker_of
 from notify.server.heartbeat import Silence, beat_seconds, state_in, waits_for_disk
 from notify.server.parent import said_in
 from notify.server.spread import exposition
@@ -16,7 +20,15 @@ from notify.server.spread.combining import columns, combined
 from notify.server.spread.rules import Asked, job_number, job_of, rule_of
 from notify.server.spread.shares import shares
 from notify.settings import Settings
-from notify.workers import check_count, divide, refuse_divided, refuse_one_of_several, workers_of
+from notify.workers import (
+    check_count,
+    divide,
+    refuse_divided,
+    refuse_one_of_several,
+    remember_logs,
+    workers_of,
+)
+from tests.support.clock import eventually
 
 
 def test_a_directory_remembers_how_many_workers_it_has(tmp_path: Path) -> None:
@@ -28,6 +40,24 @@ def test_a_directory_remembers_how_many_workers_it_has(tmp_path: Path) -> None:
             check_count(tmp_path, other)
     with pytest.raises(InvalidRequest, match="name --log for each of them, worker-1="):
         refuse_divided(tmp_path, "name --log")
+
+
+def test_a_worker_that_has_lost_its_log_is_not_started_with_a_new_one(tmp_path: Path) -> None:
+    """As where its disk is not mounted. What ended before each had made its log begins again."""
+    divide(tmp_path, 2)
+    logs = [tmp_path / name / "log" for name in ("worker-1", "worker-2")]
+    for log in logs:
+        check_count(tmp_path, 2)
+        log.mkdir(parents=True)
+        (log / "00000000000000000000.log").touch()
+    remember_logs(tmp_path)
+    divide(tmp_path, 2)
+    assert workers_of(tmp_path) == 2
+    (logs[1] / "00000000000000000000.log").unlink()
+    with pytest.raises(InvalidRequest, match=r"worker-2 has lost its log: .* write {\"workers\": 2} into"):
+        check_count(tmp_path, 2)
+    (tmp_path / "workers.json").write_text('{"workers": 2}')
+    check_count(tmp_path, 2)
 
 
 def test_the_log_of_one_worker_is_not_served_alone(tmp_path: Path) -> None:
@@ -241,3 +271,26 @@ def test_the_state_of_a_process_is_read_whatever_its_name() -> None:
     assert state_in("7 (a ) R (b) D 1 7 7") == "D"
     assert state_in(Path("/proc/self/stat").read_text()) == "R"
     assert not waits_for_disk(os.getpid())
+
+
+def test_the_parent_holds_no_more_silent_connections_than_its_files_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others go to the workers at once; it accepted nothing until they had been silent for long enough."""
+    monkeypatch.setattr(doorway, "open_files", lambda: 40)
+    selector = selectors.DefaultSelector()
+    handed: list[int] = []
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        door = Doorway(selector, listening, lambda number, connection: not handed.append(number))
+        stack.callback(door.close, stop_watching=True)
+        door.open()
+        for _ in range(13):
+            stack.enter_context(socket.create_connection(listening.getsockname()))
+
+        def turn() -> bool:
+            for key, _ in selector.select(0):
+                key.data()
+            door.tick()
+            return len(handed) == 3
+
+        eventually(turn, "the three that are too many")
+        assert handed == [-1, -1, -1]

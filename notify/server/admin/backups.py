@@ -102,7 +102,8 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
-            return {"name": name, "version": __version__, "files": snapshots.files(directory)}
+            shard = desk.core.settings.shard
+            return {"name": name, "version": __version__, "shard": shard, "files": snapshots.files(directory)}
 
         return await desk.carry_out(write, who, "backup.make", name, do, {"name": name})
 

@@ -161,8 +161,8 @@ def too_many(most: int) -> Unavailable:
     )
 
 
-def allowed_by_files(wanted: int) -> int:
-    """How many of so many connections the limit of open files allows, which is raised as far as it may be."""
+def open_files() -> int | None:
+    """How many files this process may have open, once that is raised as far as it may be; None: any number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -170,7 +170,13 @@ def allowed_by_files(wanted: int) -> int:
             soft = hard
         except (OSError, ValueError) as error:
             log.info("open_files_limit_stays", limit=soft, reason=str(error))
-    if soft == resource.RLIM_INFINITY:
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def allowed_by_files(wanted: int) -> int:
+    """How many of so many connections the limit of open files allows."""
+    soft = open_files()
+    if soft is None:
         return wanted
     allowed = max(1, soft - max(FILES_KEPT, soft // 4) - LIMITS.operator_connections)
     if allowed < wanted:
