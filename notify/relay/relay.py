@@ -27,7 +27,7 @@ from notify.relay.leases import LEASE_SECONDS, Leases, leases_of
 from notify.relay.mover import Mover, Relayed
 from notify.relay.rows import Rows, is_away
 from notify.sinks.showing import Showing
-from notify.sinks.sink import PutsById, open_sink
+from notify.sinks.sink import MayLackQueues, PutsById, open_sink
 from notify.storage.sql import registry
 from notify.threads import in_thread
 from notify.wire import RefusedReport
@@ -51,6 +51,8 @@ class Relay:
         self._announced = 0.0
         self._leases: Leases
         self._rows: Rows
+        self._may_lack_queues: MayLackQueues | None = None
+        """The target, as long as it is not known whether it has queues."""
         self.total = Relayed()
         self.listed = 0
         """How many refused transactions of this database wait for a person."""
@@ -59,12 +61,14 @@ class Relay:
         """Until cancelled, or with `once` until the outbox is empty. An unreachable target or database is waited for.
 
         `interval`: seconds between two looks where nobody says that something came. With `once` raises Unavailable if
-        the target is away, or if other relays hold all of the keys. Raises InvalidRequest if there is no table.
+        the target is away, or if other relays hold all of the keys. Raises InvalidRequest if there is no table,
+        WrongRole for a server's own table and a target without queues.
         """
         sink = open_sink(self._url)
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         self._leases = leases_of(self._engine, self._lease_seconds, alone=not isinstance(sink, PutsById))
         self._rows = Rows(self._engine, self._leases, self._name)
+        self._may_lack_queues = sink if isinstance(sink, MayLackQueues) else None
         showing = Showing(sink)
         mover: Mover
         if isinstance(sink, PutsById):
@@ -110,6 +114,10 @@ class Relay:
         is_due = time.monotonic() - self._announced >= ANNOUNCE_SECONDS
         if not self._rows.outboxes or is_due:
             await in_thread(self._rows.find)
+        if self._may_lack_queues is not None and SERVER in self._rows.outboxes:
+            # It may be a server of this very database: what it stores would be here already, and marked as moved.
+            await self._may_lack_queues.check_queues()
+            self._may_lack_queues = None
         if is_due or (once and self.total.refused > self.listed):
             self._announced = time.monotonic()
             source, report = await in_thread(self._announce)

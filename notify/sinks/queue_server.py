@@ -14,8 +14,8 @@ import msgspec
 
 from notify import ids
 from notify.client.http import HttpClient, items_for, read_answer
-from notify.client.servers import decode_members
-from notify.errors import InvalidRequest, TooLarge, Unavailable, stale_epoch
+from notify.client.servers import Members, decode_members
+from notify.errors import Forbidden, InvalidRequest, NotifyError, TooLarge, Unavailable, WrongRole, stale_epoch
 from notify.limits import LIMITS
 from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
 from notify.wire import (
@@ -135,6 +135,25 @@ class QueueSink:
                 await putting.put(group, some)
         return [putting.items.get(t.id) or Item(t.id, 503, code="unavailable", detail=AWAY) for t in transactions]
 
+    async def check_queues(self) -> None:
+        try:
+            await self._call("GET", "/v1/bridge/relay", b"")
+            return
+        except NotifyError as error:
+            lacks_queues = error.code == WrongRole.code
+            if not lacks_queues and not isinstance(error, Forbidden):
+                raise
+        if not lacks_queues:  # this relay may not ask that: the members' roles say it where an address is known
+            members = (await self._members(self._http)).servers()
+            place = urlsplit(self._http.url).netloc
+            own = [member for member in members if urlsplit(member.url).netloc == place] or members
+            lacks_queues = bool(own) and not any("queue" in member.roles for member in own)
+        if lacks_queues:
+            raise WrongRole(
+                f"the server at {self._http.url} has no queues, and would put what it gets into its database again: "
+                "give --url the address of a queue server (`notify serve --roles queue --registry …`), or of Kafka"
+            )
+
     async def show_refused(self, source: str, report: RefusedReport) -> None:
         await self._call("PUT", f"/v1/sources/{source}/refused", encode_msgpack(report))
 
@@ -147,16 +166,18 @@ class QueueSink:
             url = self._http.url
             asking = HttpClient(url)  # a connection is one worker's for good
             try:
-                answer = await asking.call("GET", "/v1/members", b"", POST_SECONDS)
+                found = await self._members(asking)
             finally:
                 asking.close()
-            found = read_answer(decode_members, answer)
             is_one_port = len({urlsplit(member.url).netloc for member in found.servers()}) == 1
             if found.keys and is_one_port and url.rpartition("/")[2] not in found.keys:
                 self._http.close()
                 self._http = HttpClient(f"{url}/{found.keys[0]}")
             self._has_looked, self._is_worker = True, bool(found.keys)
         return self._http
+
+    async def _members(self, http: HttpClient) -> Members:
+        return read_answer(decode_members, await http.call("GET", "/v1/members", b"", POST_SECONDS))
 
     async def close(self) -> None:
         self._http.close()

@@ -52,6 +52,15 @@ class PutsById(Protocol):
 
 
 @runtime_checkable
+class MayLackQueues(Protocol):
+    """A destination that may keep what it gets in a database, from where somebody has to move it on."""
+
+    async def check_queues(self) -> None:
+        """Raises WrongRole where it has no queues, Unavailable where it does not answer."""
+        ...
+
+
+@runtime_checkable
 class ShowsRefused(Protocol):
     """A destination that shows people how many refused messages wait beside a source."""
 

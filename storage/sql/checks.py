@@ -77,11 +77,12 @@ class SqlChecks:
                 for name, source, instance, attempts in rows
             ]
 
+        if len(self._look_us) >= MOST_GROUPS:  # names come from callers; most are asked for once
+            self._look_us = {group: at for group, at in self._look_us.items() if at > now_us}
+        self._look_us[producer_group] = now_us + LOOK_EVERY_US  # also where the database does not answer
         claimed = await self._database.run(claim)
-        if len(claimed) < limit:
-            if len(self._look_us) >= MOST_GROUPS:  # names come from callers; most are asked for once
-                self._look_us = {group: at for group, at in self._look_us.items() if at > now_us}
-            self._look_us[producer_group] = now_us + LOOK_EVERY_US
+        if len(claimed) == limit:
+            self._look_us.pop(producer_group, None)
         return claimed
 
     async def release(self, claimed: Sequence[Due], due_us: int) -> None:
@@ -94,6 +95,7 @@ class SqlChecks:
                 )
 
         await self._database.run(release)
+        self._look_us.clear()
 
     async def answer(self, answer: CheckAnswer) -> bool:
         state = (State.PARKED if answer.park else State.PREPARED).name

@@ -312,7 +312,7 @@ class SqlShards:
             log.info("shard_back", shard=store.shard)
 
     def next_check_us(self, producer_group: str) -> int | None:
-        return min(store.next_check_us(producer_group) or 0 for store in self.by_name.values())
+        return min([store.next_check_us(producer_group) or 0 for store in self.healthy()], default=None)
 
     # --- for the administrator --------------------------------------------------------------------------------
 

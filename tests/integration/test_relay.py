@@ -17,16 +17,19 @@ from notify.client import Message, TransactionProducer, create_tables
 from notify.client.table import half_message
 from notify.clock import wall_clock
 from notify.databases import UNSENT
+from notify.errors import WrongRole
 from notify.relay.leases import BUCKETS, PostgreSqlLeases
 from notify.relay.relay import Relay
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.store import SqlStore
+from notify.storage.sql.tables import server_half_message
 from notify.testing.process import ServerProcess
 from notify.wire import Payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, subscribe
-from tests.support.servers import make_storage
+from tests.support.http import call
+from tests.support.servers import Started, make_storage, stop_if_running
 from tests.support.shop import Base, Order, make_engine
 
 NEVER = 3600.0
@@ -265,3 +268,23 @@ def test_what_was_published_without_a_transaction_is_relayed(
         stack.callback(engine.dispose)
         asyncio.run(run(Relay(engine, server.url)))
     assert sorted(m["body"] for m in drain(server.url, unique, unique, 3)) == ["", "", "g"]
+
+
+def test_a_relay_sends_a_server_without_queues_nothing_of_its_own_table(
+    database_urls: Mapping[str, str], tmp_path: Path, unique: str
+) -> None:
+    """Such a server has the message already, in that table. The relay took that for sent, and nobody ever got it."""
+    with empty_database("postgresql", database_urls, tmp_path) as url, ExitStack() as stack:
+        make_storage(url)
+        server = Started(url, tmp_path, stack).add()
+        call(server.url, "POST", "/v1/messages", {"messages": [{"topic": unique, "body": "x"}]})
+        engine = make_engine(url)
+        stack.callback(engine.dispose)
+        moving = Relay(engine, server.url)
+        with pytest.raises(WrongRole, match="has no queues"):
+            asyncio.run(moving.run(once=True))
+        with engine.connect() as connection:
+            assert connection.scalars(sa.select(server_half_message.c.relayed)).all() == [UNSENT]
+        queue = ServerProcess(tmp_path / "queue", flags=["--registry", url, "--roles", "queue"]).start()
+        stack.callback(stop_if_running, queue)
+        assert asyncio.run(Relay(engine, queue.url).run(once=True)).sent == 1

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
 
+from notify import ids
+from notify.check.schedule import CheckSchedule
 from notify.clock import wall_clock as now
 from notify.errors import Unavailable
+from notify.server import webhooks
+from notify.server.core.check_log import CheckLog
+from notify.server.core.check_webhooks import CheckWebhooks
+from notify.server.core.outcomes import Outcomes
+from notify.server.metrics import Metrics
+from notify.settings import Settings
 from notify.storage.records import NewTransaction, PartlyStored, Put, State
+from notify.storage.sql.checks import LOOK_EVERY_US
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.shards import SqlShards, open_storage
+from notify.storage.sql.tables import server_half_message
+from notify.wire import OutcomeItem
 from tests.support.clock import eventually_async
 from tests.support.proxy import Proxy
 from tests.support.sql_storage import two_shards
@@ -115,3 +127,80 @@ def test_the_same_id_is_stored_once_whoever_is_asked(database_urls: dict[str, st
                 await server.close()
 
         asyncio.run(run())
+
+
+def test_a_half_on_two_shards_is_decided_on_each_by_its_own_outcome(tmp_path: Path) -> None:
+    """Its producer commits it on one, and says ROLLBACK to the other's check. In one request both went to the second,
+    which was committed, too; what a webhook said went to all shards, or to none while one was away."""
+
+    async def run() -> None:
+        places = {name: f"sqlite:///{tmp_path}/{name}.db" for name in "ab"}
+        store = open_storage(" ".join(f"{n}={url}" for n, url in places.items()), "main", retention_us=0, writers=1)
+        await store.open(now())
+        outcomes = Outcomes(store, now, shard="main", schedule=CheckSchedule(), metrics=Metrics(), check_log=CheckLog())
+        t = sent(check_after_us=0)
+        for name in places:
+            await store.by_name[name].put([t], now())
+        due = {d.shard: d for d in await store.claim_checks("g", now() + 1, 10, 60_000_000)}
+        name = ids.to_text(t.id)
+        commit = OutcomeItem(id=name, outcome="COMMIT", shard="a")
+        rollback = OutcomeItem(id=name, outcome="ROLLBACK", shard="b", check=str(due["b"].token))
+        assert [item.status for item in await outcomes.record("g", [commit, rollback])] == [200, 200]
+        states = [(await store.by_name[shard].states([t.id]))[0] for shard in "ab"]
+        assert states == [State.COMMITTED, State.ROLLED_BACK]
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_a_webhooks_answers_go_to_the_shards_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[list[OutcomeItem]] = []
+    asked = [{"id": "x", "shard": shard, "token": token, "messages": []} for shard, token in (("a", "1"), ("b", "2"))]
+
+    async def post(*_: object) -> bytes:
+        return b'{"outcomes": [{"id": "x", "outcome": "ROLLBACK", "shard": "b"}, {"id": "x", "outcome": "COMMIT"}]}'
+
+    async def run() -> None:
+        polls = [list(asked)]
+
+        async def poll(_: object) -> list[dict[str, object]]:
+            if not polls:
+                await asyncio.Event().wait()
+            return polls.pop()
+
+        async def record(group: str, outcomes: list[OutcomeItem]) -> None:
+            recorded.append(outcomes)
+
+        monkeypatch.setattr(webhooks, "post", post)
+        core = SimpleNamespace(
+            checks=SimpleNamespace(poll=poll), outcomes=SimpleNamespace(record=record), settings=Settings()
+        )
+        hooks = CheckWebhooks(core, dict)  # type: ignore[arg-type]
+        hooks.follow({"g": "http://127.0.0.1:9"})
+        await eventually_async(lambda: recorded, "the answers")
+        await hooks.stop()
+
+    asyncio.run(run())
+    ((first, second),) = recorded
+    assert (first.outcome, first.shard, first.check) == ("COMMIT", "a", "1")
+    assert (second.outcome, second.shard, second.check) == ("ROLLBACK", "b", "2")
+
+
+@pytest.mark.usefixtures("impatient_writers")
+def test_a_database_that_is_away_is_not_asked_for_checks_without_a_pause(tmp_path: Path) -> None:
+    """A server with a producer that polls tried to connect hundreds of times a second."""
+
+    async def run() -> None:
+        store = open_storage(f"sqlite:///{tmp_path}/a.db", "main", retention_us=0, writers=1)
+        await store.open(now())
+        assert store.next_check_us("g") == 0
+        with store.first.engine.begin() as connection:
+            server_half_message.drop(connection)
+        at_us = now()
+        assert await store.claim_checks("g", at_us, 10, 60_000_000) == []
+        assert store.next_check_us("g") == at_us + LOOK_EVERY_US
+        store.first.writer.failing_since = 1.0
+        assert store.next_check_us("g") is None
+        await store.close()
+
+    asyncio.run(run())

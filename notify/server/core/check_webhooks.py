@@ -7,7 +7,7 @@ fields of `POST /v1/transactions/outcomes`. No answer, or an unknown one, is `un
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -68,22 +68,25 @@ class CheckWebhooks:
 
     async def _ask(self, group: str, url: str, checks: list[dict[str, Any]]) -> None:
         body = encode_json({"producer_group": group, "checks": [self._shown(check) for check in checks]})
-        tokens = {str(check["id"]): str(check["token"]) for check in checks}
-        answered: dict[str, OutcomeItem] = {}
+        said: list[OutcomeItem] = []
         reason, failed = "the webhook did not answer this check", None
         try:
-            found = _decode(await webhooks.post(url, body, self._core.settings))
-            answered = {o.id: o for o in found.outcomes if o.id in tokens}
-        except (NotifyError, msgspec.DecodeError) as error:
+            said = _decode(await webhooks.post(url, body, self._core.settings)).outcomes
+        except (NotifyError, msgspec.DecodeError, RecursionError) as error:
             reason, failed = str(error)[:300], error
-        outcomes = [
-            OutcomeItem(id=name, outcome=answered[name].outcome, check=token, reason=answered[name].reason,
-                        unavailable=answered[name].unavailable)
-            if name in answered
-            else OutcomeItem(id=name, outcome="UNKNOWN", check=token, unavailable=True, reason=reason)
-            for name, token in tokens.items()
-        ]  # fmt: skip
+        outcomes = [_outcome(check, said, reason) for check in checks]
         request = Outcomes(producer_group=group, outcomes=outcomes)
         await self._core.outcomes.record(request.producer_group, request.outcomes)
         if isinstance(failed, NotifyError):
             raise failed
+
+
+def _outcome(check: dict[str, Any], said: Sequence[OutcomeItem], reason: str) -> OutcomeItem:
+    """The answer to a check among those of the webhook; UNKNOWN with this reason where there is none."""
+    name, shard, token = str(check["id"]), str(check["shard"]), str(check["token"])
+    for o in said:
+        if o.id == name and o.shard in (None, shard):  # it may be on two shards, each with a check of its own
+            return OutcomeItem(
+                id=name, outcome=o.outcome, shard=shard, check=token, unavailable=o.unavailable, reason=o.reason
+            )
+    return OutcomeItem(id=name, outcome="UNKNOWN", shard=shard, check=token, unavailable=True, reason=reason)

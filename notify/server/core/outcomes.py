@@ -54,7 +54,8 @@ class Outcomes:
         decisions: list[tuple[bytes, str | None, State]] = []
         answers: list[int | None] = []
         """For each decision the token of the check that it answers, None where it answers none."""
-        shards: dict[bytes, str] = {}
+        shards: list[str | None] = []
+        """For each decision the shard that it names."""
         several = len(self._shards) > 1
         for o in outcomes:
             try:
@@ -74,8 +75,7 @@ class Outcomes:
             if wanted is None:
                 items.append(await self._unknown(transaction_id, group, o))
             else:
-                if o.shard is not None and several:
-                    shards[transaction_id] = o.shard
+                shards.append(o.shard if several else None)
                 answers.append(None if o.check is None else _token(o.check))
                 decisions.append((transaction_id, group, wanted))
                 items.append(None)
@@ -125,17 +125,21 @@ class Outcomes:
         self,
         decisions: Sequence[tuple[bytes, str | None, State]],
         answers: Sequence[int | None],
-        shards: Mapping[bytes, str],
+        shards: Sequence[str | None],
     ) -> Sequence[Decided]:
-        tokens = {d[0]: token for d, token in zip(decisions, answers, strict=True) if token is not None}
-        if not tokens or len({d[0] for d in decisions}) == len(decisions):
-            return await self._store.decide(decisions, self._clock(), tokens=tokens, shards=shards)
-        # A storage takes one token for each id. Here an id has several outcomes, and a token is one of them's only: a
-        # producer's outcome and its answer to a check leave in one request.
+        """`answers`, `shards`: for each decision the token of the check that it answers, and the shard it names."""
+        is_plain = not any(given is not None for given in (*answers, *shards))
+        if is_plain or len({d[0] for d in decisions}) == len(decisions):
+            tokens = {d[0]: token for d, token in zip(decisions, answers, strict=True) if token is not None}
+            places = {d[0]: shard for d, shard in zip(decisions, shards, strict=True) if shard is not None}
+            return await self._store.decide(decisions, self._clock(), tokens=tokens, shards=places)
+        # A storage takes one token and one shard for each id. Here an id has several outcomes, and each may have its
+        # own: a producer's outcome and its answer to a check leave in one request, or a half is on two shards.
         results: list[Decided] = []
-        for decision, token in zip(decisions, answers, strict=True):
+        for decision, token, shard in zip(decisions, answers, shards, strict=True):
             own = {} if token is None else {decision[0]: token}
-            results += await self._store.decide([decision], self._clock(), tokens=own, shards=shards)
+            place = {} if shard is None else {decision[0]: shard}
+            results += await self._store.decide([decision], self._clock(), tokens=own, shards=place)
         return results
 
     async def _unknown(self, transaction_id: bytes, group: str, o: OutcomeItem) -> Item:
