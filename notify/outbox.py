@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client import table as local
-from notify.databases import REFUSED, UNSENT
+from notify.databases import INSTANT, REFUSED, UNSENT
 from notify.errors import InvalidRequest
 from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
@@ -25,10 +25,10 @@ _READ = ("transaction_id", "producer_group", *_MESSAGE)
 
 
 class Place(NamedTuple):
-    """A transaction of an outbox, by which time it is the oldest, and the bytes of its bodies."""
+    """A transaction of an outbox, by which time it is the oldest (as its driver reads that), and its bodies' bytes."""
 
     id: str
-    at: datetime
+    at: Any
     size: int
 
 
@@ -47,12 +47,13 @@ class Outbox:
         t = self.table.c
         other = self.table.alias()
         size = sa.select(sa.func.sum(sa.func.length(other.c.body))).where(other.c.transaction_id == t.transaction_id)
-        wanted = sa.select(t.transaction_id, self.at, size.scalar_subquery()).where(
+        at, readable = _as_it_stands(connection, self.at)
+        wanted = sa.select(t.transaction_id, readable, size.scalar_subquery()).where(
             self.waiting, t.message_no == 0, narrowed
         )
         if behind is not None:
-            later = sa.and_(self.at == behind.at, t.transaction_id > behind.id)
-            wanted = wanted.where(self.at >= behind.at, sa.or_(self.at > behind.at, later))
+            later = sa.and_(at == behind.at, t.transaction_id > behind.id)
+            wanted = wanted.where(at >= behind.at, sa.or_(at > behind.at, later))
         rows = connection.execute(wanted.order_by(self.at, t.transaction_id).limit(limit))
         return [Place(str(name), at, int(size or 0)) for name, at, size in rows]
 
@@ -94,6 +95,18 @@ class Outbox:
             t = self.table
             chosen = sa.and_(_among(connection, t.c.transaction_id, names), t.c.relayed.in_((UNSENT, REFUSED)))
             connection.execute(t.update().where(chosen).values(relayed=state))
+
+
+def _as_it_stands(connection: Connection, at: Any) -> tuple[Any, Any]:
+    """A column of instants to compare with, and to read: one that Python's calendar does not know must not hold up all
+    others. SQLite holds any text; PostgreSQL knows infinity, and years before the first."""
+    if connection.dialect.name == "sqlite":
+        text = sa.type_coerce(at, sa.String)
+        return text, text
+    if connection.dialect.name == "postgresql":
+        first, last = (sa.literal(moment, INSTANT) for moment in (datetime.min, datetime.max))
+        return at, sa.func.least(sa.func.greatest(at, first), last)
+    return at, at
 
 
 def _among(connection: Connection, column: sa.Column[Any], names: Sequence[str]) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DataError
 
 from notify.outbox import Outbox, Place
 from notify.refused import Refusal
@@ -13,6 +14,8 @@ from notify.wire import BridgedTransaction
 
 UNREADABLE = "unreadable"
 """The code of a transaction whose row is no message."""
+NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, DataError)
+"""Errors of a row that is no message: what its text or numbers are not, and instants beyond Python's calendar."""
 HEAD_BYTES = 512
 """A transaction takes about so many bytes besides its bodies."""
 
@@ -37,14 +40,14 @@ def readable(
     """These transactions in this order; and those of them whose rows are no message, to be listed as refused."""
     try:
         return outbox.read(connection, names), []
-    except (msgspec.MsgspecError, ValueError):
+    except NOT_A_MESSAGE:
         pass  # which ones, each alone says
     transactions: list[BridgedTransaction] = []
     unreadable: list[Refusal] = []
     for name in names:
         try:
             transactions += outbox.read(connection, [name])
-        except (msgspec.MsgspecError, ValueError) as error:
-            detail = f"its row is no message: {error}"
+        except NOT_A_MESSAGE as error:
+            detail = f"its row is no message: {getattr(error, 'orig', error)}"
             unreadable.append(Refusal(name, *outbox.whose(connection, name), 422, UNREADABLE, detail))
     return transactions, unreadable

@@ -121,6 +121,8 @@ class Transaction:
     shard: str = ""  # that has it, where a storage consists of several
     forced: bool = False
     """An administrator decided it; False where the storage does not know."""
+    without_bodies: bool = False
+    """The bodies of its messages were left out, since there are too many bytes of them."""
 
 
 @dataclass(frozen=True, slots=True)

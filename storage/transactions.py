@@ -13,14 +13,17 @@ The queues role is in queues.py, further capabilities in capabilities.py.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
+
+from msgspec import structs
 
 from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
 from notify.storage.records import Decided, InDoubt, NewTransaction, PutResult, State, Transaction
 from notify.storage.topics import Topic
-from notify.wire import Payload
+from notify.wire import Payload, decode_payload, encode_msgpack
 
 NO_TOKENS: Mapping[bytes, int] = {}
 NO_SHARDS: Mapping[bytes, str] = {}
@@ -126,14 +129,39 @@ class TransactionStore(TopicStore, CheckStore, Protocol):
     async def transaction(self, transaction_id: bytes) -> Transaction | None: ...
 
     async def undecided(
-        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+        self,
+        state: State | None,
+        producer_group: str | None,
+        older_than_us: int | None,
+        limit: int,
+        most_bytes: int | None = None,
     ) -> list[Transaction]:
-        """PREPARED and PARKED transactions, the oldest first."""
+        """PREPARED and PARKED transactions, the oldest first.
+
+        `most_bytes`: the first ones have so many bytes of messages together, or are one; the others have no bodies.
+        """
         ...
 
     async def in_doubt(self) -> InDoubt:
         """How many transactions are undecided; asked every few seconds."""
         ...
+
+
+def without_bodies_beyond(transactions: Iterable[Transaction], most_bytes: int | None) -> list[Transaction]:
+    """Transactions, of which those behind so many bytes of messages have no bodies; the first one has its own."""
+    kept: list[Transaction] = []
+    size = 0
+    for t in transactions:
+        size += sum([len(m.payload) for m in t.messages])
+        if most_bytes is not None and size > most_bytes and kept:
+            bare = [structs.replace(m, payload=_without_body(m.payload)) for m in t.messages]
+            t = replace(t, messages=bare, without_bodies=True)
+        kept.append(t)
+    return kept
+
+
+def _without_body(payload: bytes) -> bytes:
+    return encode_msgpack(structs.replace(decode_payload(payload), body=b"")) if payload else payload
 
 
 async def counted(

@@ -12,6 +12,7 @@ import typer.core
 import typer.main
 
 from notify import __version__
+from notify.cli import of_database
 from notify.cli.printed import ERRORS_AS_JSON, say, say_json
 from notify.errors import NotifyError
 from notify.extras import remedy
@@ -23,9 +24,14 @@ class Commands(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except NotifyError as error:
-            if not ctx.meta.get(ERRORS_AS_JSON):
+        except Exception as raised:
+            error = raised if isinstance(raised, NotifyError) else of_database.told(raised)
+            if error is None:
                 raise
+            if not ctx.meta.get(ERRORS_AS_JSON):
+                if error is raised:
+                    raise
+                raise error from raised
             say_json({"error": {"code": error.code, "status": error.status, "detail": str(error)}})
         ctx.exit(2)
 

@@ -16,6 +16,7 @@ from notify.storage.log.reader import Reader
 from notify.storage.log.segments import Segments
 from notify.storage.log.state import LogState
 from notify.storage.records import InDoubt, State, Transaction
+from notify.storage.transactions import without_bodies_beyond
 
 
 class History:
@@ -81,7 +82,12 @@ class History:
         return InDoubt(prepared, parked, oldest.stored_us, oldest.producer.group)
 
     async def undecided(
-        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+        self,
+        state: State | None,
+        producer_group: str | None,
+        older_than_us: int | None,
+        limit: int,
+        most_bytes: int | None = None,
     ) -> list[Transaction]:
         matching = []
         for p in self._state.pending.by_id.values():
@@ -94,8 +100,8 @@ class History:
             matching.append(p)
             if len(matching) >= limit:
                 break
-        shown = [self._transaction(p.id) for p in matching]
-        return [t for t in shown if t is not None]
+        shown = map(self._transaction, [p.id for p in matching])  # one after the other: their payloads are read
+        return without_bodies_beyond((t for t in shown if t is not None), most_bytes)
 
     async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
         state = self._state

@@ -21,7 +21,7 @@ from notify.storage.records import (
     Transaction,
 )
 from notify.storage.topics import Flush
-from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted, without_bodies_beyond
 from notify.wire import BridgeBatch, Payload, decode_payload
 
 
@@ -205,15 +205,20 @@ class MemoryTransactions:
         return await counted(self.undecided)
 
     async def undecided(
-        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+        self,
+        state: State | None,
+        producer_group: str | None,
+        older_than_us: int | None,
+        limit: int,
+        most_bytes: int | None = None,
     ) -> list[Transaction]:
         matching = [
             r
             for r in self._undecided(producer_group)
             if state in (None, r.state) and (older_than_us is None or r.stored_us <= older_than_us)
         ]
-        shown = [self._transaction(r.new.id) for r in matching[:limit]]
-        return [t for t in shown if t is not None]
+        shown = map(self._transaction, [r.new.id for r in matching[:limit]])
+        return without_bodies_beyond((t for t in shown if t is not None), most_bytes)
 
     # --- from a bridge ----------------------------------------------------------------------------------------
 

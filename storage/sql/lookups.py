@@ -35,12 +35,13 @@ def first_rows(connection: Connection, names: Sequence[str], column: Any) -> dic
     return known
 
 
-def rows_by_id(connection: Connection, names: Sequence[str]) -> dict[str, list[Any]]:
-    """All rows of transactions, in message order."""
+def rows_by_id(connection: Connection, names: Sequence[str], *, bodies: bool = True) -> dict[str, list[Any]]:
+    """All rows of transactions, in message order; without `bodies` these are NULL."""
+    columns = [_t[name] if bodies or name != "body" else sa.null().label(name) for name in _t.keys()]  # noqa: SIM118
     by_id: dict[str, list[Any]] = {}
     for first in range(0, len(names), IDS_A_STATEMENT):
         rows = connection.execute(
-            sa.select(server_half_message)
+            sa.select(*columns)
             .where(_t.transaction_id.in_(names[first : first + IDS_A_STATEMENT]))
             .order_by(_t.transaction_id, _t.message_no)
         ).mappings()

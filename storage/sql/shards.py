@@ -22,7 +22,7 @@ from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.placing import Placing
 from notify.storage.sql.store import DatabaseAway, SqlStore
 from notify.storage.topics import Topic
-from notify.storage.transactions import NO_SHARDS, NO_TOKENS
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS, without_bodies_beyond
 from notify.wire import Payload
 
 log = structlog.get_logger("notify.sql")
@@ -323,10 +323,16 @@ class SqlShards:
         return sum_of(await self._each(lambda s: s.in_doubt()))
 
     async def undecided(
-        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+        self,
+        state: State | None,
+        producer_group: str | None,
+        older_than_us: int | None,
+        limit: int,
+        most_bytes: int | None = None,
     ) -> list[Transaction]:
-        answers = await self._each(lambda s: s.undecided(state, producer_group, older_than_us, limit))
-        return sorted((t for found in answers for t in found), key=lambda t: t.stored_us)[:limit]
+        answers = await self._each(lambda s: s.undecided(state, producer_group, older_than_us, limit, most_bytes))
+        oldest = sorted((t for found in answers for t in found), key=lambda t: t.stored_us)[:limit]
+        return without_bodies_beyond(oldest, most_bytes)
 
     def keep(self, retention_us: int, retention_bytes: int) -> None:
         for store in self.by_name.values():

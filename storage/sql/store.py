@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -32,11 +32,13 @@ from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import server_half_message
 from notify.storage.sql.writer import WRITERS, Writer
 from notify.storage.topics import Topic
-from notify.storage.transactions import NO_SHARDS, NO_TOKENS
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS, without_bodies_beyond
 
 log = structlog.get_logger("notify.sql")
 
 TOPICS_KEPT = 100_000
+READ_AT_ONCE = 16
+"""So many transactions are read at a time, since one may have 8 MiB."""
 
 _t = server_half_message.c
 
@@ -180,17 +182,33 @@ class SqlStore:
         return await self._database.run(doubts.in_doubt)
 
     async def undecided(
-        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+        self,
+        state: State | None,
+        producer_group: str | None,
+        older_than_us: int | None,
+        limit: int,
+        most_bytes: int | None = None,
     ) -> list[Transaction]:
         def read(connection: Connection) -> list[Transaction]:
             wanted = sa.select(_t.transaction_id).where(doubts.condition(connection, state, producer_group))
             if older_than_us is not None:
                 wanted = wanted.where(_t.created_at <= moment_of(older_than_us))
             names = [str(name) for name in connection.scalars(wanted.order_by(*doubts.OLDEST_FIRST).limit(limit))]
-            by_id = rows_by_id(connection, names)
-            return [transaction_of(by_id[name], self.shard) for name in names if name in by_id]
+            return without_bodies_beyond(self._read(connection, names, most_bytes), most_bytes)
 
         return await self._database.run(read)
+
+    def _read(self, connection: Connection, names: Sequence[str], most_bytes: int | None) -> Iterator[Transaction]:
+        """Transactions by their ids, some at a time, and without bodies once there are so many bytes of messages."""
+        size = 0
+        for first in range(0, len(names), READ_AT_ONCE):
+            some = names[first : first + READ_AT_ONCE]
+            by_id = rows_by_id(connection, some, bodies=most_bytes is None or size <= most_bytes)
+            for name in some:
+                if name in by_id:
+                    t = transaction_of(by_id[name], self.shard)
+                    size += sum([len(m.payload) for m in t.messages])
+                    yield t
 
 
 def _write_and_remove(connection: Connection) -> None:

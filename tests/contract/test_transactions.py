@@ -11,6 +11,7 @@ from notify.server.jobs.deciding import act
 from notify.server.metrics import Metrics
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewTransaction, PartlyStored, Put, State
+from notify.wire import decode_payload
 from tests.contract.stores import SECOND, T0, Bench, commit
 from tests.support.transactions import content, message, sent
 
@@ -218,6 +219,25 @@ def test_checks_are_claimed_once_and_fenced_by_their_token(transactions: Any) ->
         third = (await b.store.claim_checks("g", now + 5 * SECOND, 10, 10 * SECOND))[0]
         assert third.token not in (again.token, due[0].token)
         assert await b.store.half_contents([third]) == [[content(b"x")]]
+
+    transactions(scenario)
+
+
+def test_a_list_of_what_is_undecided_has_bodies_up_to_a_bound(transactions: Any) -> None:
+    """100 halves of 7 MiB in the console's list took gigabytes of memory."""
+
+    async def scenario(b: Bench) -> None:
+        halves = [sent(bytes(1000), key="k", tag="v") for _ in range(40)]
+        for n, t in enumerate(halves):
+            await b.store.put([t], T0 + n)
+        for most, whole in ((None, 40), (1 << 20, 40), (10_500, 10), (0, 1)):
+            found = await b.store.undecided(None, None, None, 40, most)
+            assert [t.id for t in found] == [t.id for t in halves]
+            payloads = [decode_payload(t.messages[0].payload) for t in found]
+            assert all((p.topic, p.key, p.tag) == ("t", "k", "v") for p in payloads)
+            kept = [len(p.body) for p in payloads]
+            assert [t.without_bodies for t in found] == [False] * whole + [True] * (40 - whole)
+            assert kept == [1000] * whole + [0] * (40 - whole)
 
     transactions(scenario)
 

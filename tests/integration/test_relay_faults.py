@@ -85,6 +85,14 @@ class Outbox:
                 half_message.insert(), [row | {"transaction_id": ids.to_text(ids.new_id())} for _ in range(count)]
             )
 
+    def overwrite(self, name: str, column: str, value: object) -> None:
+        """Write something into a column that SQLAlchemy would not write."""
+        with self.engine.begin() as connection:
+            if connection.dialect.name in ("mysql", "mariadb"):
+                connection.exec_driver_sql("SET SESSION sql_mode = ''")
+            change = sa.text(f"UPDATE half_message SET {column} = :value WHERE transaction_id = :name")
+            connection.execute(change, {"value": value, "name": name})
+
     def listed(self) -> list[tuple[str, str, int]]:
         """The list of refused messages, as (id, code, tries)."""
         with self.engine.connect() as connection:
@@ -128,6 +136,24 @@ def test_what_the_target_refuses_is_listed_and_the_rest_goes_on(
     assert relay_once(outbox, server.url) == (0, 0)
     assert bodies(drain(server.url, unique, unique, 2)) == ["0", "1"]
     assert outbox.listed() == sorted((name, code, 1) for name, code in bad.items())
+
+
+def test_rows_that_no_driver_can_read_hold_up_no_others(
+    outbox: Outbox, server: ServerProcess, unique: str, database: str
+) -> None:
+    """Any SQL may have written them. Each ended the relay, again after each start."""
+    strange: list[object] = {
+        "postgresql": ["infinity", "-infinity", "0044-03-15 BC"], "sqlite": ["infinity", 5, b"\xff"],
+    }.get(database, ["0000-00-00"])  # fmt: skip
+    outbox.add("x", headers="[" * 100_000)
+    for column in ("deliver_at", "created_at"):
+        for value in strange:
+            outbox.overwrite(outbox.add(column, key=None), column, value)
+    outbox.add("good")
+    count = len(strange)
+    assert relay_once(outbox, server.url) == (1 + count, 1 + count)
+    assert sorted(bodies(drain(server.url, unique, unique, 1 + count))) == [*["created_at"] * count, "good"]
+    assert [code for _, code, _ in outbox.listed()] == ["unreadable"] * (1 + count)
 
 
 def test_one_that_is_mended_is_sent_when_a_person_has_it_tried_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from notify.storage.sql.shards import open_storage
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_key_map_change
 from notify.testing.process import ServerProcess
+from tests.support.commands import cli
+from tests.support.databases import empty_database
 from tests.support.servers import make_storage
 from tests.support.sql_storage import use
 from tests.support.transactions import sent
@@ -104,6 +107,30 @@ def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None
         said = "".join(server.output)
         assert server.process is not None and server.process.returncode == 2
         assert reason in said and "Traceback" not in said, said
+
+
+NEED_TABLES = (
+    "storage members --storage", "storage key-map --storage", "storage key-map --shards a,b --storage",
+    "storage forget bridge-x --storage", "purge --force --dsn", "relay --once --url http://127.0.0.1:9 --dsn",
+)  # fmt: skip
+MAKE_TABLES = ("storage upgrade --storage", "refused list --dsn")
+
+
+def test_commands_say_what_to_do_about_a_database(database_urls: Mapping[str, str], tmp_path: Path) -> None:
+    """Where it is away, or has no tables, one sentence says so. Each command but the relay ended with a traceback."""
+    (tmp_path / "empty.db").touch()
+    with (
+        empty_database("postgresql", database_urls, tmp_path) as postgresql,
+        empty_database("mariadb", database_urls, tmp_path) as mariadb,
+    ):
+        for command in NEED_TABLES:
+            for empty in (f"sqlite:///{tmp_path}/empty.db", postgresql, mariadb):
+                code, said = cli(*command.split(), empty)
+                assert code == 2 and "notify storage upgrade" in said["text"], (command, said)
+    for command in (*NEED_TABLES, *MAKE_TABLES):
+        for away in (f"sqlite:///{tmp_path}/none/x.db", "postgresql://x@127.0.0.1:9/x", "mysql://x@127.0.0.1:9/x"):
+            code, said = cli(*command.split(), away, "--json")
+            assert code == 2 and ("Start it" in said["text"] or "cannot go on" in said["text"]), (command, said)
 
 
 def test_addresses_that_cannot_be(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Pri
         w = write.wanted
         state = None if w.state is None else State[w.state]
         newest_us = w.newest_us(core.clock())
-        matching = await core.store.undecided(state, w.producer_group, newest_us, deciding.MOST + 1)
+        matching = await core.store.undecided(state, w.producer_group, newest_us, deciding.MOST + 1, 0)
         chosen, is_more = matching[: deciding.MOST], len(matching) > deciding.MOST
         names = [t.id for t in chosen]
         stored = list(chosen)

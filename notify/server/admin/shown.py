@@ -16,6 +16,7 @@ def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, A
     """A transaction as it is shown; `shard`: the server's only one, where its storage does not consist of several."""
     # A storage of shards has no queues: its messages have no place here.
     shown = json_pulled if t.state is State.COMMITTED and not t.shard else json_unplaced
+    rows = [shown(m) | {"topic": m.topic} for m in t.messages if not m.corrupt]
     return {
         "id": ids.to_text(t.id),
         "producer_group": t.producer_group,
@@ -28,8 +29,12 @@ def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, A
         "decided_at": instant(t.decided_us) if t.decided_us else None,
         "checks_answered": t.attempts,
         "next_check_at": instant(t.next_check_us) if t.next_check_us else None,
-        "messages": [shown(m) | {"topic": m.topic} for m in t.messages if not m.corrupt],
-    }
+        "messages": [_bare(row) if t.without_bodies else row for row in rows],
+    } | ({"bodies_left_out": True} if t.without_bodies else {})
+
+
+def _bare(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name not in ("body", "body_base64")}
 
 
 def json_unplaced(m: StoredMessage) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from notify import ids
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import check_between
+from notify.limits import LIMITS, check_between
 from notify.server.admin.shown import receivers, transaction_row
 from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.server.core.core import Core
@@ -33,6 +33,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     ) -> dict[str, Any]:
         """List transactions without an outcome, PREPARED and PARKED, the oldest first; and count them by state.
 
+        They have 8 MiB of messages together, or are one. Those behind have `bodies_left_out`.
+
         `counts` has COMMITTED and ROLLED_BACK, too: those of this server since it started. Where `counted_to` is not
         0, PREPARED and PARKED are not counted any further.
         """
@@ -45,7 +47,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
             check_between("older_than", older_than, 0, 3650 * 86_400)
             older_us = now_us - round(older_than * 1e6)
         wanted = State[state] if state is not None else None
-        waiting = await desk.core.store.undecided(wanted, producer_group, older_us, max)
+        waiting = await desk.core.store.undecided(wanted, producer_group, older_us, max, LIMITS.reply_bytes)
         shard, online = desk.core.transactions.shard, desk.core.checks.is_online
         rows = [transaction_row(t, now_us, shard) | {"producer_online": online(t.producer_group)} for t in waiting]
         return {"transactions": rows} | await _counts(desk.core)

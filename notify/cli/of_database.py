@@ -1,0 +1,31 @@
+"""Errors of a database that a command meets, as a sentence that says what to do; not those that are a fault of ours."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from notify.errors import InvalidRequest, NotifyError, Unavailable
+
+_NO_TABLE_STATE, _NO_TABLE_CODE = "42P01", 1146
+_MAY_NOT_STATE = "42501"
+
+
+def told(error: BaseException) -> NotifyError | None:
+    """The error to show for one of SQLAlchemy's; None for any other, and where SQLAlchemy is not installed."""
+    alchemy: Any = sys.modules.get("sqlalchemy.exc")
+    if alchemy is None or not isinstance(error, alchemy.DBAPIError):
+        return None
+    reason = str(error.orig).strip().partition("\n")[0]
+    state, number = getattr(error.orig, "sqlstate", None), (getattr(error.orig, "args", ()) or (None,))[0]
+    if state == _NO_TABLE_STATE or number == _NO_TABLE_CODE or "no such table" in reason:
+        return InvalidRequest(
+            f"the database lacks a table ({reason}): make a server's with `notify storage upgrade --storage …`, and a "
+            "service's with `notify doctor --dsn … --create-tables`, or name the right database"
+        )
+    if state == _MAY_NOT_STATE or isinstance(error, alchemy.OperationalError | alchemy.InterfaceError):
+        return Unavailable(
+            f"the database does not answer, or refuses this: {reason}. Start it, or correct its URL, or the rights of "
+            "its user"
+        )
+    return None
