@@ -129,7 +129,7 @@ def _arguments(url: URL, read_seconds: int) -> dict[str, Any]:
 
 
 def _reachability(url: URL, read_seconds: int) -> dict[str, Any]:
-    """Arguments of a driver by which it notices that the database's machine is gone.
+    """Arguments of a driver by which it reads texts, and notices that the database's machine is gone.
 
     `read_seconds`: how long MySQL may take to answer, since its driver bounds nothing else.
     """
@@ -138,6 +138,8 @@ def _reachability(url: URL, read_seconds: int) -> dict[str, Any]:
         return {"connect_timeout": CONNECT_SECONDS, "read_timeout": read_seconds, "write_timeout": IO_SECONDS}
     if name == "postgresql":
         return {
+            # A database of SQL_ASCII, as initdb makes it where there is no locale, would have its texts read as bytes.
+            "client_encoding": "utf8",
             "connect_timeout": CONNECT_SECONDS,
             "tcp_user_timeout": IO_SECONDS * 1000,
             **{name.removeprefix("tcp_"): value for name, value in KEEPALIVE.items()},

@@ -18,11 +18,12 @@ from notify.storage.sql.shards import open_storage
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_key_map_change
 from notify.testing.process import ServerProcess
+from notify.wire import decode_payload
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.servers import make_storage
 from tests.support.sql_storage import use
-from tests.support.transactions import sent
+from tests.support.transactions import new_id, sent
 
 pytestmark = pytest.mark.usefixtures("patient_writers")
 
@@ -93,6 +94,30 @@ def test_a_server_goes_on_with_newer_tables_that_only_have_more(engine_url: str)
     use(engine_url, scenario)
     alter("ALTER TABLE server_revision RENAME TO server_revision_2")
     assert "newer server" in refusal(engine_url) and "no table server_revision" in refusal(engine_url)
+
+
+def test_a_database_of_another_encoding_is_used(database_urls: Mapping[str, str]) -> None:
+    """In one of SQL_ASCII the driver read texts as bytes, and SQLAlchemy failed with a TypeError."""
+    url = sa.make_url(database_urls["postgresql"])
+    name = f"t{new_id()[-12:]}"
+    server = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with server.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
+    place = url.set(database=name).render_as_string(hide_password=False)
+    try:
+        make_storage(place)
+
+        async def scenario(store: SqlStore) -> None:
+            t = sent(key="ключ")
+            await store.put([t], now())
+            stored = await store.transaction(t.id)
+            assert stored is not None and decode_payload(stored.messages[0].payload).key == "ключ"
+
+        use(place, scenario)
+    finally:
+        with server.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+        server.dispose()
 
 
 def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None:
