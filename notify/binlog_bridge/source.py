@@ -265,6 +265,16 @@ def _table_findings(connection: Connection) -> list[Finding]:
         for name, _, kind in rows
         if str(kind).upper() == "SYSTEM VERSIONED"
     ]
+    rare = connection.exec_driver_sql(
+        f"SELECT table_name, column_name FROM information_schema.columns WHERE {ours} AND column_type LIKE '%%5.3 */'"
+    )
+    times = [
+        Finding(
+            f"{table}.{column} is written as MariaDB 5.3 did (mysql56_temporal_format was OFF)",
+            f"SET GLOBAL mysql56_temporal_format = ON, ALTER TABLE {table} FORCE; start this bridge with --backfill",
+        )
+        for table, column in rare
+    ]
     sets = connection.exec_driver_sql(
         f"SELECT table_name, column_name, character_set_name FROM information_schema.columns WHERE {ours} "
         f"AND (column_name IN {_ANY_LETTERS} AND character_set_name NOT IN {_READ_AS_UTF8} "
@@ -277,7 +287,7 @@ def _table_findings(connection: Connection) -> list[Finding]:
         )
         for table, column, name in sets
     ]
-    return engines + versioned + texts
+    return engines + versioned + times + texts
 
 
 def begin_snapshot(connection: Connection) -> Position:

@@ -125,6 +125,21 @@ def test_a_word_of_ours_may_have_any_character_set_that_has_ascii(url: URL) -> N
     engine.dispose()
 
 
+def test_times_as_mariadb_5_3_wrote_them_are_refused(odd_source: MariaDbServer, url: URL) -> None:
+    """The bridge ended at the first row, and called it damaged."""
+    engine = sa.create_engine(url)
+    odd_source.execute("SET GLOBAL mysql56_temporal_format = OFF")
+    try:
+        create_tables(engine)
+    finally:
+        odd_source.execute("SET GLOBAL mysql56_temporal_format = ON")
+    with engine.connect() as connection:
+        assert [f for f in findings(connection, 7) if "half_message.created_at is written as MariaDB 5.3" in f.what]
+        connection.exec_driver_sql("ALTER TABLE half_message FORCE")
+        assert [f for f in findings(connection, 7) if "MariaDB 5.3" in f.what] == []
+    engine.dispose()
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [

@@ -420,3 +420,40 @@ def test_an_order_in_a_control_topic_that_was_made_anew_is_heard(
         eventually(lambda: orders in admin.list_topics().topics, "the topic to be made again")
         produce(kafka_url, orders, [paused], key=unique.encode())
         eventually(lambda: held[-1], "the group to be paused")
+
+
+def test_what_is_deleted_before_a_group_has_handled_it_is_said(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by retention. A group went on behind it without a word, at its start and later."""
+    monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.2)
+    monkeypatch.setattr(loop, "WINDOW_RECORDS", 1)
+    make_topic(kafka_url, unique)
+    produce(kafka_url, unique, [f"a{n}" for n in range(10)])
+    onlooker(kafka_url, unique).commit(offsets=[TopicPartition(unique, 0, 2)], asynchronous=False)
+    delete_before(kafka_url, unique, 5)
+    seen: list[str] = []
+    go_on = threading.Event()
+
+    def handle(message: Any) -> None:
+        seen.append(message.text)
+        go_on.wait(PATIENCE_SECONDS)
+
+    consumer = Consumer(kafka_url, group=unique, batch=1, concurrency=1)
+    consumer.subscribe(unique)(handle)
+    try:
+        with running(consumer):
+            eventually(lambda: seen == ["a5"], "the first message that is left")
+            assert f"up to 3 messages of topic {unique}" in caplog.text
+            # More than the client fetches ahead while nothing is wanted of it.
+            produce(kafka_url, unique, [f"b{n}" + "x" * 300_000 for n in range(80)])
+            delete_before(kafka_url, unique, 85)
+            go_on.set()
+            eventually(lambda: caplog.text.count("were deleted before") > 1, "the second error")
+    finally:
+        go_on.set()
+
+
+def delete_before(url: str, topic: str, offset: int) -> None:
+    for deleted in admin_of(url).delete_records([TopicPartition(topic, 0, offset)]).values():
+        deleted.result(CALL_SECONDS)

@@ -113,6 +113,7 @@ def test_an_end_that_a_client_does_not_know_is_not_before_the_group(monkeypatch:
     monkeypatch.setattr(Cluster, "admin", lambda self: SimpleNamespace(list_offsets=list_offsets))
     monkeypatch.setattr(Starts, "_with_leader", lambda self, asked: list(asked))
     starts = Starts(SimpleNamespace(group="g"), None, cluster, None, None, TopicIds(cluster))
-    assert starts._cut({place: Progress(5) for place in places}) == {("t", 1): "earliest"}
+    _, ends = starts._bounds(places)
+    assert starts._cut({place: Progress(5) for place in places}, ends) == {("t", 1): "earliest"}
     with pytest.raises(KafkaException):
         starts._listed(dict.fromkeys(places, None))

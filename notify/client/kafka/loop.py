@@ -232,6 +232,8 @@ class KafkaLoop:
                     )
                     await self._feed.call(self._topics.make)
                 await self._sharing.subscribe(topics)
+                if jumps := self._partitions.take_jumps():
+                    await self._feed.call(self._starts.look_behind, jumps)
                 await self._orders.look()
                 await self._resets.begin_anew()
                 await self._resets.carry_out()

@@ -37,6 +37,7 @@ class Partitions:
         """Set when there may be something to commit."""
         self.has_to_note = False
         """Whether attempts may have to be noted before they begin."""
+        self._jumps: dict[Place, tuple[int, int]] = {}
 
     def open(self, place: Place, progress: Progress, *, in_order: bool) -> Window:
         self.close([place])
@@ -80,8 +81,22 @@ class Partitions:
     def add(self, window: Window, item: Item) -> None:
         """A record was fetched. One of a partition that has left meanwhile is forgotten."""
         if not window.is_closed:
+            if item.offset > window.next + 1:  # the marker of one transaction is passed everywhere
+                self._note_jump(window.next, item)
             window.add(item)
             self.look(window)
+
+    def _note_jump(self, start: int, item: Item) -> None:
+        place: Place = item.record.topic(), item.record.partition()
+        known = self._jumps.get(place, (0, 0))
+        if item.offset - start > known[1] - known[0]:
+            self._jumps[place] = start, item.offset
+
+    def take_jumps(self) -> dict[Place, tuple[int, int]]:
+        """The longest run of offsets in each partition that brought no record, since the last call: its first offset,
+        and the one behind it. It was of transactions that were taken back, or was deleted before it was fetched."""
+        jumps, self._jumps = self._jumps, {}
+        return jumps
 
     def reach(self, window: Window, end: int) -> None:
         """A partition was read up to this offset, where it ends now: behind its last record, or a transaction's own."""

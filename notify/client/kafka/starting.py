@@ -85,7 +85,11 @@ class Starts:
         places = list(places)
         self._ids.look({topic for topic, _ in places})
         known = self.committed(places)
-        moved: dict[Place, Start] = self._cut(known)
+        begins, ends = self._bounds([place for place, progress in known.items() if progress is not None])
+        moved: dict[Place, Start] = self._cut(known, ends)
+        for place, progress in known.items():
+            if progress is not None and place in begins and place not in moved:
+                tell_deleted(self._plan.group, place, progress.offset, begins[place], progress.done)
         for place, progress in known.items():
             if progress is not None:
                 self._starts.pop(place, None)
@@ -98,14 +102,12 @@ class Starts:
         begun |= self.offsets(moved)
         return {p: progress for p, progress in known.items() if progress is not None or p in begun}, begun
 
-    def _cut(self, known: Mapping[Place, Progress | None]) -> dict[Place, Start]:
+    def _cut(self, known: Mapping[Place, Progress | None], ends: Mapping[Place, int]) -> dict[Place, Start]:
         """Partitions of topics that were made anew, and those that end before the group's offset: led by a broker that
         lacks the last records, say.
 
         What is there by now has other offsets: it begins at the earliest, and may be handled again.
         """
-        places = [place for place, progress in known.items() if progress is not None]
-        ends = self._known_ends(places)
         cut: dict[Place, Start] = {}
         for place, progress in known.items():
             end, topic_id = ends.get(place), self._ids.of(place[0])
@@ -121,19 +123,32 @@ class Starts:
                 cut[place] = "earliest"
         return cut
 
-    def _known_ends(self, places: Collection[Place]) -> dict[Place, int]:
-        """The ends of those partitions that have a leader, open transactions included."""
+    def look_behind(self, jumps: Mapping[Place, tuple[int, int]]) -> None:
+        """Say what was deleted of these offsets, which brought no record: the client itself passes over it."""
+        begins, _ = self._bounds(jumps)
+        for place, begin in begins.items():
+            start, end = jumps[place]
+            tell_deleted(self._plan.group, place, start, min(begin, end))
+
+    def _bounds(self, places: Collection[Place]) -> tuple[dict[Place, int], dict[Place, int]]:
+        """Where those of the partitions begin and end that have a leader, as far as the brokers tell it.
+
+        The ends are behind open transactions.
+        """
         led = self._with_leader(places)
         if not led:
-            return {}
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+            return {}, {}
         admin = self._cluster.admin()
-        answers = admin.list_offsets({TopicPartition(*place): latest for place in led}, request_timeout=CALL_SECONDS)
-        ends = {}
-        for p, answer in answers.items():
-            with contextlib.suppress(KafkaException):
-                ends[p.topic, p.partition] = offset_of(answered(answer, CALL_SECONDS))
-        return ends
+        answers = [
+            admin.list_offsets({TopicPartition(*place): wanted for place in led}, request_timeout=CALL_SECONDS)
+            for wanted in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        ]
+        bounds: tuple[dict[Place, int], dict[Place, int]] = {}, {}
+        for offsets, each in zip(bounds, answers, strict=True):
+            for p, answer in each.items():
+                with contextlib.suppress(KafkaException):
+                    offsets[p.topic, p.partition] = offset_of(answered(answer, CALL_SECONDS))
+        return bounds
 
     def begin(self, places: Iterable[Place]) -> dict[Place, int]:
         """The offsets where partitions without progress begin; those without a leader are left out."""
@@ -238,3 +253,17 @@ class Starts:
             for name, n in places
             if name in topics and n in topics[name].partitions and topics[name].partitions[n].leader >= 0
         }
+
+
+def tell_deleted(group: str, place: Place, position: int, begin: int, done: Collection[int] = ()) -> None:
+    """Say that the brokers have deleted what a group was to handle next, if a partition begins behind its position.
+
+    `done`: offsets behind the position that are done. Markers of Kafka's transactions have offsets, too.
+    """
+    gone = begin - position - sum(offset < begin for offset in done)
+    if gone > 0:
+        log.error(
+            "up to %d messages of topic %s, partition %d, were deleted before group %s handled them: the topic keeps "
+            "messages for a shorter time (retention.ms, retention.bytes) than the group was behind. It goes on at %d",
+            gone, place[0], place[1], group, begin,
+        )  # fmt: skip
