@@ -30,8 +30,8 @@ class History:
     """Compares a position with the files that a source sends."""
 
     def __init__(self, position: Position | None) -> None:
-        """`position` None, or one without the time of its file: nothing is compared."""
-        self._position = position if position is not None and position.created else None
+        """`position` None, or one that does not say whose file it is in: nothing is compared."""
+        self._position = position if position is not None and position.file and position.server else None
 
     def file_begins(self, name: str, created: int, server: int) -> None:
         """A file of the source begins, which a server began to write at `created`. Raises Purged."""
@@ -42,7 +42,7 @@ class History:
             self._position = None
         elif name == wanted.file:
             self._position = None
-            if created != wanted.created:
+            if wanted.created and created != wanted.created:
                 raise _foreign(f"the source began {name} anew since this bridge read it")
         elif _number(name) < _number(wanted.file):
             raise _foreign(f"the source has the bridge's GTIDs in {name}, and this bridge read them in {wanted.file}")

@@ -328,7 +328,7 @@ class Assembly:
 
     def _check_statement(self, text: bytes) -> None:
         """A statement within a transaction: one that wrote to a table of ours is a gap."""
-        if b"half_message" in text:
+        if b"half_message" in text.lower():  # the source may fold names, and has the statement as it came
             raise Unreadable(
                 f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
                 "set binlog_format = ROW, then start this bridge with --backfill"

@@ -312,7 +312,8 @@ def begin_snapshot(connection: Connection) -> Position:
     gtids = connection.execute(sa.select(sa.func.binlog_gtid_pos(file, offset))).scalar()
     if gtids is None:
         raise InvalidRequest(f"the source does not say which GTIDs are before {file}:{offset}, where its snapshot is")
-    return Position(str(gtids), file, offset, newest_us=now_us)
+    server = int(connection.exec_driver_sql("SELECT @@server_id").scalar() or 0)
+    return Position(str(gtids), file, offset, server=server, newest_us=now_us)
 
 
 def current_position(connection: Connection) -> Position:

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
+from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.reader import BinlogReader
 from notify.binlog_bridge.source import findings
@@ -65,6 +66,19 @@ def test_a_database_whose_name_the_source_folds_is_read(url: URL, server: Server
     outbox(text(url), unique, range(2))
     assert move(text(url.set(database=unique.upper())), server).totals.stored == 2
     assert numbers(server, unique, 2) == [0, 1]
+
+
+def test_a_statement_that_names_a_table_in_capitals_stops_it(url: URL, server: ServerProcess, unique: str) -> None:
+    """The source takes HALF_MESSAGE for half_message, and writes the statement to its binlog as it came."""
+    outbox(text(url), unique, range(2))
+    move(text(url), server)
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET SESSION binlog_format = 'STATEMENT'")
+        connection.exec_driver_sql("UPDATE HALF_MESSAGE SET tag = 'x'")
+    engine.dispose()
+    with pytest.raises(Unreadable, match="STATEMENT format"):
+        move(text(url), server)
 
 
 def test_a_database_that_the_binlog_leaves_out_is_refused(odd_source: MariaDbServer, server: ServerProcess) -> None:

@@ -253,6 +253,14 @@ def test_each_file_says_whether_its_events_have_checksums() -> None:
               bytes(damaged)])  # fmt: skip
 
 
+def test_a_transaction_that_a_crash_cut_off_holds_nothing_up() -> None:
+    """It ends with its file. What was committed before it waited until the next transaction of the source."""
+    a, b = (ids.to_text(ids.new_id()) for _ in range(2))
+    whole = [gtid(10), query(b"BEGIN"), mapped(), rows(row(values(a))), XID]
+    (batch,) = read([*whole, gtid(11), query(b"BEGIN"), mapped(), rows(row(values(b))), *file_begins(b"bin.000002")])
+    assert [t.id for t in batch.transactions] == [a] and gtids_of(batch) == f"{SERVER}:1-10"
+
+
 def test_the_name_of_a_file_with_and_without_a_checksum() -> None:
     for first in (file_begins(b"bin.000007")[0], summed(file_begins(b"bin.000007")[0] or b"")):
         (batch,) = read([first, gtid(10), query(b"BEGIN"), XID])
@@ -279,6 +287,18 @@ AT = Position(f"{SERVER}:1-9", "bin.000004", 1234, 1_700_000_000, 1)
 def test_another_history_stops_it(packets: list[bytes | None], why: str) -> None:
     with pytest.raises(Purged, match=why):
         go_on(AT, packets)
+
+
+def test_another_history_stops_it_behind_a_backfill_too() -> None:
+    """A snapshot does not say when its file began. Nothing was compared before the next transaction was moved."""
+    behind = Position(f"{SERVER}:1-9", "bin.000004", 1234, server=1)
+    with pytest.raises(Purged, match=r"this bridge read them in bin\.000004"):
+        go_on(behind, file_begins(b"bin.000002"))
+    with pytest.raises(Purged, match="begins behind"):
+        go_on(behind, [*file_begins(b"bin.000006"), previous(8)])
+    for same in (file_begins(b"bin.000004"), [*file_begins(b"bin.000006"), previous(9)]):
+        (batch,) = go_on(behind, [*same, gtid(10), query(b"BEGIN"), XID])
+        assert gtids_of(batch) == f"{SERVER}:1-10"
 
 
 @pytest.mark.parametrize(
