@@ -98,6 +98,7 @@ class Assembly:
         self.logs_all = True
         """Whether the source writes to its binlog all that it changes, also what comes from another server."""
         self._tables = Tables(schema)
+        self._schema = schema.lower().encode()
         self._checksum = 0
         """How many bytes at the end of each event are its checksum, as the file says it."""
         self._gtids: GtidSet = (MariaDbSet if mariadb else MySqlSet).parse(position.gtids if position else "")
@@ -169,7 +170,7 @@ class Assembly:
         elif kind == events.XA_PREPARE:
             self._end_xa(packet)
         elif kind == events.EXECUTE_LOAD:
-            self._check_statement(_statement(packet, 13, self._checksum))
+            self._check_statement(*_statement(packet, 13, self._checksum))
         else:
             refusal = events.refusal_of(kind, int.from_bytes(packet[18:20], "little"))
             if refusal is not None:
@@ -304,7 +305,7 @@ class Assembly:
 
     def _query(self, packet: bytes) -> None:
         """A statement: it begins or ends a transaction, is one by itself, or stands within one."""
-        text = _statement(packet, 0, self._checksum)
+        database, text = _statement(packet, 0, self._checksum)
         word = text[:32].upper()
         if word.startswith((b"BEGIN", b"XA START")) or text.endswith(b"START TRANSACTION"):
             # The last: MySQL's CREATE TABLE … SELECT, whose rows follow.
@@ -324,11 +325,12 @@ class Assembly:
         elif word.startswith(b"SAVEPOINT"):
             self._open.savepoint(savepoint_name(text))
         else:
-            self._check_statement(text)
+            self._check_statement(database, text)
 
-    def _check_statement(self, text: bytes) -> None:
-        """A statement within a transaction: one that wrote to a table of ours is a gap."""
-        if b"half_message" in text.lower():  # the source may fold names, and has the statement as it came
+    def _check_statement(self, database: bytes, text: bytes) -> None:
+        """A statement within a transaction, by a session in `database`: one that wrote to a table of ours is a gap."""
+        words = text.lower()  # the source may fold names, and has the statement as it came
+        if b"half_message" in words and (database.lower() == self._schema or self._schema in words):
             raise Unreadable(
                 f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
                 "set binlog_format = ROW, then start this bridge with --backfill"
@@ -339,10 +341,14 @@ class Assembly:
             raise Damaged("an event of the binlog has a wrong checksum: connecting anew")
 
 
-def _statement(packet: bytes, further: int, checksum: int) -> bytes:
-    """The text of a statement's event; `further`: how much longer its fixed part is than that of a QUERY event."""
+def _statement(packet: bytes, further: int, checksum: int) -> tuple[bytes, bytes]:
+    """The session's database and the text of a statement's event.
+
+    `further`: how much longer its fixed part is than that of a QUERY event.
+    """
     names, variables = packet[28], int.from_bytes(packet[31:33], "little")
-    return packet[33 + further + variables + names + 1 : len(packet) - checksum]
+    begin = 33 + further + variables
+    return packet[begin : begin + names], packet[begin + names + 1 : len(packet) - checksum]
 
 
 def _batch(transactions: list[BridgedTransaction], *, prepare: bool = False) -> PackedBridgeBatch:

@@ -111,6 +111,7 @@ def _is_being_made(raised: Exception) -> bool:
         KafkaError.NOT_COORDINATOR,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError._TIMED_OUT,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 
@@ -120,6 +121,26 @@ def test_the_reader_does_what_the_table_says(kind: int) -> None:
 def test_an_unknown_type_stops_it_unless_the_source_lets_it_be_ignored() -> None:
     assert treated(99, bytes(64)) == "refused"
     assert treated(99, bytes(64), events.MAY_BE_IGNORED) == "harmless"
+
+
+@pytest.mark.parametrize(
+    ("database", "text", "is_ours"),
+    [
+        (b"shop", b"UPDATE half_message SET tag = 'x'", True),
+        (b"shop", b"UPDATE `HALF_MESSAGE` SET tag = 'x'", True),
+        (b"", b"UPDATE shop.half_message SET tag = 'x'", True),
+        (b"other", b"UPDATE other.half_message, Shop.t SET tag = 'x'", True),
+        (b"other", b"UPDATE half_message SET tag = 'x'", False),
+        (b"shop", b"UPDATE orders SET tag = 'x'", False),
+    ],
+)
+def test_a_statement_that_may_have_written_to_a_table_of_ours_stops_it(
+    database: bytes, text: bytes, is_ours: bool
+) -> None:
+    """One in another database's outbox stopped the bridges of all databases of the server."""
+    said = event(2, struct.pack("<IIBHH", 1, 0, len(database), 0, 0) + database + b"\0" + text)
+    with pytest.raises(Unreadable, match="STATEMENT") if is_ours else contextlib.nullcontext():
+        read([gtid(10), query(b"BEGIN"), said, XID])
 
 
 def test_load_data_as_a_statement_into_a_table_of_ours_stops_it() -> None:
