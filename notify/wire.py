@@ -6,6 +6,7 @@ notify/limits.py checks bounds and names, which types cannot express.
 
 from __future__ import annotations
 
+import base64
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any
@@ -62,32 +63,18 @@ class Payload(Struct, omit_defaults=True):
 # --- transactions ---------------------------------------------------------------------------------------------
 
 
-class JsonTransaction(Fields):
+class TransactionFields(Fields):
     id: str
+    check_after: float | None = None
+    committed: bool = False
+
+
+class JsonTransaction(TransactionFields, kw_only=True):
     messages: list[JsonMessage]
-    check_after: float | None = None
-    committed: bool = False
 
 
-class PackedTransaction(Fields):
-    id: str
+class PackedTransaction(TransactionFields, kw_only=True):
     messages: list[PackedMessage]
-    check_after: float | None = None
-    committed: bool = False
-
-
-class JsonTransactions(Fields):
-    producer_group: str
-    transactions: list[JsonTransaction]
-    source: str | None = None
-    instance: str | None = None
-
-
-class PackedTransactions(Fields):
-    producer_group: str
-    transactions: list[PackedTransaction]
-    source: str | None = None
-    instance: str | None = None
 
 
 class OutcomeItem(Fields):
@@ -97,6 +84,22 @@ class OutcomeItem(Fields):
     check: str | None = None
     unavailable: bool = False
     reason: str | None = None
+
+
+class TransactionsFields(Fields):
+    producer_group: str
+    source: str | None = None
+    instance: str | None = None
+    outcomes: list[OutcomeItem] = []
+    """Outcomes of other transactions, recorded as by their own route: one request and one wait for the disk."""
+
+
+class JsonTransactions(TransactionsFields, kw_only=True):
+    transactions: list[JsonTransaction]
+
+
+class PackedTransactions(TransactionsFields, kw_only=True):
+    transactions: list[PackedTransaction]
 
 
 class Outcomes(Fields):
@@ -186,8 +189,7 @@ class Bridged(Struct, omit_defaults=True):
     known: int = 0
     """Transactions that the log had already."""
     refused: list[Item] = []
-    """Those that are never taken as they are. With `refuse_whole`, nothing of the batch is stored where there is any,
-    and `position` is where the source still stands."""
+    """Those that are never taken as they are. With `refuse_whole` nothing is stored then, and `position` stays."""
 
 
 class RefusedTransaction(Fields):
@@ -268,8 +270,10 @@ class Item(Struct, omit_defaults=True, gc=False):
     retry_after: float | None = None
 
 
-class Items(Struct):
+class Items(Struct, omit_defaults=True):
     items: list[Item]
+    outcomes: list[Item] = []
+    """The results of the outcomes that a request with halves has taken along."""
 
 
 class SettledItem(Struct, omit_defaults=True, gc=False):
@@ -363,9 +367,7 @@ class Problem(Struct, omit_defaults=True):
     retry_after: float | None = None
 
 
-MSGPACK = "application/msgpack"
-JSON = "application/json"
-PROBLEM = "application/problem+json"
+MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application/problem+json"
 
 encode_msgpack = msgspec.msgpack.Encoder().encode
 encode_json = msgspec.json.Encoder().encode
@@ -395,6 +397,4 @@ def body_fields(body: bytes) -> dict[str, Any]:
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
-        import base64
-
         return {"body_base64": base64.b64encode(body).decode()}

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from notify.client.loop import new_event_loop
-from notify.client.transactions import TransactionClient, pack
+from notify.client.packing import pack
+from notify.client.transactions import TransactionClient
 from notify.errors import NotifyError
 from notify.message import Message
 from notify.wire import Item

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notify.client.loop import new_event_loop
-from notify.client.transactions import TransactionClient, pack
+from notify.client.packing import pack
+from notify.client.transactions import TransactionClient
 from notify.message import Message
 from notify.testing.process import ServerProcess
 

@@ -19,10 +19,11 @@ from notify.client.handles import AsyncTransactionHandle, Prepared
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
 from notify.client.loop_outgoing import LoopOutgoing
+from notify.client.packing import pack, pack_all
 from notify.client.rows import Mode
 from notify.client.running import Plan, check_check_after
 from notify.client.sending import Sending, refuse_commit
-from notify.client.transactions import HALF_SECONDS, pack, pack_all
+from notify.client.transactions import HALF_SECONDS
 from notify.databases import check_engine
 from notify.errors import BindingRefused
 from notify.message import Message

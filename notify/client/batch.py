@@ -8,9 +8,10 @@ server work at the same time, cost both a sixth more CPU with 128 callers and br
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from notify.errors import InvalidRequest, NotifyError, Unavailable
@@ -33,6 +34,21 @@ class Later:
         self.seconds = seconds
 
 
+class Along(Generic[Item, Result]):
+    """Items of a Batcher in a request of another one; without `results` they are sent by their own."""
+
+    __slots__ = ("entries", "results")
+
+    def __init__(self, entries: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        self.entries = entries
+        self.results: Sequence[Result] | None = None
+        """One for each item, in order."""
+
+    @property
+    def items(self) -> list[Item]:
+        return [item for item, _ in self.entries]
+
+
 class Batcher(Generic[Item, Result]):
     """Gathers items into requests.
 
@@ -47,23 +63,30 @@ class Batcher(Generic[Item, Result]):
         max_bytes: int = 4 << 20,
         size_of: Callable[[Item], int] = lambda item: 0,
         in_flight: int = 2,
+        turns: int = 1,
     ) -> None:
+        """`turns`: for so many turns of the loop, 1 at least, an item waits for others, or for a request to take it
+        `along`."""
         self._send = send
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._size_of = size_of
         self._in_flight = in_flight
+        self._turns = turns
         self._running: set[asyncio.Task[None]] = set()
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._returned: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        """Came back from another Batcher's request, and are not taken along again: only a request of their own is
+        sent a bounded number of times."""
         self._scheduled = False
-        self._later = 0
-        """How many items are to be sent again after a while."""
+        self._away = 0
+        """How many items are to be sent again after a while, or are on their way in another Batcher's request."""
         self._loop = asyncio.get_running_loop()
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is on its way; as any thread sees it at this moment."""
-        return not (self._waiting or self._running or self._later)
+        return not (self._waiting or self._running or self._away or self._returned)
 
     def submit(self, item: Item) -> asyncio.Future[Result]:
         """The future of the item's result. Raises Unavailable where far too much waits already."""
@@ -75,22 +98,49 @@ class Batcher(Generic[Item, Result]):
 
     def _append(self, item: Item, future: asyncio.Future[Result]) -> None:
         self._waiting.append((item, future))
-        if not self._scheduled and len(self._running) < self._in_flight:
-            self._scheduled = True
-            self._loop.call_soon(self._start)
+        self._start_later()
 
     def _again(self, item: Item, future: asyncio.Future[Result]) -> None:
-        self._later -= 1
+        self._away -= 1
         self._append(item, future)
+
+    @contextlib.contextmanager
+    def along(self, most: int) -> Iterator[Along[Item, Result]]:
+        """The items that wait, for another Batcher's request, or none where there are more than `most`; whoever waits
+        for them is told at the end of this context."""
+        waiting = self._waiting
+        count = len(waiting) if len(waiting) <= most else 0
+        taken: Along[Item, Result] = Along([waiting.popleft() for _ in range(count)])
+        self._away += len(taken.entries)
+        try:
+            yield taken
+        finally:
+            self._away -= len(taken.entries)
+            if taken.results is not None:
+                self._tell(taken.entries, taken.results)
+            else:
+                self._returned += taken.entries
+                self._start_later()
+
+    def _start_later(self) -> None:
+        if not self._scheduled and len(self._running) < self._in_flight:
+            self._scheduled = True
+            self._loop.call_soon(self._turn, self._turns)
+
+    def _turn(self, left: int) -> None:
+        if left > 1:
+            self._loop.call_soon(self._turn, left - 1)
+        else:
+            self._start()
 
     def _start(self) -> None:
         self._scheduled = False
-        while self._waiting and len(self._running) < self._in_flight:
+        while (self._waiting or self._returned) and len(self._running) < self._in_flight:
             task = self._loop.create_task(self._request(self._take()))
             self._running.add(task)
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
-        waiting = self._waiting
+        waiting = self._returned or self._waiting
         batch: list[tuple[Item, asyncio.Future[Result]]] = []
         size = 0
         while waiting and len(batch) < self._max_items:
@@ -105,15 +155,7 @@ class Batcher(Generic[Item, Result]):
     async def _request(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
             if batch:
-                results = await self._results([item for item, _ in batch])
-                for (item, future), result in zip(batch, results, strict=True):
-                    if isinstance(result, Later):
-                        self._later += 1
-                        self._loop.call_later(result.seconds, self._again, item, future)
-                    elif isinstance(result, NotifyError):
-                        _refuse(future, result)
-                    elif not future.done():
-                        future.set_result(result)
+                self._tell(batch, await self._results([item for item, _ in batch]))
         except BaseException as error:
             told = _told(error)
             for _, future in batch:
@@ -125,6 +167,18 @@ class Batcher(Generic[Item, Result]):
             if task is not None:
                 self._running.discard(task)
             self._start()
+
+    def _tell(
+        self, batch: list[tuple[Item, asyncio.Future[Result]]], results: Sequence[Result | Later | NotifyError]
+    ) -> None:
+        for (item, future), result in zip(batch, results, strict=True):
+            if isinstance(result, Later):
+                self._away += 1
+                self._loop.call_later(result.seconds, self._again, item, future)
+            elif isinstance(result, NotifyError):
+                _refuse(future, result)
+            elif not future.done():
+                future.set_result(result)
 
     async def _results(self, items: list[Item]) -> Sequence[Result | Later | NotifyError]:
         """One result each. A request that is refused for what is in it, by a server, a proxy or the encoder, is sent
@@ -146,11 +200,11 @@ class Batcher(Generic[Item, Result]):
 
     async def drain(self) -> None:
         """Wait until nothing waits and nothing is on its way."""
-        while self._waiting or self._running or self._later:
+        while not self.is_idle:
             if self._running:
                 await asyncio.wait(list(self._running))
             else:
-                await asyncio.sleep(0 if self._waiting else LATER_LOOK_SECONDS)
+                await asyncio.sleep(LATER_LOOK_SECONDS if self._away else 0)
 
 
 def _told(error: BaseException) -> NotifyError:

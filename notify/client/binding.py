@@ -27,7 +27,7 @@ from notify.client.bound import (
 )
 from notify.client.carrier import Carrier, check_driver
 from notify.client.outgoing import CLOSED
-from notify.client.transactions import pack_unkeyed
+from notify.client.packing import pack_unkeyed
 from notify.databases import begins_explicitly, has_undone, roll_back_driver
 from notify.errors import BindingRefused, Closed, TransactionRefused
 from notify.message import Message

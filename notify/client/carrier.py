@@ -17,9 +17,9 @@ from notify import ids, tracing
 from notify.check.question import read_source
 from notify.client.bound import BoundTransaction
 from notify.client.outgoing import CLOSED, Outgoing
+from notify.client.packing import give_key, size_of_message
 from notify.client.rows import HalfRows, Mode
 from notify.client.table import MAKE_TABLES
-from notify.client.transactions import give_key, size_of_message
 from notify.databases import commits_by_itself, has_ended_on_sqlite
 from notify.errors import (
     Backpressure,

@@ -291,18 +291,26 @@ def items_of(answer: bytes) -> list[Item]:
 
 
 def items_for(names: Sequence[str], answer: bytes, connections: Connections) -> list[Item]:
-    """The result for each id of a request, in order.
+    """The result for each id of a request, in order; raises as `items_for_both`."""
+    return items_for_both(names, (), answer, connections)[0]
+
+
+def items_for_both(
+    halves: Sequence[str], outcomes: Sequence[str], answer: bytes, connections: Connections
+) -> tuple[list[Item], list[Item]]:
+    """The results for the ids of a request's halves, or other items, and for those of the outcomes in it, in order.
 
     Raises Unavailable where the answer has others: something between has mixed up two answers, and what one of them has
     stored would be taken for stored of the other. Connections without a request are closed then.
     """
-    items = items_of(answer)
+    found = read_answer(_decode_items, answer)
     try:
-        _check_answered(names, items)
+        _check_answered(halves, found.items)
+        _check_answered(outcomes, found.outcomes)
     except Unavailable:
         connections.close_idle()
         raise
-    return items
+    return found.items, found.outcomes
 
 
 def _check_answered(names: Sequence[str], items: Sequence[Item]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
-from notify.client.batch import Batcher, Later
+from notify.client.batch import Along, Batcher, Later
 from notify.errors import NotifyError, Unavailable
 
 Item = TypeVar("Item")
@@ -44,13 +45,20 @@ class Lanes(Generic[Item, Result]):
 
     def submit(self, item: Item, shard: str | None) -> asyncio.Future[Result]:
         """The future of the item's result. Raises Unavailable where far too much waits already."""
+        return self._lane(shard).submit(item)
+
+    def along(self, shard: str | None, most: int) -> AbstractContextManager[Along[Item, Result]]:
+        """As `Batcher.along`, of the items that go to this shard."""
+        return self._lane(shard).along(most)
+
+    def _lane(self, shard: str | None) -> Batcher[Item, Result]:
         lane = self._lanes.get(shard)
         if lane is None:
             divided = self._count_key_shards() if shard is not None else 0
             most = max(1, self._in_flight // (4 * divided)) if divided else self._in_flight
             send = functools.partial(self._send, shard)
             lane = self._lanes[shard] = Batcher(send, in_flight=most, **self._bounds)
-        return lane.submit(item)
+        return lane
 
     async def drain(self) -> None:
         """Wait until nothing waits and nothing is on its way."""

@@ -60,6 +60,8 @@ class Members(msgspec.Struct):
     members: list[Member]
     keys: list[str] = []
     """The shards among which the servers divide the keys; empty: any server takes any key."""
+    outcomes_with_halves: bool = False
+    """Whether a request may carry outcomes beside its halves."""
 
     def servers(self) -> list[Member]:
         """The members that can be asked; bridges and the like are listed, too."""
@@ -119,6 +121,8 @@ class Servers:
         """Set where the members are to be asked for at once."""
         self.keys: tuple[str, ...] = ()
         """The shards among which the servers divide the keys."""
+        self.takes_outcomes = False
+        """Whether the server that told of the members takes outcomes in requests with halves."""
         self._apart: frozenset[str] = frozenset()
         """The shards that some servers of the role have, and others have not."""
         self._turn = random.randrange(1 << 16)
@@ -288,6 +292,7 @@ class Servers:
             except (NotifyError, msgspec.DecodeError) as error:
                 failed = error if isinstance(error, NotifyError) else failed
                 continue
+            self.takes_outcomes = found.outcomes_with_halves
             if found.version:
                 self._learn(found.servers(), tuple(found.keys))
             return

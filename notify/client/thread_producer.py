@@ -9,9 +9,9 @@ from notify import tracing
 from notify.check.listener import CheckMessageListener
 from notify.client.carrier import Carrier
 from notify.client.handles import SyncPrepared
+from notify.client.packing import pack, pack_all
 from notify.client.running import Plan, check_check_after
 from notify.client.thread_outgoing import ThreadOutgoing
-from notify.client.transactions import pack, pack_all
 from notify.message import Message
 
 

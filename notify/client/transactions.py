@@ -6,22 +6,20 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from notify import ids
 from notify.backoff import Backoff
-from notify.client.batch import Later
+from notify.client.batch import Along, Later
 from notify.client.choosing import Chooser, room_then_load
-from notify.client.http import error_of, items_for, read_answer
+from notify.client.http import error_of, items_for, items_for_both, read_answer
 from notify.client.lanes import Lanes, by_shard
 from notify.client.login import Shown
+from notify.client.packing import size_of_message
 from notify.client.servers import Servers
-from notify.errors import Closed, InvalidRequest, NotifyError, TooLarge, TransactionRefused, Unavailable
-from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
-from notify.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
+from notify.errors import Closed, InvalidRequest, NotifyError, TransactionRefused, Unavailable
 from notify.wire import (
     Item,
     OutcomeItem,
@@ -42,85 +40,15 @@ RETRY_SECONDS, RETRY_MAX_SECONDS = 0.05, 0.5
 ITEM_WAIT_SECONDS = 0.1
 """Until one of a batch is sent again that the server could not take for the moment."""
 HALVES, OUTCOMES = "/v1/transactions", "/v1/transactions/outcomes"
+MOST_ITEMS, MOST_TOGETHER = 200, 100
+"""Items of a request with halves or outcomes, and of one with both: in larger ones the request itself costs little, and
+client and server work at the same time on two of half the size."""
+TURNS_OF_OUTCOMES = 3
+"""Outcomes wait so many turns of the loop: the request for halves that were sent meanwhile takes them along."""
 Answers = Sequence[Item | Later | NotifyError]
 """One for each item of a request, in its order."""
 NOT_NOW = (503, 421)
 """Statuses of an item that another attempt may change."""
-
-
-def pack(message: Message) -> PackedMessage:
-    """The message as it goes over the wire, its key resolved. Raises InvalidRequest."""
-    packed = pack_unkeyed(message)
-    if message.key is not None:
-        give_key(packed, message)
-    return packed
-
-
-def pack_unkeyed(message: Message) -> PackedMessage:
-    """The message as it goes over the wire, but for its key. Raises InvalidRequest.
-
-    Whatever the server would refuse is refused here: a request carries the messages of many callers, and where one is
-    malformed it would be refused whole. Only how far ahead `deliver_at` is stays the server's to say, by its clock.
-    """
-    try:
-        topic = message.topic
-    except AttributeError:
-        raise InvalidRequest(
-            f"this is a {type(message).__name__}, not a message: write Message(topic, body)", "invalid_message"
-        ) from None
-    if type(topic) is not str:
-        topic = as_text("a topic", topic)
-    check_name("topic", topic)
-    body, headers = encode_body(message)
-    if len(body) > LIMITS.message_bytes:
-        raise TooLarge(f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed")
-    if headers:
-        check_headers(headers)
-    tag = message.tag
-    if tag is not None:
-        tag = as_text("a tag", tag)
-        check_name("tag", tag)
-    delay, deliver_at, ttl = message.delay, message.deliver_at, message.ttl
-    if delay is not None:
-        delay = number_of_seconds("delay", delay)
-        check_delay(delay, deliver_at, 0)
-    elif deliver_at is not None:
-        deliver_at = _in_utc(deliver_at)
-    if ttl is not None:
-        ttl = number_of_seconds("ttl", ttl)
-        check_between("ttl", ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
-    return PackedMessage(topic=topic, body=body, tag=tag, headers=headers, delay=delay, deliver_at=deliver_at, ttl=ttl)
-
-
-def pack_all(messages: Sequence[Message]) -> list[PackedMessage]:
-    """The messages of one half as they go over the wire. Raises InvalidRequest."""
-    if isinstance(messages, Message):
-        raise InvalidRequest("prepare takes a list of messages: write prepare([message])", "invalid_message")
-    return [pack(message) for message in messages]
-
-
-def _in_utc(deliver_at: object) -> datetime:
-    """The instant as an exact datetime, also of a subclass such as pendulum's. Raises InvalidRequest for what is no
-    instant, or one before or behind the calendar's years."""
-    if isinstance(deliver_at, datetime) and deliver_at.utcoffset() is not None:
-        with contextlib.suppress(OverflowError):
-            moment = deliver_at.astimezone(UTC)
-            if type(moment) is datetime:
-                return moment
-            return datetime(*moment.timetuple()[:6], moment.microsecond, UTC)
-    raise InvalidRequest(
-        f"deliver_at is {deliver_at!r:.60}: it should be an instant with its time zone, such as datetime.now(UTC)",
-        "invalid_delay",
-    )
-
-
-def give_key(packed: PackedMessage, message: Message) -> None:
-    """Resolve the message's key into what goes over the wire. Raises InvalidRequest, and what a callable raises."""
-    key = resolve_key(message)
-    if key is not None:
-        utf8("the key", key)
-        check_key(key)
-        packed.key = key
 
 
 def accepted(item: Item) -> Item:
@@ -167,11 +95,11 @@ class TransactionClient:
             self._send_halves,
             self._count_key_shards,
             size_of=_size,
-            max_items=200 if batching else 1,
+            max_items=MOST_ITEMS if batching else 1,
             in_flight=8 if batching else 128,
         )
         self._outcomes: Lanes[OutcomeItem, Item] = Lanes(
-            self._send_outcomes, self._count_key_shards, max_items=200, in_flight=4
+            self._send_outcomes, self._count_key_shards, max_items=MOST_ITEMS, in_flight=4, turns=TURNS_OF_OUTCOMES
         )
         self._messages: Lanes[PackedPublished, Item] = Lanes(
             self._send_messages, self._count_key_shards, size_of=size_of_message
@@ -205,10 +133,14 @@ class TransactionClient:
         after = self._check_after if after is None else after
         return PackedTransaction(id=transaction_id, messages=messages, check_after=after)
 
-    def _body_of_halves(self, halves: list[PackedTransaction]) -> bytes:
+    def _body_of_halves(self, halves: list[PackedTransaction], outcomes: Sequence[OutcomeItem] = ()) -> bytes:
         return encode_msgpack(
             PackedTransactions(
-                producer_group=self.group, transactions=halves, source=self.source or None, instance=self.instance
+                producer_group=self.group,
+                transactions=halves,
+                source=self.source or None,
+                instance=self.instance,
+                outcomes=list(outcomes),
             )
         )
 
@@ -219,11 +151,33 @@ class TransactionClient:
         return await by_shard(halves, lambda half: self.http.shard_of(half.messages), self._send_halves_to)
 
     async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
+        if shard is None and self.http.keys:
+            shard = self.http.shard_for(len(halves))
         names = [half.id for half in halves]
+        if self.http.takes_outcomes and len(halves) < MOST_TOGETHER:
+            with self._outcomes.along(self._lane_of_outcomes(shard), MOST_TOGETHER - len(halves)) as along:
+                if along.entries:
+                    try:
+                        body = self._body_of_halves(halves, along.items)
+                        return await self._items(HALVES, body, names, self._half_seconds, shard, along)
+                    except InvalidRequest:
+                        # A server of an earlier version, or something is wrong with one of the halves.
+                        self.http.takes_outcomes = False
+                        self.http.look_again()
         return await self._items(HALVES, self._body_of_halves(halves), names, self._half_seconds, shard)
 
-    async def _items(self, path: str, body: bytes, names: list[str], seconds: float, shard: str | None) -> Answers:
+    async def _items(
+        self,
+        path: str,
+        body: bytes,
+        names: list[str],
+        seconds: float,
+        shard: str | None,
+        along: Along[OutcomeItem, Item] | None = None,
+    ) -> Answers:
         """The result for each id of `names`; Later for those that the server could not take for the moment.
+
+        `along`: the outcomes that are in the request, too; gets their results.
 
         Where keys are divided, what has none goes to a shard that is its own for all attempts: another one would not
         know its id.
@@ -232,7 +186,7 @@ class TransactionClient:
             shard = self.http.shard_for(len(names))
         deadline = asyncio.get_running_loop().time() + seconds
         try:
-            items = await self._retried(path, body, names, seconds, shard)
+            items = await self._retried(path, body, names, seconds, shard, along)
         except NotifyError:
             for name in names:
                 self._deadlines.pop(name, None)
@@ -262,7 +216,15 @@ class TransactionClient:
                 found.append(item)
         return found
 
-    async def _retried(self, path: str, body: bytes, names: list[str], seconds: float, shard: str | None) -> list[Item]:
+    async def _retried(
+        self,
+        path: str,
+        body: bytes,
+        names: list[str],
+        seconds: float,
+        shard: str | None,
+        along: Along[OutcomeItem, Item] | None,
+    ) -> list[Item]:
         """Send again while the server is away, within the deadline: ids make that safe."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -271,7 +233,10 @@ class TransactionClient:
             left = deadline - loop.time()
             try:
                 answer = await self.http.call("POST", path, body, max(left, 0.001), shard=shard)
-                return items_for(names, answer, self.http)
+                if along is None:
+                    return items_for(names, answer, self.http)
+                items, along.results = items_for_both(names, [o.id for o in along.items], answer, self.http)
+                return items
             except Unavailable as error:
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
@@ -296,8 +261,11 @@ class TransactionClient:
         return await self._submit_outcome(item)
 
     def _submit_outcome(self, item: OutcomeItem) -> asyncio.Future[Item]:
+        return self._outcomes.submit(item, self._lane_of_outcomes(item.shard))
+
+    def _lane_of_outcomes(self, shard: str | None) -> str | None:
         # Any server of a shared database takes the outcomes of all shards, but servers with a log each only their own.
-        return self._outcomes.submit(item, item.shard if self.http.is_apart(item.shard) else None)
+        return shard if self.http.is_apart(shard) else None
 
     async def _send_outcomes(self, shard: str | None, outcomes: list[OutcomeItem]) -> Answers:
         if shard is not None:
@@ -357,14 +325,6 @@ class TransactionClient:
 
 def _is_for_later(item: Item) -> bool:
     return item.status == 503 or item.code == "wrong_shard"
-
-
-def size_of_message(message: PackedMessage) -> int:
-    """An upper bound of the bytes that it takes in a request: characters of keys and headers have 4 at most."""
-    size = 128 + len(message.topic) + len(message.body or b"") + 4 * len(message.key or "")
-    if message.headers:
-        size += sum([16 + 4 * (len(name) + len(value)) for name, value in message.headers.items()])
-    return size
 
 
 def _size(half: PackedTransaction) -> int:

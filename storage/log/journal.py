@@ -172,10 +172,11 @@ class Journal:
         """The frames whose entries are in no part yet, in log order."""
         return [self.open] if self.in_flight is None else [self.in_flight, self.open]
 
-    async def sync(self, flush: Flush = Flush.SYNC) -> None:
+    async def sync(self, flush: Flush = Flush.SYNC, *, more_comes: bool = False) -> None:
         """Wait until everything appended so far is durable, or as safe as `flush` says.
 
-        Raises StorageFailed if it cannot become so.
+        `more_comes`: the same request may append more before the loop's next turn. Raises StorageFailed if it cannot
+        become so.
         """
         if self.failed is not None:
             raise self.failed
@@ -190,7 +191,10 @@ class Journal:
         else:
             waiting.handed_over.append(future)
         if self.in_flight is None and self._threads.has_kernel and len(waiting.entries) >= EARLY_ENTRIES:
-            self._take()
+            if more_comes:
+                self._loop.call_soon(self._kick)
+            else:
+                self._take()
         await future
 
     def begin_segment(self) -> int:

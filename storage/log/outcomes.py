@@ -34,7 +34,7 @@ class Outcomes:
         shards: Mapping[bytes, str] = NO_SHARDS,
     ) -> list[Decided]:
         results = self.decide_soon(outcomes, now_us, forced, tokens)
-        await self._journal.sync()
+        await self._journal.sync(more_comes=True)
         return results
 
     def decide_soon(

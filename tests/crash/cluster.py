@@ -25,7 +25,8 @@ from typing import Any
 from notify import ids
 from notify.bench.verify import pulled
 from notify.client.http import HttpClient
-from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted, pack
+from notify.client.packing import pack
+from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.message import Message
 from notify.testing import forked

@@ -27,7 +27,8 @@ from notify.bench.verify import pulled
 from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
 from notify.client.checker import Checker
 from notify.client.http import HttpClient
-from notify.client.transactions import TransactionClient, accepted, pack
+from notify.client.packing import pack
+from notify.client.transactions import TransactionClient, accepted
 from notify.errors import NotFound, NotifyError
 from notify.message import Message
 from notify.testing.process import ServerProcess

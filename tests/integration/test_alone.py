@@ -18,7 +18,8 @@ import pytest
 
 from notify import ids
 from notify.client import Message, TransactionProducer, alone, answers, line, thread_outgoing
-from notify.client.transactions import OUTCOMES, TransactionClient, pack
+from notify.client.packing import pack
+from notify.client.transactions import OUTCOMES, TransactionClient
 from notify.errors import Timeout
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess

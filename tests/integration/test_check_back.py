@@ -24,8 +24,8 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
+from notify.client.packing import pack
 from notify.client.table import half_message, notify_source
-from notify.client.transactions import pack
 from notify.databases import database_now
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async

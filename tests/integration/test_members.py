@@ -16,8 +16,9 @@ import pytest
 import sqlalchemy as sa
 
 from notify.cli.api import call as call_by_registry
+from notify.client.packing import pack
 from notify.client.servers import Servers
-from notify.client.transactions import TransactionClient, accepted, pack
+from notify.client.transactions import TransactionClient, accepted
 from notify.errors import Unavailable
 from notify.message import Message
 from notify.relay.relay import Relay

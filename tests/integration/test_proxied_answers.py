@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from notify import ids
 from notify.client import Consumer, Message, TransactionProducer
 from notify.client.http import HttpClient
-from notify.client.transactions import HALVES, OUTCOMES, pack
+from notify.client.packing import pack
+from notify.client.transactions import HALVES, OUTCOMES
 from notify.errors import Unavailable
 from notify.outbox import source_name
 from notify.relay.relay import Relay

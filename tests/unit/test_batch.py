@@ -76,3 +76,64 @@ def test_a_fault_is_told_to_those_who_wait_and_logged_with_its_traceback(caplog:
     asyncio.run(scenario())
     (record,) = caplog.records
     assert record.exc_info is not None and record.exc_info[0] is KeyError
+
+
+class Carried:
+    """A batcher and the requests that it sent by itself."""
+
+    def __init__(self, turns: int = 3) -> None:
+        self.requests: list[list[int]] = []
+        self.batcher: Batcher[int, int] = Batcher(self._send, in_flight=1, turns=turns)
+
+    async def _send(self, items: list[int]) -> Sequence[int]:
+        self.requests.append(items)
+        return [2 * item for item in items]
+
+
+def test_what_another_request_takes_along_is_not_sent_twice() -> None:
+    async def scenario() -> None:
+        carried = Carried()
+        first, second = [carried.batcher.submit(n) for n in (1, 2)]
+        with carried.batcher.along(1) as none_of_several:
+            assert none_of_several.items == []
+        with carried.batcher.along(2) as along:
+            third = carried.batcher.submit(3)
+            assert along.items == [1, 2] and not carried.batcher.is_idle
+            along.results = [10, 20]
+        assert [await first, await second, await third] == [10, 20, 6]
+        await carried.batcher.drain()
+        assert carried.requests == [[3]] and carried.batcher.is_idle
+
+    asyncio.run(scenario())
+
+
+def test_what_came_back_is_sent_by_its_own_and_not_taken_along_again() -> None:
+    """Else it would go from one failing request into the next, as long as there are such."""
+
+    async def scenario() -> None:
+        carried = Carried()
+        first = carried.batcher.submit(1)
+        with pytest.raises(Unavailable), carried.batcher.along(10):
+            raise Unavailable("the other request failed")
+        second = carried.batcher.submit(2)
+        with carried.batcher.along(10) as along:
+            assert along.items == [2]
+            along.results = [20]
+        await carried.batcher.drain()  # waits for what has not begun yet, too
+        assert first.result() == 2 and second.result() == 20 and carried.requests == [[1]]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_an_item_waits_for_some_turns_of_the_loop(turns: int) -> None:
+    async def scenario() -> None:
+        carried = Carried(turns)
+        carried.batcher.submit(1)
+        waited = 0
+        while not carried.requests:
+            await asyncio.sleep(0)  # a turn of the loop
+            waited += 1
+        assert waited == turns + 1  # the task of a request begins one turn later
+
+    asyncio.run(scenario())

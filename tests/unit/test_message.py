@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify.client.transactions import TransactionClient, pack
+from notify.client.packing import pack
+from notify.client.transactions import TransactionClient
 from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.message import Message, resolve_key
 from notify.testing import InMemoryServer

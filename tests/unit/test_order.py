@@ -96,13 +96,16 @@ def test_a_server_takes_nothing_behind_what_it_refuses_for_now() -> None:
             )
             for n in range(400)
         ]
-        items = await core.transactions.put(PackedTransactions("g", sent))
+        items = await core.transactions.put(PackedTransactions(producer_group="g", transactions=sent))
         for key in (0, 1):
             statuses = [item.status for item in items[key::2]]
             refused = statuses.index(429)
             assert refused > 0 and set(statuses[:refused]) == {201} and set(statuses[refused:]) == {429}
         halves = [PackedTransaction(id=ids.to_text(ids.new_id()), messages=t.messages) for t in sent]
-        statuses = [item.status for item in await core.transactions.put(PackedTransactions("g", halves))]
+        statuses = [
+            item.status
+            for item in await core.transactions.put(PackedTransactions(producer_group="g", transactions=halves))
+        ]
         assert 201 in statuses[statuses.index(429) :], "halves have no order yet"
 
     asyncio.run(run())

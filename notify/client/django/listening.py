@@ -21,7 +21,7 @@ from django.db.utils import DatabaseErrorWrapper
 from notify.client.bound import BoundTransaction, undone
 from notify.client.django.carrier import DjangoCarrier
 from notify.client.outgoing import CLOSED
-from notify.client.transactions import pack_unkeyed
+from notify.client.packing import pack_unkeyed
 from notify.databases import has_undone
 from notify.errors import BindingRefused, Closed
 from notify.message import Message

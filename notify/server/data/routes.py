@@ -16,6 +16,7 @@ from notify.server.access.principal import EVERYONE
 from notify.server.core.core import Core
 from notify.server.data.addresses import reached
 from notify.server.data.answer import Answer, fault_of
+from notify.server.data.begun import Begun
 from notify.server.data.encode import json_check, json_deliveries, json_pulled, packed_deliveries, packed_pulled, trace
 from notify.server.data.permission import check, check_subscriber, may_consume, polling
 from notify.server.data.request import Request
@@ -105,6 +106,8 @@ class DataRoutes:
         self.core = core
         self._reply_bytes = reply_bytes
         self._members = members or (lambda: {"version": 0, "members": []})
+        self.invites_outcomes = True
+        """Whether producers are told that they may send outcomes in requests with halves."""
         self._find_again = lru_cache(maxsize=1000)(self._find)
         self._plain: dict[str, dict[str, Route]] = {}
         self._named: dict[tuple[object, ...], dict[str, Route]] = {}
@@ -161,9 +164,14 @@ class DataRoutes:
         check(request, "check", asked.producer_group)
         if self._is_for_any_worker(request) and any(t.committed for t in asked.transactions):
             self._check_names_worker(request)
-        items = await self.core.transactions.put(asked, request.principal)
+        put = self.core.transactions.put(asked, request.principal)
+        if asked.outcomes:
+            with Begun(self.core.outcomes.record(asked.producer_group, asked.outcomes)) as recorded:
+                items, outcomes = await put, await recorded
+        else:
+            items, outcomes = await put, None
         crash_point.reached("half.before_answer")
-        return _encode_items(request, items)
+        return _encode_items(request, items, outcomes)
 
     async def outcomes(self, request: Request) -> bytes:
         asked: Outcomes = request.decode(_OUTCOMES)
@@ -198,7 +206,7 @@ class DataRoutes:
         shown = reached(self._members(), host.decode("latin-1"))
         if not principal.may("view"):
             shown = shown | {"members": [m | {"detail": {}} for m in shown["members"] if m["kind"] == "server"]}
-        return request.encode(shown)
+        return request.encode(shown | {"outcomes_with_halves": self.invites_outcomes})
 
     async def limits(self, request: Request) -> bytes:
         """The bounds of the contract, and those rates that concern who asks."""
@@ -306,11 +314,11 @@ class DataRoutes:
         return encode_json({"messages": [json_pulled(m) for m in sound], "next_offset": next_offset})
 
 
-def _encode_items(request: Request, items: list[Item]) -> bytes:
+def _encode_items(request: Request, items: list[Item], outcomes: list[Item] | None = None) -> bytes:
     waits = [item.retry_after for item in items if item.retry_after is not None]
     if waits:
         request.retry_after = math.ceil(min(waits))
-    return request.encode(Items(items))
+    return request.encode(Items(items, outcomes or []))
 
 
 def _nouns(parts: list[str]) -> tuple[object, ...]:

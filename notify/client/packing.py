@@ -1,0 +1,95 @@
+"""Packing: a message as it goes over the wire, checked against all that the server would refuse."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from notify.errors import InvalidRequest, TooLarge
+from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
+from notify.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
+from notify.wire import PackedMessage
+
+
+def pack(message: Message) -> PackedMessage:
+    """The message as it goes over the wire, its key resolved. Raises InvalidRequest."""
+    packed = pack_unkeyed(message)
+    if message.key is not None:
+        give_key(packed, message)
+    return packed
+
+
+def pack_unkeyed(message: Message) -> PackedMessage:
+    """The message as it goes over the wire, but for its key. Raises InvalidRequest.
+
+    Whatever the server would refuse is refused here: a request carries the messages of many callers, and where one is
+    malformed it would be refused whole. Only how far ahead `deliver_at` is stays the server's to say, by its clock.
+    """
+    try:
+        topic = message.topic
+    except AttributeError:
+        raise InvalidRequest(
+            f"this is a {type(message).__name__}, not a message: write Message(topic, body)", "invalid_message"
+        ) from None
+    if type(topic) is not str:
+        topic = as_text("a topic", topic)
+    check_name("topic", topic)
+    body, headers = encode_body(message)
+    if len(body) > LIMITS.message_bytes:
+        raise TooLarge(f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed")
+    if headers:
+        check_headers(headers)
+    tag = message.tag
+    if tag is not None:
+        tag = as_text("a tag", tag)
+        check_name("tag", tag)
+    delay, deliver_at, ttl = message.delay, message.deliver_at, message.ttl
+    if delay is not None:
+        delay = number_of_seconds("delay", delay)
+        check_delay(delay, deliver_at, 0)
+    elif deliver_at is not None:
+        deliver_at = _in_utc(deliver_at)
+    if ttl is not None:
+        ttl = number_of_seconds("ttl", ttl)
+        check_between("ttl", ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
+    return PackedMessage(topic=topic, body=body, tag=tag, headers=headers, delay=delay, deliver_at=deliver_at, ttl=ttl)
+
+
+def pack_all(messages: Sequence[Message]) -> list[PackedMessage]:
+    """The messages of one half as they go over the wire. Raises InvalidRequest."""
+    if isinstance(messages, Message):
+        raise InvalidRequest("prepare takes a list of messages: write prepare([message])", "invalid_message")
+    return [pack(message) for message in messages]
+
+
+def _in_utc(deliver_at: object) -> datetime:
+    """The instant as an exact datetime, also of a subclass such as pendulum's. Raises InvalidRequest for what is no
+    instant, or one before or behind the calendar's years."""
+    if isinstance(deliver_at, datetime) and deliver_at.utcoffset() is not None:
+        with contextlib.suppress(OverflowError):
+            moment = deliver_at.astimezone(UTC)
+            if type(moment) is datetime:
+                return moment
+            return datetime(*moment.timetuple()[:6], moment.microsecond, UTC)
+    raise InvalidRequest(
+        f"deliver_at is {deliver_at!r:.60}: it should be an instant with its time zone, such as datetime.now(UTC)",
+        "invalid_delay",
+    )
+
+
+def give_key(packed: PackedMessage, message: Message) -> None:
+    """Resolve the message's key into what goes over the wire. Raises InvalidRequest, and what a callable raises."""
+    key = resolve_key(message)
+    if key is not None:
+        utf8("the key", key)
+        check_key(key)
+        packed.key = key
+
+
+def size_of_message(message: PackedMessage) -> int:
+    """An upper bound of the bytes that it takes in a request: characters of keys and headers have 4 at most."""
+    size = 128 + len(message.topic) + len(message.body or b"") + 4 * len(message.key or "")
+    if message.headers:
+        size += sum([16 + 4 * (len(name) + len(value)) for name, value in message.headers.items()])
+    return size

@@ -1,0 +1,50 @@
+"""Begun: a coroutine that runs to its first wait at once, and is awaited later, without a task of its own.
+
+So two pieces of work of one request append their records before either waits, and share the wait for the disk. A task
+for each would cost more than the smaller of the two (asyncio's eager tasks came with Python 3.12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Begun(Generic[T]):
+    """Awaited once, in the `with` statement that began it; at its end what was not awaited is closed."""
+
+    __slots__ = ("_awaited", "_coroutine", "_ended", "_error", "_result")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._awaited: Any = None
+        """The future that it waits for first; None where it yields to the loop."""
+        self._ended = False
+        self._result: T
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._awaited = self._coroutine.send(None)
+        except StopIteration as end:
+            self._ended, self._result = True, end.value
+        except BaseException as error:
+            self._ended, self._error = True, error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            return self._result
+        if self._awaited is None or not self._awaited.done():
+            yield self._awaited
+        return (yield from self._coroutine.__await__())
