@@ -14,6 +14,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from notify.errors import InvalidRequest
+from notify.urls import without_secrets
 
 T = TypeVar("T")
 _ASCII = {"charset": "ascii", "collation": "ascii_bin"}
@@ -106,6 +107,11 @@ def at_level(connection: Connection, level: str) -> Connection:
         connection.invalidate(error)
         statement = f"SET TRANSACTION ISOLATION LEVEL {level}"
         raise sa.exc.OperationalError(statement, None, error, connection_invalidated=True) from error
+
+
+def shown_url(engine: Any) -> str:
+    """The URL of an engine as errors and logs may show it."""
+    return without_secrets(engine.url.render_as_string(hide_password=True))
 
 
 def check_engine(engine: object, *, is_async: bool) -> None:

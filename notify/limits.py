@@ -66,6 +66,8 @@ def bounds_of_clients() -> dict[str, float]:
 
 def check_name(kind: str, name: str) -> None:
     """Raises InvalidRequest (`invalid_name`) unless `name` is a valid name; `kind` says whose name it is."""
+    if not isinstance(name, str):
+        raise InvalidRequest(f"{kind} is {name!r:.60}: it should be text", "invalid_name")
     if NAME.match(name) is None:
         raise InvalidRequest(
             f"{kind} {name[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -, not beginning with . or -",

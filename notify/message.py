@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -34,11 +35,12 @@ DEAD_LETTER_REASON = "notify-dead-letter-reason"
 class Message:
     """A message to send. `send` reads it once; later changes to it have no effect.
 
-    `body`: bytes are sent unchanged, str as UTF-8 text, anything else (also pydantic models and dataclasses) as JSON;
-    the header `content-type` says which. `key`: messages of one key keep their order; a callable is called just before
-    the commit, when an autoincrement id is known (`key=lambda: order.id`). `tag`: subscriptions may filter by it.
-    `delay`: seconds from the commit; `deliver_at`: an instant with its time zone. `ttl`: seconds from when the message
-    may be delivered; a group that reaches it later skips it.
+    `body`: bytes are sent unchanged, str as UTF-8 text, anything else (also pydantic models and dataclasses) as
+    JSON, which has no NaN and no infinity: they become null. The header `content-type` says which. `key`: messages
+    of one key keep their order; a callable is called just before the commit, when an autoincrement id is known
+    (`key=lambda: order.id`). `tag`: subscriptions may filter by it. `delay`: seconds from the commit; `deliver_at`:
+    an instant with its time zone. `ttl`: seconds from when the message may be delivered; a group that reaches it
+    later skips it.
     """
 
     topic: str
@@ -123,9 +125,26 @@ def resolve_key(message: Message) -> str | None:
                 f"the key of a message to {message.topic!r} is None even after the flush: add its row to this session",
                 "invalid_key",
             )
-    if isinstance(key, bytes | bytearray | memoryview):  # str() would give Python's notation of the bytes
-        raise InvalidRequest(f"a key must be text or a number, not {type(key).__name__}: decode it", "invalid_type")
+    if not isinstance(key, str | int):
+        _refuse_key_without_text(message.topic, key)
     return None if key is None else as_text("a key", key if isinstance(key, str) else str(key))
+
+
+def _refuse_key_without_text(topic: str, key: object) -> None:
+    """Raises InvalidRequest for what str() gives Python's notation of, or a place in memory, which is another one in
+    each process: such keys would keep no order."""
+    kind = type(key)
+    if isinstance(key, bytes | bytearray | memoryview):
+        raise InvalidRequest(f"a key must be text or a number, not {kind.__name__}: decode it", "invalid_type")
+    if inspect.iscoroutine(key):
+        key.close()
+    is_bare = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+    if is_bare or inspect.isawaitable(key) or callable(key):
+        raise InvalidRequest(
+            f"the key of a message to {topic!r} is a {kind.__name__}: give text, a number, or a plain function that "
+            "returns one",
+            "invalid_type",
+        )
 
 
 class NoJson(DeadLetter, msgspec.DecodeError):

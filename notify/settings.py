@@ -20,10 +20,10 @@ from notify.workers import MOST, worker_names
 
 
 def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **flags: bool) -> Any:
-    """A field of Settings. `live=True`: it may change while servers run; `secret=True`: its value is never shown."""
-    return field(
-        default=default, metadata={"doc": doc, "low": low, "high": high, "live": False, "secret": False} | flags
-    )
+    """A field of Settings. `live=True`: it may change while servers run; `secret=True`: its value is never shown;
+    `filled=True`: it is no empty text."""
+    unset = {"live": False, "secret": False, "filled": False}
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high} | unset | flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,17 @@ class Settings:
     """All settings of a server."""
 
     host: str = _setting(
-        "127.0.0.1", "The address to listen on. While `access` is off, only loopback addresses are served."
+        "127.0.0.1",
+        "The address to listen on. While `access` is off, only loopback addresses are served.",
+        filled=True,
     )
     port: int = _setting(
         7400, "The TCP port to listen on; 0 takes a free one, which the first log line names.", 0, 65535
     )
     data_dir: str = _setting(
-        "./notify-data", "The directory of the log; made if it is missing, readable by its owner only."
+        "./notify-data",
+        "The directory of the log; made if it is missing, readable by its owner only.",
+        filled=True,
     )
     storage: str = _setting(
         "",
@@ -74,6 +78,7 @@ class Settings:
     shard: str = _setting(
         "main",
         "The name of this server's log or database among several. An outcome names the shard that stored its half.",
+        filled=True,
     )
     workers: int = _setting(
         1,
@@ -352,6 +357,10 @@ def _checked(setting: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     except (KeyError, ValueError, TypeError):
         shown = "the given value" if setting.metadata["secret"] else repr(value)[:60]
         raise InvalidRequest(f"setting {setting.name}: {shown} is not {KINDS[kind]}", "invalid_setting") from None
+    if setting.metadata["filled"] and not value.strip():
+        raise InvalidRequest(
+            f"setting {setting.name} is empty: leave it out for its default, {setting.default}", "invalid_setting"
+        )
     low, high = setting.metadata["low"], setting.metadata["high"]
     if low is not None and not low <= value <= high:
         raise InvalidRequest(

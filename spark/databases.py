@@ -34,6 +34,7 @@ from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of
 from notify.storage.sql.schema import check_version
 from notify.storage.sql.tables import server_half_message
+from notify.urls import without_secrets
 
 
 class Database:
@@ -45,11 +46,9 @@ class Database:
 
     def __init__(self, url: str, name: str = "", most_lag_seconds: float = 0.0) -> None:
         """`most_lag_seconds`: a copy that is further behind is waited for before each read; 0: it is not."""
-        try:
-            # It runs few statements, far apart.
-            self._engine = open_engine(url, pooled=False, statement_seconds=READ_SECONDS)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"--database {name or url}: {error}") from None
+        named = f"--database {name}".rstrip()
+        # It runs few statements, far apart.
+        self._engine = open_engine(url, named=named, pooled=False, statement_seconds=READ_SECONDS)
         # Without a transaction: SQLite's begin with the writer's lock (`use_explicit_begin`).
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self.url: URL = self._engine.url
@@ -61,7 +60,7 @@ class Database:
         self._sql = Expressions(self.kind)
         self.parts = TableParts(self.kind, self.reading)
         self._most_lag_us = round(most_lag_seconds * 1e6)
-        self.pace = Pace(name or url, self._most_lag_us, self.replica, lambda: self.now_us)
+        self.pace = Pace(name or without_secrets(url), self._most_lag_us, self.replica, lambda: self.now_us)
         """Waits where this is a copy that lags."""
         self.sound: set[str] = set()
         """Tables in which every id is known to be one."""

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from notify.errors import Unavailable
 from notify.maven import fetched
+from notify.urls import without_secrets
 
 POM = Path(__file__).parent / "jars" / "pom.xml"
 MEMORY = "3g"
@@ -121,9 +122,10 @@ def _connected(address: str) -> SparkSession:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("pyspark", "grpc"):
             raise
-        reason = " ".join(str(error).split())[:300]
+        reason = without_secrets(" ".join(str(error).split()))[:300]
         raise Unavailable(
-            f"{address}: {reason}; is a Spark Connect server there, and `pip install 'notify-tx[connect]'` done here?"
+            f"{without_secrets(address)}: {reason}; is a Spark Connect server there, and `pip install "
+            "'notify-tx[connect]'` done here?"
         ) from error
     return session
 

@@ -34,13 +34,14 @@ from notify.binlog_bridge.retrying import Retrying
 from notify.binlog_bridge.stream import Damaged, SameServerId
 from notify.binlog_bridge.totals import Totals
 from notify.binlog_bridge.unfinished import Filling, sent_again, without
+from notify.databases import shown_url
 from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
 from notify.outbox import source_name
 from notify.refused import Refusal
 from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
 from notify.sinks.sink import PutsById, Sink, open_sink
-from notify.storage.sql.engines import with_driver
+from notify.storage.sql.engines import parsed_url, with_driver
 from notify.threads import in_thread
 from notify.wire import Bridged, Item, PackedBridgeBatch
 
@@ -214,7 +215,7 @@ class Bridge:
         except sa.exc.OperationalError as error:
             code = error.orig.args[0] if error.orig is not None and error.orig.args else None
             if code in WRONG_ADDRESS:
-                raise InvalidRequest(f"--dsn {self._engine.url.render_as_string()}: {error.orig}") from None
+                raise InvalidRequest(f"--dsn {shown_url(self._engine)}: {error.orig}") from None
             raise
 
     # --- the queue's side -------------------------------------------------------------------------------------
@@ -365,7 +366,7 @@ def _now_us() -> int:
 
 def _engine(url: str) -> Engine:
     try:
-        parsed = sa.make_url(url)
+        parsed = parsed_url(url)
         if parsed.get_backend_name() not in ("mysql", "mariadb"):
             raise InvalidRequest(
                 "a bridge reads the binlog of MySQL or MariaDB; "

@@ -19,6 +19,7 @@ from notify.cli.audit_repair import show as show_repairs
 from notify.cli.audit_results import RESULTS, concluded, keep
 from notify.cli.audit_text import published, show, show_explained
 from notify.cli.printed import say, say_json
+from notify.ending import heeding_signals
 from notify.errors import InvalidRequest, Unavailable
 
 DATABASE = typer.Option(
@@ -239,19 +240,17 @@ def watch(
     as_json: bool = AS_JSON,
 ) -> None:
     """Audit continuously, each window once its transactions must be over. After a restart the watch continues."""
-    import signal
     import threading
 
-    with never_one(as_json), alarmed(state, alarm_url), opened_here(database, log, kafka, storage) as checked:
+    stop = threading.Event()
+    opening = opened_here(database, log, kafka, storage)
+    with heeding_signals(stop.set), never_one(as_json), alarmed(state, alarm_url), opening as checked:
         from notify.spark.result import Plan
         from notify.spark.watch.watching import Auditing, Watch
 
         names = [d.name for d in checked.databases]
         bounds = (instant_us("--from", since or "0s"), 0, max_transaction_seconds, deliver_seconds)
         plan = Plan(*bounds, effects=effect_queries(effects, names), fail_on=tuple(fail_on))
-        stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
         if metrics_port:
             from prometheus_client import start_http_server
 

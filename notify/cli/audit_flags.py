@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from notify.urls import without_secrets
 
 if TYPE_CHECKING:
     from notify.spark.causes.commands import Commands
@@ -25,14 +26,6 @@ INPUTS = {
 TIMES = {"max_transaction_seconds": "--max-transaction-seconds", "deliver_seconds": "--deliver-seconds"}
 BOUNDS = {"since": "--from", "to": "--to", "effects": "--effects"}
 PATHS = ("log", "report", "scratch")
-HIDDEN = "***"
-_PASSWORD = re.compile(r"(://[^/@:]*:)[^@/]*(@)")
-_SECRET = re.compile(r"([?&][^=&]*(?:password|passwd|secret|token|key\.pem)[^=&]*=)[^&]*", re.IGNORECASE)
-
-
-def without_secrets(text: str) -> str:
-    """A URL with *** in place of its password, and of settings that may be secret."""
-    return _SECRET.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1{HIDDEN}\2", text))
 
 
 def commands_of(context: typer.Context, inputs: Inputs) -> Commands:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Coroutine, Iterable
 from datetime import datetime
 from typing import Any
@@ -13,6 +12,7 @@ import typer
 
 from notify.cli.api import AS_JSON, URL
 from notify.cli.printed import say, say_json
+from notify.ending import run_until_told
 from notify.errors import InvalidRequest, NotifyError
 from notify.wire import microseconds
 
@@ -70,7 +70,7 @@ def bridge(
             say(f"notify: {bad[-1]}", err=True)
 
     with running_beside(url):
-        asyncio.run(_until_stopped([move(moving) for moving in bridges]))
+        run_until_told(lambda: _all(map(move, bridges)))
     done = {"sources": {moving.name: describe(moving.totals) for moving in bridges}, "stopped": bad}
     if as_json:
         say_json(done)
@@ -91,12 +91,8 @@ def _sources(dsn: list[str]) -> dict[str, list[str]]:
     return sources
 
 
-async def _until_stopped(moves: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Until all have ended, or a signal stops them."""
-    tasks = [asyncio.ensure_future(move) for move in moves]
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _all(moves: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*moves, return_exceptions=True)
 
 
 def _instant_us(text: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import signal
 import threading
 import traceback
 from collections.abc import Iterator
@@ -22,12 +21,14 @@ from notify.cli.printed import say, say_json
 from notify.client import TransactionProducer
 from notify.client.making_tables import create_tables, new_source
 from notify.client.purge import Purged, counts, purge, purge_by_force
+from notify.ending import heeding_signals, run_until_told
 from notify.errors import InvalidRequest, NotifyError
 from notify.kafka.records import SCHEME
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
 from notify.sinks.sink import running_beside
 from notify.storage.sql.engines import visitor_engine
+from notify.urls import without_secrets
 
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAlchemy URL. [env: NOTIFY_DSN]")
 
@@ -58,28 +59,10 @@ def relay(
 ) -> None:
     """Move outbox messages (mode=outbox) from a database to the server."""
 
-    stopped = False
-
-    async def run(mover: Relay) -> None:
-        task = asyncio.ensure_future(mover.run(interval=interval, once=once))
-
-        def stop() -> None:
-            nonlocal stopped
-            stopped = True
-            task.cancel()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop)
-        try:
-            await task
-        except asyncio.CancelledError:
-            if not stopped:
-                raise
-
     with opened(dsn) as engine, running_beside(url):
         mover = Relay(engine, url)
         try:
-            asyncio.run(run(mover))
+            run_until_told(lambda: mover.run(interval=interval, once=once))
         except NotifyError:
             raise
         except (Exception, asyncio.CancelledError) as error:
@@ -97,9 +80,11 @@ def check(
 ) -> None:
     """Answer checks from a database's half_message table while its application is down."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    with opened(dsn) as engine, TransactionProducer(url, group=group, engine=engine) as producer:
+    with (
+        heeding_signals(stop.set),
+        opened(dsn) as engine,
+        TransactionProducer(url, group=group, engine=engine) as producer,
+    ):
         say(f"answers checks of group {group} ({producer.instance}) at {url}, until Ctrl-C", err=True)
         stop.wait()
 
@@ -154,7 +139,9 @@ def doctor(
     lines = _kafka_lines(kafka, role) if kafka else []
     bad = [f"{line.check}: {line.text}" for line in lines if line.level in ("warn", "fail")]
     findings = bad if kafka else _server_findings(url)
-    facts: dict[str, Any] = {"kafka": [dataclasses.asdict(line) for line in lines]} if kafka else {"server": url}
+    facts: dict[str, Any] = (
+        {"kafka": [dataclasses.asdict(line) for line in lines]} if kafka else {"server": without_secrets(url)}
+    )
     if dsn is not None:
         with opened(dsn) as engine:
             if create:
@@ -189,10 +176,11 @@ def _server_findings(url: str) -> list[str]:
         query = f"?state=PREPARED&older_than={DOUBT_SECONDS:g}&max=1000"
         in_doubt = call(url, "GET", "transactions", query=query)["transactions"]
     except NotifyError as error:
+        shown = without_secrets(url)
         if error.status in (401, 403):
-            return [f"the server at {url} refuses: {error}. Set NOTIFY_TOKEN to a token with the right `view`."]
+            return [f"the server at {shown} refuses: {error}. Set NOTIFY_TOKEN to a token with the right `view`."]
         return [
-            f"the server at {url} does not answer: {error}. Start it with `notify serve`, or name another with --url."
+            f"the server at {shown} does not answer: {error}. Start it with `notify serve`, or name another with --url."
         ]
     # Parked and old transactions have findings of their own below.
     findings = [alarm["text"] for alarm in overview["alarms"] if alarm["name"] not in ("parked", "in_doubt")]

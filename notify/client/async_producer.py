@@ -12,7 +12,7 @@ from notify import tracing
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
 from notify.client.binding import Binding, existing, no_session, unscoped
-from notify.client.callables import check_transactional
+from notify.client.callables import check_factory, check_made, check_transactional
 from notify.client.carrier import Carrier
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.handles import AsyncTransactionHandle, Prepared
@@ -133,6 +133,8 @@ class AsyncTransactionProducer:
                     yield session_handle
                     session_handle.check()
             return
+        if not hasattr(target, "sync_connection"):
+            raise BindingRefused(no_session(target, "AsyncSession"))
         binding = self.binding
         handle = AsyncTransactionHandle(functools.partial(target.run_sync, binding.send_in_connection))
         if target.in_transaction():
@@ -151,15 +153,18 @@ class AsyncTransactionProducer:
     ) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorator for coroutine functions: opens an AsyncSession, passes it first, commits it.
 
-        Raises InvalidRequest for a plain function, and for one with a `yield`.
+        Raises InvalidRequest for what makes no session, for a plain function, and for one with a `yield`.
         """
+        check_factory(session_factory)
 
         def decorate(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
             check_transactional(function, is_async=True)
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with session_factory() as session, session.begin():
+                made = session_factory()
+                check_made(made, is_async=True)
+                async with made as session, session.begin():
                     return await function(session, *args, **kwargs)
 
             return call

@@ -28,7 +28,7 @@ from notify.client.bound import (
 from notify.client.carrier import Carrier, check_driver
 from notify.client.outgoing import CLOSED
 from notify.client.packing import pack_unkeyed
-from notify.databases import begins_explicitly, has_undone, roll_back_driver
+from notify.databases import begins_explicitly, has_undone, roll_back_driver, shown_url
 from notify.errors import BindingRefused, Closed, TransactionRefused
 from notify.message import Message
 from notify.wire import PackedMessage
@@ -191,8 +191,8 @@ class Binding:
 
     def _foreign(self, engine: Any) -> BindingRefused:
         return BindingRefused(
-            f"the session uses {engine.url.render_as_string()}, the producer {self._engine.url.render_as_string()} "
-            "through an engine of its own: the half message's row must be in the same transaction"
+            f"the session uses {shown_url(engine)}, the producer {shown_url(self._engine)} through an engine of its "
+            "own: the half message's row must be in the same transaction"
         )
 
     # --- savepoints -------------------------------------------------------------------------------------------

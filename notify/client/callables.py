@@ -51,6 +51,32 @@ def check_transactional(function: Any, *, is_async: bool) -> None:
         )
 
 
+def check_factory(factory: Any) -> None:
+    """Raises InvalidRequest for what `transactional` cannot call for a session."""
+    write = "write @producer.transactional(sessionmaker(engine))"
+    if not callable(factory):
+        raise InvalidRequest(f"transactional takes what makes a session, not a {type(factory).__name__}: {write}")
+    try:
+        inspect.signature(factory).bind()
+    except ValueError:
+        return  # some functions written in C do not say what they take
+    except TypeError as error:
+        raise InvalidRequest(
+            f"transactional calls {name_of(factory)} for a session, without arguments: {error}; {write}"
+        ) from None
+
+
+def check_made(session: Any, *, is_async: bool) -> None:
+    """Raises InvalidRequest where a session factory made no session that can be opened in this way."""
+    if hasattr(session, "__aenter__" if is_async else "__enter__") and hasattr(session, "begin"):
+        return
+    name = type(session).__name__
+    if hasattr(session, "__enter__" if is_async else "__aenter__"):
+        use = "TransactionProducer" if is_async else "AsyncTransactionProducer"
+        raise InvalidRequest(f"the session factory made a {name}: use {use}, or a factory of the other kind")
+    raise InvalidRequest(f"the session factory made a {name}, which is no session: give sessionmaker(engine)")
+
+
 def refuse_coroutine(result: object) -> None:
     """Raises InvalidRequest where a plain function returned a coroutine, which nobody would await: a lambda or a
     decorator around an `async def`, say."""

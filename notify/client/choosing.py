@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from notify.errors import InvalidRequest
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -29,3 +31,17 @@ def room_then_load(candidates: Sequence[Candidate], room: str) -> Candidate:
     """
     near = [candidate for candidate in candidates if room and candidate.room == room] or list(candidates)
     return random.choices(near, [1 / (1 + max(0.0, candidate.load)) for candidate in near])[0]
+
+
+def chosen_by(chooser: Chooser, candidates: Sequence[Candidate], room: str) -> str:
+    """The address of the candidate that a chooser takes. Raises InvalidRequest where it fails or takes none."""
+    try:
+        chosen = chooser(candidates, room)
+    except Exception as error:
+        raise InvalidRequest(f"the chooser raised {type(error).__name__}: {error}") from error
+    url = getattr(chosen, "url", None)
+    urls = [candidate.url for candidate in candidates]
+    if url not in urls:
+        shown = repr(chosen if url is None else url)[:60]
+        raise InvalidRequest(f"the chooser returned {shown}, which is none of {', '.join(urls)}")
+    return str(url)

@@ -25,18 +25,17 @@ from notify.client.handlers import (
     check_options,
     in_a_thread,
     its_turn,
-    refuse_offsets,
     refuse_unfinished,
 )
-from notify.client.http import HttpClient
 from notify.client.inbox import Inbox, check_inbox
 from notify.client.instance import instance_name
 from notify.client.keeping import Keeping
 from notify.client.login import Shown, Token
 from notify.client.loop import LoopThread
-from notify.client.servers import Servers
-from notify.client.session import Session, Work
-from notify.errors import InvalidRequest, NotifyError
+from notify.client.session import Work
+from notify.client.sessions import Sessions
+from notify.ending import heeding_signals
+from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.limits import LIMITS, Mode, check_between, check_name, check_whole
 from notify.message import ReceivedMessage
@@ -45,8 +44,6 @@ log = logging.getLogger("notify.consumer")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-MEMBERS_SECONDS = 2.0
-"""How often a consumer looks whether queue servers were added or removed."""
 DRAIN_SECONDS = 300.0
 MOST_CONCURRENT = 10_000
 LEAST_IN_HAND = 32
@@ -106,6 +103,9 @@ class _Consumer:
         self._is_stopped = False
         self._gathering: Gathering | None = None
         self._announce = functools.partial(announce, log, is_seen=False)
+        self._consuming: asyncio.Task[Any] | None = None
+        self._is_cut = False
+        """Whether a second signal ends it: nothing is waited for any more."""
         self._left: BaseException | None = None
         """SystemExit or the like, which a handler raised: it ends the consumer."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -191,6 +191,7 @@ class _Consumer:
             raise InvalidRequest("subscribe to a topic before running the consumer")
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._consuming = asyncio.current_task()
         self._gathering = gathering = Gathering(self._call_with_batch, self._concurrency)
         try:
             if self._is_stopped:  # before there was a loop to tell
@@ -210,65 +211,21 @@ class _Consumer:
                 await consume(Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds), self._stopping)
             else:
                 await self._keep_sessions(self._stopping)
+        except asyncio.CancelledError:
+            if not self._is_cut:
+                raise
         finally:
-            self._is_stopped, self._stopping = False, None
+            self._is_stopped, self._stopping, self._is_cut = False, None, False
             left, self._left = self._left, None
             await gathering.close()
         return left
 
     async def _keep_sessions(self, stopping: asyncio.Event) -> None:
-        """A session with each queue server that the registry names; those of servers that left come to their end."""
         bounds = self._lease, self._in_hand, self._drain
         work = Work(self.group, self.instance, self._handlers, self._call_counted, *bounds, self._announce)
         work.ends_when_cancelled = self._is_async
-        token = Token(self._token)
-        servers = Servers(self.url, "queue", tls=self._tls, token=token)
-        sessions: dict[str, tuple[Session, asyncio.Task[None]]] = {}
-        keeping: asyncio.Task[None] | None = None
-        if self._inbox is not None:
-            kept = Keeping(self._inbox, self._ask_inbox)
-            work.inbox_from = await kept.whole_from()
-            keeping = asyncio.ensure_future(kept.run(work, sessions))
-            keeping.add_done_callback(_log_failure)
-        leaving: set[asyncio.Task[None]] = set()
-        stopped = asyncio.ensure_future(stopping.wait())
-        failed: list[BaseException] = []
-        try:
-            while not (stopping.is_set() or failed):
-                with contextlib.suppress(NotifyError):  # a session says more clearly that nobody answers
-                    await servers.refresh()
-                refuse_offsets(self._handlers.values(), servers.keys)
-                for url in [url for url in servers.urls() if url not in sessions]:
-                    session = Session(work, HttpClient(url, tls=self._tls, token=token))
-                    sessions[url] = session, asyncio.ensure_future(session.run())
-                for url in sessions.keys() - set(servers.urls()):
-                    log.warning("the registry does not name %s any more: nothing more is received from there", url)
-                    session, task = sessions.pop(url)
-                    session.end()
-                    leaving.add(task)
-                    task.add_done_callback(leaving.discard)
-                    task.add_done_callback(_log_failure)
-                tasks = [task for _, task in sessions.values()]
-                await asyncio.wait([stopped, *tasks], timeout=MEMBERS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                # A failure that trying again cannot mend ends the consumer.
-                failed = [error for task in tasks if task.done() and (error := task.exception()) is not None]
-            if keeping is not None:
-                keeping.cancel()
-            for session, _ in sessions.values():
-                session.end()
-            ending = [*(task for _, task in sessions.values()), *leaving]
-            if ending:
-                await asyncio.wait(ending)
-            failed += [e for _, task in sessions.values() if (e := task.exception()) is not None and e not in failed]
-        finally:
-            stopped.cancel()
-            ending = [*(task for _, task in sessions.values()), *leaving, *([keeping] if keeping is not None else [])]
-            for task in ending:
-                task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
-            await servers.aclose()
-        if failed:
-            raise failed[0]
+        inbox = None if self._inbox is None else Keeping(self._inbox, self._ask_inbox)
+        await Sessions(work, self.url, Token(self._token), self._tls).run(inbox, stopping)
 
     async def _call_counted(self, handler: Handler, message: ReceivedMessage) -> None:
         try:
@@ -306,11 +263,6 @@ class _Consumer:
         if loop is not None and stopping is not None and not loop.is_closed():
             with contextlib.suppress(RuntimeError):  # closed meanwhile
                 loop.call_soon_threadsafe(stopping.set)
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.warning("a task of the consumer has failed", exc_info=task.exception())
 
 
 class AsyncConsumer(_Consumer):
@@ -358,28 +310,34 @@ class Consumer(_Consumer):
     _is_async = False
 
     def run(self, *, signals: bool = True) -> None:
-        """Consume. With `signals` SIGTERM and SIGINT stop it gracefully, where it runs in the main thread.
+        """Consume. With `signals` SIGTERM and SIGINT stop it gracefully, where it runs in the main thread; a second one
+        ends it at once, with SystemExit or KeyboardInterrupt, and what was not acknowledged is delivered again.
 
         Raises what cannot be mended by trying again: Conflict (`mode_in_use`) where another mode stands, Forbidden,
         InvalidRequest where the inbox cannot work in its database.
         """
-        previous = {}
+        heeding: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if signals and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                previous[number] = signal.signal(number, lambda *_: self.stop())
+            heeding = heeding_signals(self.stop, self._cut)
             self._announce = functools.partial(announce, log, is_seen=True)
         thread = LoopThread(f"notify-consumer-{self.group}")
         self._pool = HandlerThreads(self._concurrency, "notify-handler")
-        try:
-            left = thread.run(self._consume())
-        finally:
-            # A handler that outlasts the drain is not waited for: the log has said so.
-            self._pool.shutdown()
-            thread.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        with heeding:
+            try:
+                left = thread.run(self._consume())
+            finally:
+                # A handler that outlasts the drain is not waited for: the log has said so.
+                self._pool.shutdown()
+                thread.close()
         if left is not None:
             raise left
+
+    def _cut(self, number: int) -> None:
+        """End although handlers are under way: their messages come again once their leases are over."""
+        self._is_cut = True
+        self._left = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        if self._loop is not None and self._consuming is not None:
+            self._loop.call_soon_threadsafe(self._consuming.cancel)
 
     async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, inbox.call, function, *arguments)

@@ -11,7 +11,6 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -34,6 +33,7 @@ from notify.errors import (
     Unauthorized,
     Unavailable,
 )
+from notify.urls import server_address
 from notify.wire import MSGPACK, Item, Items, Problem
 
 T = TypeVar("T")
@@ -115,17 +115,13 @@ class HttpClient:
     """Requests to one server. Belongs to one event loop."""
 
     def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, token: Shown | Token = None) -> None:
-        """`tls` and `token`: what to believe and to show; None: what the environment says (notify/client/login.py)."""
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise InvalidRequest(f"{url!r} is not a server's address: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            of_kafka = "; only consumers, bridges and relays reach Kafka themselves" if parts.scheme == "kafka" else ""
-            raise InvalidRequest(f"{url!r} is not a server's address; it should read http://host:port{of_kafka}")
+        """`tls` and `token`: what to believe and to show; None: what the environment says (notify/client/login.py).
+
+        Raises InvalidRequest for what is no server's address.
+        """
+        parts = server_address(url)
         self.url = url.rstrip("/")
-        self.address = parts.hostname, port or (443 if parts.scheme == "https" else 80)
+        self.address = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
         self.tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
         self._base = parts.path.rstrip("/")
         """In front of each path: a worker of several is reached so."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, NotifyError
 
 log = logging.getLogger("notify.client")
 
@@ -48,7 +48,7 @@ class Token:
             self._read = token_from_environment
         self._read_at = time.monotonic()
         self._complaint = ""
-        self._header = _header(self._read() if self._read is not None else str(given))
+        self._header = _header(given if self._read is None else _asked(self._read))
 
     def header(self) -> str:
         """The line of a request's head, with its end; empty where nothing is shown."""
@@ -83,10 +83,22 @@ class Token:
             log.warning("the token could not be read again, the one before is shown on: %s", why, exc_info=error)
 
 
-def _header(token: str) -> str:
+def _asked(function: Callable[[], object]) -> object:
+    """The token that a function gives at the start. Raises InvalidRequest where it fails."""
+    try:
+        return function()
+    except NotifyError:
+        raise
+    except Exception as error:
+        raise InvalidRequest(f"the function that gives the token raised {type(error).__name__}: {error}") from error
+
+
+def _header(token: object) -> str:
     """Raises InvalidRequest for what is no token."""
-    if not token:
+    if token is None or token == "":
         return ""
+    if not isinstance(token, str):
+        raise InvalidRequest(f"a token is text, not {type(token).__name__}")
     if not (token.isascii() and token.isprintable() and " " not in token):
         raise InvalidRequest("the token is not one: it has characters that no token has")
     return f"authorization: Bearer {token}\r\n"

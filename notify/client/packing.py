@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from notify.errors import InvalidRequest, TooLarge
+from sqlalchemy.exc import DBAPIError
+
+from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
 from notify.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
 from notify.wire import PackedMessage
@@ -79,8 +81,21 @@ def _in_utc(deliver_at: object) -> datetime:
 
 
 def give_key(packed: PackedMessage, message: Message) -> None:
-    """Resolve the message's key into what goes over the wire. Raises InvalidRequest, and what a callable raises."""
-    key = resolve_key(message)
+    """Resolve the message's key into what goes over the wire.
+
+    Raises InvalidRequest, also where a callable fails, and what a callable raises of the database: whoever repeats
+    transactions looks for that.
+    """
+    try:
+        key = resolve_key(message)
+    except (NotifyError, DBAPIError):
+        raise
+    except Exception as error:
+        raise InvalidRequest(
+            f"the key of a message to {message.topic!r} is a function that failed: {type(error).__name__}: {error}. It "
+            "is called just before the COMMIT: an object that it reads has to be in this session then",
+            "invalid_key",
+        ) from error
     if key is not None:
         utf8("the key", key)
         check_key(key)

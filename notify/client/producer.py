@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from notify.check.local import is_async
-from notify.client.binding import Binding, existing, unscoped
-from notify.client.callables import check_transactional, refuse_coroutine
+from notify.client.binding import Binding, existing, no_session, unscoped
+from notify.client.callables import check_factory, check_made, check_transactional, refuse_coroutine
 from notify.client.carrier import Carrier
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.handles import TransactionHandle
@@ -38,15 +38,15 @@ class TransactionProducer(ThreadProducer):
     transactions run; `mode`: `half` (server first, one round trip) or `outbox` (the table, moved by `notify relay`);
     `keep_messages`: in mode `half` the local rows keep the whole messages, too, so that `notify audit --repair` can
     publish again what a server loses with its disk.
-    Times in seconds: `half_timeout` to wait for the server; `check_after` until the server asks what became of a half,
-    None: its own 5. `batching`: whether halves of several threads share a request; `answer_checks`: whether this
-    process answers checks, from its construction on; `purge_after`: where it does, half_message rows of this group
-    whose outcome the server has go after so long, a day at least; None: they stay. `token`, `tls`: what to show and to
-    believe; None: what the environment says (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a
-    function that gives the one to show now, without blocking: it is called again every 10 s, and when a server refuses
-    the one before. `chooser` takes one of several servers (notify/client/choosing.py): by default one of the room
-    `NOTIFY_ROOM`, and of these the less loaded are likelier. Raises InvalidRequest, and BindingRefused for an
-    AsyncEngine.
+    Times in seconds: `half_timeout` (0.01 to 3,600) to wait for the server; `check_after` until the server asks
+    what became of a half, None: its own 5. `batching`: whether halves of several threads share a request;
+    `answer_checks`: whether this process answers checks, from its construction on; `purge_after`: where it does,
+    half_message rows of this group whose outcome the server has go after so long, a day at least; None: they stay.
+    `token`, `tls`: what to show and to believe; None: what the environment says (`NOTIFY_TOKEN` or
+    `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that gives the one to show now, without blocking:
+    it is called again every 10 s, and when a server refuses the one before. `chooser` takes one of several servers
+    (notify/client/choosing.py): by default one of the room `NOTIFY_ROOM`, and of these the less loaded are
+    likelier. Raises InvalidRequest, and BindingRefused for an AsyncEngine.
     """
 
     def __init__(
@@ -114,6 +114,8 @@ class TransactionProducer(ThreadProducer):
                 yield handle
             return
         session: Session = unscoped(target)
+        if not isinstance(session, Session):
+            raise BindingRefused(no_session(session))
         handle = TransactionHandle(functools.partial(self.send, session))
         if session.in_transaction():
             yield handle
@@ -139,15 +141,19 @@ class TransactionProducer(ThreadProducer):
     ) -> Callable[[Callable[Concatenate[Session, P], R]], Callable[P, R]]:
         """Decorator: opens a session, passes it first, commits it; an exception rolls back.
 
-        Raises InvalidRequest for a coroutine function or one with a `yield`: it would run after the commit, or not.
+        Raises InvalidRequest for what makes no session, and for a coroutine function or one with a `yield`: it would
+        run after the commit, or not.
         """
+        check_factory(session_factory)
 
         def decorate(function: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
             check_transactional(function, is_async=False)
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                with session_factory() as session, session.begin():
+                made = session_factory()
+                check_made(made, is_async=False)
+                with made as session, session.begin():
                     result = function(session, *args, **kwargs)
                     refuse_coroutine(result)
                     return result

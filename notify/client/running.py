@@ -21,6 +21,9 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.limits import LIMITS, check_between, check_name
 from notify.message import number_of_seconds
 
+HALF_MIN_SECONDS, HALF_MAX_SECONDS = 0.01, 3600.0
+"""Bounds of `half_timeout`."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
@@ -49,6 +52,8 @@ class Plan:
         if self.purge_after is not None:
             self.purge_after = number_of_seconds("purge_after", self.purge_after)
         check_purge_after(self.purge_after)
+        self.half_timeout = number_of_seconds("half_timeout", self.half_timeout)
+        check_between("half_timeout", self.half_timeout, HALF_MIN_SECONDS, HALF_MAX_SECONDS)
         if self.mode not in MODES:
             raise InvalidRequest(f"mode {self.mode!r} is neither half nor outbox")
         if self.mode == "outbox" and self.engine is None:
@@ -57,6 +62,11 @@ class Plan:
     def add_listener(self, listener: CheckMessageListener) -> None:
         """Have a listener answer checks for its topics. Raises InvalidRequest for one that cannot."""
         name = type(listener).__name__
+        if isinstance(listener, type) or not hasattr(listener, "topics") or not hasattr(listener, "check"):
+            shown = f"the class {listener.__name__}" if isinstance(listener, type) else f"a {name}"
+            raise InvalidRequest(
+                f"this is {shown}: give an object of a class that is derived from CheckMessageListener"
+            )
         if not listener.topics:
             raise InvalidRequest(f"{name} names no topics")
         if isinstance(listener.topics, str):

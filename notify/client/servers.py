@@ -23,11 +23,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from notify.client.choosing import Candidate, Chooser, room_then_load
+from notify.client.choosing import Candidate, Chooser, chosen_by, room_then_load
 from notify.client.http import HttpClient
 from notify.client.login import Shown, Token
 from notify.errors import Closed, DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.keys import shard_of_key
+from notify.urls import refuse_user
 from notify.wire import MSGPACK
 
 log = logging.getLogger("notify.client")
@@ -97,6 +98,11 @@ class Servers:
         `room`: where this client stands, default `NOTIFY_ROOM`; `tls`, `token`: as for HttpClient. Raises
         InvalidRequest for what is no address. `chooser` says which of several servers a request goes to.
         """
+        if not isinstance(url, str):
+            raise InvalidRequest(
+                f"the address of the server is {url!r:.60}: it should be text, such as http://127.0.0.1:7400"
+            )
+        refuse_user(url)  # a comma in a password would cut it in two
         self._seeds = [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
         if not self._seeds:
             raise InvalidRequest("give the address of a server, such as http://127.0.0.1:7400")
@@ -188,9 +194,7 @@ class Servers:
         alive = [url for url in urls if self._down.get(url, 0.0) <= now] or urls
         if shard is None and self._current in alive:
             return self._current
-        chosen = self._chooser([self._candidate(url) for url in alive], self._room).url
-        if chosen not in alive:
-            raise InvalidRequest(f"the chooser returned {chosen!r}, which is none of {', '.join(alive)}")
+        chosen = chosen_by(self._chooser, [self._candidate(url) for url in alive], self._room)
         if shard is None:
             self._current = chosen
         return chosen

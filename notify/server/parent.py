@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from notify.ending import Wishes, end_by
 from notify.errors import StorageFailed
 from notify.server.cluster.workers import DIED, HUNG
 from notify.server.doorway import Doorway
@@ -114,7 +115,9 @@ class Parent:
         self._topics = 0
         self._was_ready = False
         self._stopping_since = self._asked_to_stop = 0.0
-        self._signals: list[int] = []
+        self._wishes = Wishes()
+        self._signals: list[tuple[int, int]] = []
+        """The number of each that came, and how often somebody had asked by then."""
         self._failure = ""
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -166,11 +169,14 @@ class Parent:
         return before
 
     def _note(self, number: int, _: Any) -> None:
-        self._signals.append(number)
+        self._signals.append((number, self._wishes.count()))
 
     def _heed_signals(self) -> None:
         heard, self._signals = self._signals, []
-        if heard:
+        for number, count in heard:
+            if count > 1:
+                self._kill()
+                end_by(number)
             self._stop()
 
     def _stop(self) -> None:
@@ -189,11 +195,15 @@ class Parent:
         if self._stopping_since and time.monotonic() > self._asked_to_stop + STOP_AGAIN_SECONDS:
             self._stop()  # one that was just being forked has not heard it
         if self._stopping_since and time.monotonic() > self._stopping_since + STOP_SECONDS:
-            for worker in self._workers:
-                if worker.pid:
-                    log.error("worker_killed", worker=self._name(worker), waited_seconds=STOP_SECONDS)
-                    os.kill(worker.pid, signal.SIGKILL)
+            self._kill()
             self._stopping_since = time.monotonic()
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            if worker.pid:
+                waited = time.monotonic() - self._stopping_since
+                log.error("worker_killed", worker=self._name(worker), waited_seconds=round(waited, 1))
+                os.kill(worker.pid, signal.SIGKILL)
 
     def _forget_parent(self, before: dict[int, Any]) -> None:
         """Let go of what is the parent's alone: at its end, and in a worker that was forked."""

@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import structlog
@@ -20,6 +21,7 @@ import uvicorn
 
 from notify import tracing
 from notify.clock import wall_clock
+from notify.ending import Wishes, end_by
 from notify.errors import InvalidRequest, StorageFailed
 from notify.server import webhooks
 from notify.server.app import App
@@ -30,10 +32,12 @@ from notify.server.connections.handshake import Handshake
 from notify.server.connections.places import allowed_by_files
 from notify.server.connections.protocol import Protocol
 from notify.server.connections.tls import Certificates
+from notify.server.start import cluster_of, roles_of
 from notify.settings import Settings
 from notify.storage.log import LogStore
 from notify.storage.memory import MemoryStore
 from notify.storage.transactions import TransactionStore
+from notify.urls import server_address
 from notify.visible import visible
 from notify.workers import check_count, refuse_one_of_several
 
@@ -89,6 +93,22 @@ def _log_visibly() -> None:
         structlog.configure(processors=[*steps, _visibly, renderer])
 
 
+class Server(uvicorn.Server):
+    """A server that a second SIGTERM or Ctrl-C ends at once, whatever its end waits for. Its log is as after a crash.
+
+    A worker of several is no such one: its parent repeats the signal, and kills it where that does not help.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._wishes = Wishes()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._wishes.count() > 1:
+            end_by(sig)
+        super().handle_exit(sig, frame)
+
+
 def serve(
     settings: Settings,
     greet: Callable[[str, int], None] | None = None,
@@ -103,7 +123,7 @@ def serve(
     InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
     """
     _log_visibly()
-    certificates = _prepared(settings)
+    certificates = check_settings(settings)
     failed: list[StorageFailed] = []
     following: list[asyncio.Task[None]] = []
 
@@ -133,14 +153,16 @@ def serve(
         sockets.clear()  # uvicorn listens on what it finds here after this
         server.should_exit = True
 
-    app = App(settings, lambda: _open_store(settings, stop_at_once), wall_clock, started, stop_serving, workers)
+    store = _store(settings, stop_at_once)
+    _prepare(settings)
+    app = App(settings, lambda: store, wall_clock, started, stop_serving, workers)
     app.connections.most = allowed_by_files(settings.connections)
     config = _config(app, settings, certificates)
     with channel or bound or listen(settings) as listening:
         address = settings.url if channel is not None else address_of(settings, listening)
         app.url = app.url or address
         log.info("listening", url=address, data_dir=settings.data_dir, shard=settings.shard)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(config) if workers is not None else Server(config)
         sockets = [listening] if channel is None else []
         server.run(sockets=sockets)
         if app.failed is not None:
@@ -148,13 +170,22 @@ def serve(
         return 0 if server.started and not failed else 1
 
 
-def _prepared(settings: Settings) -> Certificates | None:
-    """Check the settings, and prepare this process and its data directory; the certificates, None where TLS is off.
-
-    Raises InvalidRequest for settings that cannot be.
-    """
+def check_settings(settings: Settings) -> Certificates | None:
+    """The certificates, None where TLS is off. Raises InvalidRequest for settings that cannot be, or be together."""
     check_host(settings)
     certificates = _certificates(settings)
+    roles_of(settings)
+    if settings.url:
+        try:
+            server_address(settings.url)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"setting url: {error}") from None
+    if settings.registry:
+        from notify.storage.sql.engines import open_engine
+
+        open_engine(settings.registry, named="--registry").dispose()
+    if settings.kafka:
+        cluster_of(settings)
     if settings.alarm_webhook:
         webhooks.check_address(settings.alarm_webhook, settings)
     if settings.storage and not settings.create_topics:
@@ -162,6 +193,11 @@ def _prepared(settings: Settings) -> Certificates | None:
             "create_topics = false needs to know the topics, and with a database as storage those are the queue "
             "servers': set it there"
         )
+    return certificates
+
+
+def _prepare(settings: Settings) -> None:
+    """Prepare this process and its data directory. Raises InvalidRequest where they cannot be."""
     if settings.tracing:
         try:
             tracing.export_from_environment()
@@ -169,7 +205,6 @@ def _prepared(settings: Settings) -> Certificates | None:
             raise InvalidRequest(f"tracing needs the extra otel: pip install 'notify-tx[otel]' ({error})") from None
     make_directory(settings)
     sys.setswitchinterval(SWITCH_SECONDS)
-    return certificates
 
 
 def make_directory(settings: Settings) -> None:
@@ -186,8 +221,11 @@ def make_directory(settings: Settings) -> None:
     refuse_one_of_several(directory)
 
 
-def _open_store(settings: Settings, on_failure: Callable[[StorageFailed], None]) -> TransactionStore:
-    """The storage of the settings, not opened yet. `on_failure` is called where a log cannot be written any more."""
+def _store(settings: Settings, on_failure: Callable[[StorageFailed], None]) -> TransactionStore:
+    """The storage of the settings, not opened yet. `on_failure` is called where a log cannot be written any more.
+
+    Raises InvalidRequest for URLs of databases that cannot be.
+    """
     retention_us = round(settings.retention_seconds * 1_000_000)
     if settings.storage:
         from notify.storage.sql.shards import open_storage

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Engine
 
@@ -47,6 +47,9 @@ from notify.storage.queues import queues_of
 from notify.storage.sql.registry import Member
 from notify.storage.transactions import TransactionStore
 from notify.threads import in_thread
+
+if TYPE_CHECKING:
+    from notify.kafka.cluster import Cluster
 
 
 @contextlib.asynccontextmanager
@@ -157,13 +160,20 @@ async def _queues(settings: Settings, core: Core) -> AsyncIterator[QueueEngine]:
     if not settings.kafka:
         yield own_engine(core)
         return
+    cluster = cluster_of(settings)
+    from notify.server.groups.kafka.engine import kafka_engine
+
+    async with kafka_engine(cluster, core.refusals) as queues:
+        yield queues
+
+
+def cluster_of(settings: Settings) -> Cluster:
+    """The Kafka cluster of the settings. Raises InvalidRequest for a bad URL, and where Kafka's client is missing."""
     try:
         from notify.kafka.cluster import Cluster
-        from notify.server.groups.kafka.engine import kafka_engine
     except ImportError as error:
         raise InvalidRequest(f"setting kafka needs the extra kafka: pip install 'notify-tx[kafka]' ({error})") from None
-    async with kafka_engine(Cluster.of(settings.kafka), core.refusals) as queues:
-        yield queues
+    return Cluster.of(settings.kafka)
 
 
 @contextlib.asynccontextmanager
@@ -216,7 +226,7 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
     from notify.storage.sql.shards import SqlShards
 
     if settings.registry:
-        engine = open_engine(settings.registry)
+        engine = open_engine(settings.registry, named="--registry")
         try:
             schema.refuse_transaction_mode(engine)
             schema.check_version(engine)
@@ -235,14 +245,12 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
 
 
 def roles_of(settings: Settings) -> tuple[str, ...]:
-    """The roles that a server with queues announces. Raises InvalidRequest for one that does not exist."""
-    if not settings.takes_messages:
-        return ()
+    """The roles that a server with queues announces. Raises InvalidRequest for one that does not exist, or for none."""
     roles = tuple(role.strip() for role in settings.roles.split(",") if role.strip())
-    for role in roles:
+    for role in roles or ("",):
         if role not in ("transactions", "queue"):
             raise InvalidRequest(f"setting roles: {role!r} is neither transactions nor queue")
-    return roles
+    return roles if settings.takes_messages else ()
 
 
 def _members(

@@ -34,7 +34,7 @@ from notify.server.data_directory import unusable
 from notify.server.database import open_database
 from notify.server.heartbeat import beat_seconds, give
 from notify.server.parent import STACK, Child, Parent, said_in
-from notify.server.serve import address_of, check_host, listen, make_directory, serve
+from notify.server.serve import address_of, check_settings, listen, make_directory, serve
 from notify.settings import Settings
 from notify.workers import divide
 
@@ -54,7 +54,7 @@ def supervise(settings: Settings, greet: Callable[[str, int], None] | None = Non
     StorageFailed where the directory cannot be used, or a worker cannot start, or dies again and again.
     """
     _refuse_others(settings)
-    check_host(settings)
+    check_settings(settings)
     make_directory(settings)
     directory = Path(settings.data_dir)
     try:

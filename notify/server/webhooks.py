@@ -24,6 +24,7 @@ import httptools
 from notify.errors import InvalidRequest, Unavailable
 from notify.settings import Settings
 from notify.threads import in_thread
+from notify.urls import without_secrets
 
 SECONDS = 10.0
 """For the whole of a call, from the look-up of the name to the last byte of the answer."""
@@ -61,7 +62,7 @@ def _parsed(url: str) -> _Address:
         parts, port = urlsplit(""), None
     is_plain = url.isascii() and url.isprintable() and " " not in url
     if not is_plain or parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise InvalidRequest(f"{url[:200]!r} is not an address of a webhook", "invalid_webhook")
+        raise InvalidRequest(f"{without_secrets(url)[:200]!r} is not an address of a webhook", "invalid_webhook")
     is_https = parts.scheme == "https"
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return _Address(is_https, parts.hostname, port or (443 if is_https else 80), target)
@@ -108,14 +109,14 @@ async def send(url: str, body: bytes, settings: Settings) -> tuple[int, bytes]:
         reason = f"no {'answer' if connected else 'connection'} within {SECONDS:g} s"
     except (OSError, httptools.HttpParserError, _NoAnswer) as error:
         reason = str(error) or type(error).__name__
-    raise (Unavailable if connected else Unreachable)(f"webhook {url}: {reason}")
+    raise (Unavailable if connected else Unreachable)(f"webhook {without_secrets(url)}: {reason}")
 
 
 async def post(url: str, body: bytes, settings: Settings) -> bytes:
     """Send JSON; the answer's body. Raises InvalidRequest for a bad address, Unavailable for anything but a 200."""
     status, found = await send(url, body, settings)
     if status != 200:
-        raise Unavailable(f"webhook {url} answered {status}; 200 is wanted")
+        raise Unavailable(f"webhook {without_secrets(url)} answered {status}; 200 is wanted")
     return found
 
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from notify.errors import InvalidRequest
 from notify.storage.log.disk import Disk
+from notify.urls import without_secrets
 
 WHOLE_PUTS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
 """Protocols whose objects appear and are replaced as a whole."""
@@ -21,8 +22,11 @@ def opened(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise InvalidRequest(f"a store needs the extra ship: pip install 'notify-tx[ship]' ({error})") from None
-    parts = urlsplit(url)
-    if parts.username or parts.password:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidRequest(f"{without_secrets(url)!r} is no store: {error}") from None
+    if parts.username or parts.password or without_secrets(url) != url:
         raise InvalidRequest("a store's URL must not hold credentials: put them where the store's library reads them")
     if not url or (parts.scheme not in fsspec.available_protocols() if parts.scheme else not url.startswith("/")):
         raise InvalidRequest(f"{url!r} is no store: name one as file:///directory, s3://bucket/prefix or hdfs://…")

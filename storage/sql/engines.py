@@ -15,6 +15,7 @@ from sqlalchemy.engine.url import URL
 from notify.databases import KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
 from notify.errors import InvalidRequest
 from notify.extras import remedy
+from notify.urls import without_secrets
 
 CONNECT_SECONDS = 3
 IO_SECONDS = 10
@@ -32,13 +33,16 @@ RECYCLE_SECONDS = 30
 """Connections to MySQL and MariaDB are used for so long, so that none is used that the database has ended."""
 
 
-def open_engine(url: str, *, pooled: bool = True, statement_seconds: int = IO_SECONDS) -> Engine:
+def open_engine(
+    url: str, *, named: str = "--storage", pooled: bool = True, statement_seconds: int = IO_SECONDS
+) -> Engine:
     """An engine for a database of the server; not `pooled`: a connection is closed with its use.
 
-    `statement_seconds`: how long a statement may take. Raises InvalidRequest with what is wrong with the URL.
+    `named`: the flag or setting that has the URL; `statement_seconds`: how long a statement may take. Raises
+    InvalidRequest with what is wrong with the URL.
     """
     try:
-        parsed = with_driver(sa.make_url(url))
+        parsed = with_driver(parsed_url(url))
         pool: dict[str, Any] = {"poolclass": sa.NullPool}
         if pooled:
             is_mysql = parsed.get_backend_name() in ("mysql", "mariadb")
@@ -50,9 +54,9 @@ def open_engine(url: str, *, pooled: bool = True, statement_seconds: int = IO_SE
             pool["isolation_level"] = "READ COMMITTED"
         engine = sa.create_engine(parsed, connect_args=_arguments(parsed, statement_seconds), **pool)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
-        raise InvalidRequest(f"--storage {_shown(url)}: {_reason(error)}") from None
+        raise InvalidRequest(f"{named} {_shown(url)}: {_reason(error)}") from None
     if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
-        raise InvalidRequest(f"--storage: {engine.dialect.name} is not served; PostgreSQL, MySQL, MariaDB, SQLite are")
+        raise InvalidRequest(f"{named}: {engine.dialect.name} is not served; PostgreSQL, MySQL, MariaDB, SQLite are")
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
         return engine
@@ -69,7 +73,7 @@ def visitor_engine(url: str) -> Engine:
     of a server's sessions holds. Raises InvalidRequest for a malformed URL or a missing driver.
     """
     try:
-        parsed = with_driver(sa.make_url(url))
+        parsed = with_driver(parsed_url(url))
         bounds = _reachability(parsed, VISITOR_READ_SECONDS) if parsed.get_driver_name() in _KNOWN_DRIVERS else {}
         own = {name: value for name, value in bounds.items() if name not in parsed.query}
         engine = sa.create_engine(parsed, connect_args=own)
@@ -101,6 +105,16 @@ def detached(engine: Engine) -> Any:
     connection = pooled.driver_connection
     pooled.detach()
     return connection
+
+
+def parsed_url(url: str) -> URL:
+    """Raises ArgumentError for what is no URL of a database."""
+    try:
+        return sa.make_url(url)
+    except ValueError:  # its text may have a part of a password that holds an @
+        raise sa.exc.ArgumentError(
+            "its port is no number; write @, : and / within a password as %40, %3A and %2F"
+        ) from None
 
 
 def with_driver(url: URL) -> URL:
@@ -162,6 +176,7 @@ def _set_up_postgresql(statement_seconds: int, connection: Any, _: Any) -> None:
 
 def _shown(url: str) -> str:
     try:
-        return sa.make_url(url).render_as_string(hide_password=True)
+        parsed_url(url)
     except sa.exc.ArgumentError:
         return "(not a URL)"
+    return without_secrets(url)

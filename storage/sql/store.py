@@ -10,6 +10,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from notify import ids
+from notify.databases import shown_url
 from notify.errors import InvalidRequest, NotifyError, StorageFailed
 from notify.limits import check_name
 from notify.storage.groups import Subscription
@@ -91,7 +92,7 @@ class SqlStore:
             schema.check(self.engine, self.shard)
         except sa.exc.DBAPIError as error:
             raise DatabaseAway(
-                f"shard {self.shard!r}: the database {self.engine.url.render_as_string()} refuses: {error.orig}"
+                f"shard {self.shard!r}: the database {shown_url(self.engine)} refuses: {error.orig}"
             ) from None
 
     async def close(self) -> None:

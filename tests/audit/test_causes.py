@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperGroup
 
 from notify.cli import main
-from notify.cli.audit_flags import without_secrets
 from notify.spark.causes.cause import Cause
 from notify.spark.causes.commands import Commands
 from notify.spark.causes.grouping import MOST, causes_of
@@ -209,15 +208,3 @@ def parse(line: str) -> None:
         if not isinstance(command, TyperGroup):
             command.make_context(name, words, parent=context)
         context = typer.Context(command, info_name=name, parent=context)
-
-
-def test_no_secret_is_in_a_command() -> None:
-    assert without_secrets("shop=postgresql://app:s3cret@db/shop") == "shop=postgresql://app:***@db/shop"
-    assert without_secrets("postgresql://app:p%40ss:x@db/shop?sslmode=require") == (
-        "postgresql://app:***@db/shop?sslmode=require"
-    )
-    given = "kafka://a:9093?security.protocol=SASL_SSL&sasl.password=s3cret&sasl.username=u&ssl.key.password=x"
-    assert without_secrets(given) == (
-        "kafka://a:9093?security.protocol=SASL_SSL&sasl.password=***&sasl.username=u&ssl.key.password=***"
-    )
-    assert without_secrets("sqlite:////tmp/a.db") == "sqlite:////tmp/a.db"

@@ -73,6 +73,22 @@ def test_a_late_key_that_cannot_be_sent_stops_the_commit(shop: Shop) -> None:
     assert shop.delivered() == []
 
 
+@pytest.mark.parametrize("is_expired", [True, False])
+def test_a_late_key_that_fails_stops_the_commit_and_is_named(shop: Shop, is_expired: bool) -> None:
+    """SQLAlchemy's words for an object of another session said neither what failed nor what to do."""
+    with shop.sessions() as session:
+        order = Order(item="before")
+        session.add(order)
+        session.commit()
+    key = (lambda: order.id) if is_expired else (lambda: 1 / 0)
+    said = "the key of a message to .* failed: (DetachedInstanceError|ZeroDivisionError).*in this session"
+    with pytest.raises(InvalidRequest, match=said), shop.sessions() as session, session.begin():
+        session.add(Order(item="a"))
+        shop.send(session, "a", key=key)
+    assert shop.items() == ["before"]
+    assert shop.delivered() == []
+
+
 # --- closed producers ---------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import threading
 from pathlib import Path
@@ -9,15 +10,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from notify.check import CheckMessageListener
 from notify.client import (
     AsyncConsumer,
     AsyncTransactionProducer,
     Consumer,
     Inbox,
     Message,
+    Reader,
     TransactionProducer,
     create_tables,
     use_explicit_begin,
@@ -119,3 +122,90 @@ def test_an_inbox_that_a_consumer_cannot_use_is_refused_when_it_is_made(tmp_path
 def test_subscribe_without_a_topic_says_what_to_write() -> None:
     with pytest.raises(InvalidRequest, match=r'write @consumer.subscribe\("topic"\)'):
         Consumer("http://127.0.0.1:9", group="g").subscribe(print)  # type: ignore[arg-type]
+
+
+def test_an_address_or_a_group_that_was_not_set_is_said_to_be_none() -> None:
+    """As of `os.environ.get("NOTIFY_URL")`; it was a TypeError about bytes."""
+    unset: Any = None
+    with pytest.raises(InvalidRequest, match="the address of the server is None"), Reader(unset) as reader:
+        next(reader.read("t"))
+    with pytest.raises(InvalidRequest, match="the address of the server is None"):
+        TransactionProducer(unset, group="g").publish(Message("t", "x"))
+    for kind in (TransactionProducer, Consumer):
+        with pytest.raises(InvalidRequest, match="group is None: it should be text"):
+            kind("http://127.0.0.1:9", group=unset)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"half_timeout": "3"}, "half_timeout is a number of seconds, not str"),
+        ({"half_timeout": None}, "half_timeout is a number of seconds, not NoneType"),
+        ({"half_timeout": -1}, "from 0.01 to 3,600"),
+        ({"token": b"x"}, "a token is text, not bytes"),
+        ({"token": lambda: b"x"}, "a token is text, not bytes"),
+        ({"token": lambda: 1 / 0}, "the function that gives the token raised ZeroDivisionError"),
+        ({"chooser": lambda candidates, room: None}, "the chooser returned None, which is none of http"),
+        ({"chooser": lambda candidates: candidates[0]}, "the chooser raised TypeError"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(memory: InMemoryServer, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        with TransactionProducer(memory.url, group="g", **options) as producer:
+            producer.publish(Message("t", "x"))
+
+
+def test_a_key_without_text_is_refused(memory: InMemoryServer) -> None:
+    """Its messages went out with a key such as `<coroutine object …>`, and no order."""
+
+    async def later() -> str:
+        return "a"
+
+    with TransactionProducer(memory.url, group="g") as producer:
+        for key in (later, lambda: object(), lambda: later, producer):
+            with pytest.raises(InvalidRequest, match="give text, a number, or a plain function"):
+                producer.publish(Message("t", "x", key=key))  # type: ignore[arg-type]
+
+
+def test_what_makes_no_session_is_refused(memory: InMemoryServer, tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    of_async = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+
+    def bare(session: Session) -> None:
+        """As where `transactional` is written without its sessionmaker."""
+
+    with TransactionProducer(memory.url, group="g", engine=engine, answer_checks=False) as producer:
+        for factory, said in (
+            (bare, r"write @producer.transactional\(sessionmaker\(engine\)\)"),
+            (engine, "takes what makes a session, not a Engine"),
+            (lambda: None, "made a NoneType, which is no session"),
+            (lambda: AsyncSession(of_async), "made a AsyncSession: use AsyncTransactionProducer"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                producer.transactional(factory)(lambda session: None)()
+        with pytest.raises(BindingRefused, match="this is a Engine"), producer.transaction(engine):  # type: ignore[arg-type]
+            pass
+
+    async def in_a_loop() -> None:
+        async def nothing(session: AsyncSession) -> None:
+            """It is not called."""
+
+        async with AsyncTransactionProducer(memory.url, group="g", engine=of_async, answer_checks=False) as producer:
+            with pytest.raises(InvalidRequest, match="made a Session: use TransactionProducer"):
+                await producer.transactional(lambda: Session(engine))(nothing)()
+            with pytest.raises(BindingRefused, match="this is a Engine"):
+                async with producer.transaction(engine):
+                    pass
+
+    asyncio.run(in_a_loop())
+    engine.dispose()
+
+
+def test_what_is_no_check_listener_is_refused() -> None:
+    class Answers(CheckMessageListener):
+        topics = ("t",)
+
+    with TransactionProducer("http://127.0.0.1:9", group="g", answer_checks=False) as producer:
+        for given, said in ((None, "a NoneType"), (Answers, "the class Answers")):
+            with pytest.raises(InvalidRequest, match=f"this is {said}: give an object of a class"):
+                producer.add_check_listener(given)  # type: ignore[arg-type]

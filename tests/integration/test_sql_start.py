@@ -124,7 +124,7 @@ def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None
     for flags, reason in (
         (["--storage", "postgresql://nobody@127.0.0.1:9/none"], "refuses"),
         (["--storage", "no-url"], "not a URL"),
-        (["--roles", "conductor", "--registry", f"sqlite:///{tmp_path}/r.db"], "no tables"),
+        (["--roles", "queue", "--registry", f"sqlite:///{tmp_path}/r.db"], "no tables"),
     ):
         server = ServerProcess(tmp_path, flags=flags)
         with pytest.raises(Unavailable):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from notify.client.packing import pack
 from notify.client.transactions import TransactionClient
@@ -159,3 +160,13 @@ def test_bytes_are_no_key(key: Any) -> None:
     """A key of type bytes is refused: its text would be b'order-1', with the quotes."""
     with pytest.raises(InvalidRequest, match="decode it"):
         resolve_key(Message("t", "body", key=key))
+
+
+def test_what_the_database_says_in_a_late_key_is_raised_as_it_is() -> None:
+    """Whoever repeats a transaction after a deadlock looks for the database's own error."""
+
+    def ask() -> str:
+        raise OperationalError("SELECT 1", None, Exception("deadlock"))
+
+    with pytest.raises(OperationalError):
+        pack(Message("t", "body", key=ask))

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 
-from notify.errors import NotifyError, Unavailable
+from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.server.app import App
 from notify.server.data.request import PROBES, Request
-from notify.settings import Settings
+from notify.server.serve import serve
+from notify.server.supervisor import supervise
+from notify.settings import Settings, load
 from notify.storage.memory import MemoryStore
 
 
@@ -81,3 +84,41 @@ def test_a_start_that_fails_half_way_stops_what_had_started(tmp_path: Path, give
         await app.stop()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"roles": "conductor"}, "'conductor' is neither transactions nor queue"),
+        ({"roles": ","}, "'' is neither transactions nor queue"),
+        ({"storage": "no-url"}, r"--storage \(not a URL\)"),
+        ({"storage": "postgresql://h:port/d"}, "its port is no number"),
+        ({"storage": "a=sqlite:///x a=sqlite:///y"}, "same shard name"),
+        ({"registry": "oracle://u:secret@h/d"}, "--registry oracle://u:[*]{3}@h/d"),
+        ({"kafka": "kafka://"}, "a Kafka URL names brokers"),
+        ({"kafka": "kafka://b:9092", "roles": "conductor"}, "'conductor' is neither"),
+        ({"url": "queue:7400"}, "setting url: 'queue:7400' is not a server's address"),
+        ({"url": "http://user:secret@queue:7400"}, "setting url: 'http://[*]{3}@queue:7400'"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_settings_that_cannot_be_are_refused_before_anything_is_made(
+    tmp_path: Path, given: dict[str, str], said: str, workers: int
+) -> None:
+    """The log said `listening` first, or nothing refused them at all."""
+    data = tmp_path / "data"
+    settings = Settings(port=0, data_dir=str(data), workers=workers, **given)  # type: ignore[arg-type]
+    said = said if workers == 1 or not given.keys() & {"storage", "registry", "kafka"} else "--workers 2 with"
+    with structlog.testing.capture_logs() as logged, pytest.raises(InvalidRequest, match=said) as refused:
+        (serve if workers == 1 else supervise)(settings)
+    assert not logged and not data.exists() and "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["data_dir", "host", "shard"])
+def test_a_setting_that_must_say_something_is_not_empty(name: str) -> None:
+    """`--data-dir "$UNSET"` served the current directory, and closed it to others."""
+    for value in ("", "  "):
+        with pytest.raises(InvalidRequest, match=f"setting {name} is empty: leave it out for its default"):
+            load({name: value}, environ={})
+        with pytest.raises(InvalidRequest, match="is empty"):
+            load(environ={f"NOTIFY_{name.upper()}": value})

@@ -13,6 +13,7 @@ from typing import Any
 import jwt
 
 from notify.errors import InvalidRequest, Unauthorized, Unavailable
+from notify.urls import has_user, without_secrets
 
 FETCH_SECONDS = 5
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA"]
@@ -43,8 +44,11 @@ class Provider:
     def __init__(self, issuer: str, audience: str, rights_claim: str) -> None:
         """Raises InvalidRequest for an issuer that is not https (http is taken on loopback only)."""
         self._issuer = issuer.rstrip("/")
-        if not self._issuer.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
-            raise InvalidRequest(f"oidc_issuer {issuer!r}: an issuer is an https address")
+        is_address = self._issuer.startswith(("https://", "http://127.0.0.1:", "http://localhost:"))
+        if not is_address or has_user(self._issuer):
+            raise InvalidRequest(
+                f"oidc_issuer {without_secrets(issuer)!r}: an issuer is an https address without a user"
+            )
         self._audience = audience
         self._rights_claim = rights_claim
         self._keys: dict[str, jwt.PyJWK] = {}

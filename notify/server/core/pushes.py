@@ -22,6 +22,7 @@ from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.delivery.leases import Handed
 from notify.server.tasks import ended
+from notify.urls import without_secrets
 from notify.wire import Receive, SettleItem, encode_json, instant
 
 MOST_BATCH, MOST_AT_ONCE = 1000, 64
@@ -144,7 +145,7 @@ class Pushes:
                 backoff.reset()
             except Exception as error:
                 self._fails(group, str(error) or type(error).__name__)
-                faults.note("push_failed", error, group=group, url=push.url)
+                faults.note("push_failed", error, group=group, url=without_secrets(push.url))
                 await asyncio.sleep(backoff.next())
 
     def _may_post(self, group: str, topic: str) -> bool:
@@ -190,7 +191,7 @@ class Pushes:
         if 200 <= status < 300:
             return False, ""
         said = answer[:REASON_BYTES].decode(errors="replace").strip()
-        return status in AWAY, f"webhook {push.url} answered {status}" + (f": {said}" if said else "")
+        return status in AWAY, f"webhook {without_secrets(push.url)} answered {status}" + (f": {said}" if said else "")
 
     async def _renewed(self, group: str, parts: list[Messages]) -> list[Messages]:
         """Renew the leases of messages; those that are still leased."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from typing import Any
 
@@ -12,6 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, Error
 
 from notify.client.django import configured
 from notify.client.django.tables import missing_tables
+from notify.ending import heeding_signals
 from notify.errors import NotifyError
 
 LOOK_SECONDS = 0.5
@@ -41,9 +41,7 @@ class Command(BaseCommand):
                 f"the database {database!r} lacks Notify's tables {', '.join(missing)}: run `manage.py migrate`"
             )
         ended = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: ended.set())
-        with producer:
+        with heeding_signals(ended.set), producer:
             producer.start()
             self.stdout.write(f"answers checks of group {producer.group} ({producer.instance}) at {producer.url}")
             self.stdout.flush()

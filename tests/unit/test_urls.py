@@ -1,0 +1,130 @@
+"""No secret of a URL is in an error or a log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify.cli.database import _server_findings
+from notify.client import Consumer, Message, Reader, TransactionProducer
+from notify.client.http import HttpClient
+from notify.databases import shown_url
+from notify.errors import InvalidRequest
+from notify.server.access.oidc import Provider
+from notify.server.webhooks import check_address
+from notify.settings import Settings
+from notify.sinks.sink import open_sink
+from notify.spark.watch.alarms import Alarms
+from notify.storage.shipped.filesystem import opened
+from notify.storage.sql.engines import open_engine, visitor_engine
+from notify.urls import server_address, without_secrets
+
+SECRET = "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("shop=postgresql://app:s3cret@db/shop", "shop=postgresql://app:***@db/shop"),
+        ("postgresql://app:s3cret%40:x@db/shop?sslmode=require", "postgresql://app:***@db/shop?sslmode=require"),
+        ("postgresql://app:a@s3cret@db/shop", "postgresql://app:***@db/shop"),
+        ("postgresql://app:a/s3cret@db/shop?name=a@b", "postgresql://app:***@db/shop?name=a@b"),
+        ("postgresql://db/shop?user=app&password=s3cret", "postgresql://db/shop?user=app&password=***"),
+        ("a=mysql://u:s3cret@h/d b=mysql://v:s3cret@[::1]:5/d", "a=mysql://u:***@h/d b=mysql://v:***@[::1]:5/d"),
+        ("http://a:1,http://u:s3cret@b:2/x", "http://a:1,http://***@b:2/x"),
+        ("https://s3cret@b:2/x", "https://***@b:2/x"),
+        ("https://hooks/x?token=s3cret&a=b", "https://hooks/x?token=***&a=b"),
+        ("sc://h:1/;token=s3cret;use_ssl=true", "sc://h:1/;token=***;use_ssl=true"),
+        (
+            "kafka://a:9093?security.protocol=SSL&sasl.password=s3cret&sasl.username=u&ssl.key.password=x",
+            "kafka://a:9093?security.protocol=SSL&sasl.password=***&sasl.username=u&ssl.key.password=***",
+        ),
+    ],
+)
+def test_what_is_shown_of_a_url(given: str, shown: str) -> None:
+    assert without_secrets(given) == shown
+
+
+@pytest.mark.parametrize(
+    "plain", ["sqlite:////tmp/a.db", "http://[::1]:7400/worker-1", "s3://bucket/a@b", "kafka://a:1,b:2"]
+)
+def test_what_has_no_secret_is_shown_as_it_is(plain: str) -> None:
+    assert without_secrets(plain) == plain
+
+
+ADDRESSES = [
+    f"http://user:{SECRET}@127.0.0.1:9",
+    f"http://user:{SECRET}/x@127.0.0.1:9",  # neither is the port of "user"
+    f"http://user:{SECRET},x@127.0.0.1:9",  # nor are these two addresses
+    f"http://127.0.0.1:9,http://user:{SECRET}@127.0.0.1:9",
+    f"https://{SECRET}@127.0.0.1:port",
+    f"kafka://127.0.0.1:9?sasl.password={SECRET}",
+]
+
+
+def published(url: str) -> None:
+    with TransactionProducer(url, group="g") as producer:
+        producer.publish(Message("t", "x"))
+
+
+def consumed(url: str) -> None:
+    consumer = Consumer(url, group="g")
+    consumer.subscribe("t")(print)
+    consumer.run()
+
+
+def read(url: str) -> None:
+    with Reader(url) as reader:
+        next(reader.read("t"))
+
+
+@pytest.mark.parametrize("url", ADDRESSES)
+@pytest.mark.parametrize("use", [server_address, HttpClient, published, consumed, read, open_sink])
+def test_an_address_with_a_password_is_refused_without_it(use: Any, url: str) -> None:
+    if url.startswith("kafka") and use in (consumed, open_sink):
+        return  # consumers and movers reach Kafka themselves
+    with pytest.raises(InvalidRequest) as refused:
+        use(url)
+    assert SECRET not in str(refused.value)
+    assert "NOTIFY_TOKEN" in str(refused.value) or url.startswith("kafka")
+
+
+@pytest.mark.parametrize("url", ADDRESSES)
+def test_doctor_shows_no_password(url: str) -> None:
+    assert SECRET not in " ".join(_server_findings(url))
+
+
+DATABASES = [
+    f"oracle://user:{SECRET}@h/d",
+    f"postgresql+none://user:{SECRET}@h/d",
+    f"postgresql://user:a@b:{SECRET}@h/d",  # the @ of a password makes a port of its end
+    f"{SECRET}",
+]
+
+
+@pytest.mark.parametrize("url", DATABASES)
+@pytest.mark.parametrize("use", [open_engine, visitor_engine])
+def test_the_url_of_a_database_is_refused_without_its_password(use: Any, url: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        use(url)
+    assert SECRET not in str(refused.value)
+
+
+def test_an_engine_is_shown_without_its_password() -> None:
+    engine = sa.create_engine(f"postgresql+psycopg://u:{SECRET}@h/d?password={SECRET}")
+    assert shown_url(engine) == "postgresql+psycopg://u:***@h/d?password=***"
+
+
+def test_other_addresses_are_refused_without_their_passwords() -> None:
+    for refuse in (
+        lambda: check_address(f"http://user:{SECRET}@h/x", Settings()),
+        lambda: Provider(f"https://user:{SECRET}@issuer", "notify", "rights"),
+        lambda: Alarms(None, f"https://user:{SECRET}@h", lambda: 0.0),  # type: ignore[arg-type]
+        lambda: opened(f"s3://key:{SECRET}@bucket/prefix"),
+        lambda: opened(f"s3://key:{SECRET}/x@bucket/prefix"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            refuse()
+        assert SECRET not in str(refused.value)
