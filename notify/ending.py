@@ -34,6 +34,23 @@ class Wishes:
         return self._count
 
 
+class Signals:
+    """Notes the signals that come, for whoever looks at them later."""
+
+    def __init__(self) -> None:
+        self._wishes = Wishes()
+        self._noted: list[tuple[int, int]] = []
+
+    def note(self, number: int, _: object) -> None:
+        """The handler of a signal."""
+        self._noted.append((number, self._wishes.count()))
+
+    def taken(self) -> list[tuple[int, int]]:
+        """Those that came since the last call: the number of each, and which wish it belongs to."""
+        noted, self._noted = self._noted, []
+        return noted
+
+
 def end_by(number: int) -> None:
     """End this process by a signal, as if nothing handled it."""
     signal.signal(number, signal.SIG_DFL)

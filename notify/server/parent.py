@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from notify.ending import Wishes, end_by
+from notify.ending import Signals, end_by
 from notify.errors import StorageFailed
 from notify.server.cluster.workers import DIED, HUNG
 from notify.server.doorway import Doorway
@@ -115,9 +115,7 @@ class Parent:
         self._topics = 0
         self._was_ready = False
         self._stopping_since = self._asked_to_stop = 0.0
-        self._wishes = Wishes()
-        self._signals: list[tuple[int, int]] = []
-        """The number of each that came, and how often somebody had asked by then."""
+        self._signals = Signals()
         self._failure = ""
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -164,16 +162,12 @@ class Parent:
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         caught = (signal.SIGTERM, signal.SIGINT)
-        before: dict[int, Any] = {number: signal.signal(number, self._note) for number in caught}
+        before: dict[int, Any] = {number: signal.signal(number, self._signals.note) for number in caught}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         return before
 
-    def _note(self, number: int, _: Any) -> None:
-        self._signals.append((number, self._wishes.count()))
-
     def _heed_signals(self) -> None:
-        heard, self._signals = self._signals, []
-        for number, count in heard:
+        for number, count in self._signals.taken():
             if count > 1:
                 self._kill()
                 end_by(number)
