@@ -10,6 +10,7 @@ import time
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
+from notify.binlog_bridge import source
 from notify.binlog_bridge.refusals import Refusals
 from notify.binlog_bridge.totals import Totals
 from notify.sinks.showing import Showing
@@ -79,9 +80,12 @@ def mover_of(source: str) -> str:
 
 
 def announce(engine: Engine, mover: str, totals: Totals) -> None:
-    """Say in the source's registry, if it has one, how far a bridge has read: retention waits for it."""
+    """Say in the source's registry, if it has one, how far a bridge has read: retention waits for it.
+
+    A replica has no registry of its own, and is not written to.
+    """
     with engine.begin() as connection:
-        if not sa.inspect(connection).has_table(server_member.name):
+        if source.is_read_only(connection) or not sa.inspect(connection).has_table(server_member.name):
             return
         detail = {"read_through_us": totals.read_through_us, "lag": round(totals.lag_us / 1e6, 3)}
         registry.heartbeat(connection, registry.Member(mover, "bridge", detail=detail))

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify import refused
+from notify.binlog_bridge import source
 from notify.client.table import notify_refused
 from notify.databases import REFUSED, RELAYED
 from notify.errors import Unavailable
@@ -38,6 +39,7 @@ class Refusals:
         names = [refusal.id for refusal in refusals]
         why = f"no queue takes {names[0]} ({refusals[0].detail}), and it cannot be noted in the source"
         try:
+            _check_writable(engine, why)
             if not refused.ensure(engine):
                 raise Unavailable(
                     f"{why}, which has no table notify_refused that this user may not make: "
@@ -60,6 +62,8 @@ class Refusals:
         if not _has_list(engine):
             return
         with engine.begin() as connection:
+            if source.is_read_only(connection):
+                return
             outboxes = present(connection)
             for outbox in outboxes:
                 refused.tidy(connection, outbox)
@@ -99,7 +103,8 @@ class Refusals:
     def settle(self, engine: Engine, names: Sequence[str]) -> None:
         """Note that the queue has these, as far as the bridge that sent them died before it could.
 
-        Nothing is written where nothing is left to note: the source may be a replica by now. Raises SQLAlchemyError.
+        Nothing is written where nothing is left to note: the source may be a replica by now. Raises SQLAlchemyError,
+        and Unavailable where the source takes no writes.
         """
         if not _has_list(engine):
             return
@@ -111,11 +116,19 @@ class Refusals:
             self.taken(engine, unmarked)
 
     def taken(self, engine: Engine, names: Sequence[str]) -> None:
-        """The queue has these now."""
+        """The queue has these now. Raises SQLAlchemyError, and Unavailable where the source takes no writes."""
+        _check_writable(engine, "what was sent again from the list of refused messages is to be marked in the source")
         with engine.begin() as connection:
             for outbox in present(connection):
                 outbox.mark(connection, names, RELAYED)
             refused.taken(connection, names)
+
+
+def _check_writable(engine: Engine, why: str) -> None:
+    """Raises Unavailable for a replica."""
+    with engine.connect() as connection:
+        if source.is_read_only(connection):
+            raise Unavailable(f"{why}, which takes no writes (read_only is ON): is it a replica?")
 
 
 def _has_list(engine: Engine) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.binlog_bridge.position import Position
+from notify.binlog_bridge.position import MariaDbSet, Position
 from notify.binlog_bridge.tables import COLUMNS
 from notify.errors import InvalidRequest
 from notify.outbox import LOCAL, SERVER
@@ -132,6 +132,15 @@ def variables(connection: Connection) -> dict[str, str]:
 
 def is_mariadb(connection: Connection) -> bool:
     return "mariadb" in str(connection.exec_driver_sql("SELECT VERSION()").scalar()).lower()
+
+
+def is_read_only(connection: Connection) -> bool:
+    """Whether the source takes writes from its primary alone.
+
+    A user with all rights may write to it nevertheless. Its binlog then has a GTID that the primary's next one cannot
+    follow, and replication ends.
+    """
+    return str(connection.exec_driver_sql("SELECT @@read_only").scalar()).upper() not in ("0", "OFF")
 
 
 def database(connection: Connection) -> str:
@@ -319,7 +328,13 @@ def begin_snapshot(connection: Connection) -> Position:
 def current_position(connection: Connection) -> Position:
     """Behind everything that is committed now."""
     if is_mariadb(connection):
-        return Position(str(connection.exec_driver_sql("SELECT @@gtid_binlog_pos").scalar() or ""))
+        asked = connection.exec_driver_sql("SELECT @@gtid_binlog_pos, @@log_slave_updates, @@gtid_slave_pos").one()
+        logged, logs_all, taken = MariaDbSet.parse(str(asked[0] or "")), int(asked[1]), str(asked[2] or "")
+        if not logs_all:  # what it took as a replica is in its tables, and not in its binlog
+            for domain, (server, number) in MariaDbSet.parse(taken).domains.items():
+                if number > logged.domains.get(domain, (0, 0))[1]:
+                    logged.add(domain, server, number)
+        return Position(str(logged))
     return Position(str(connection.exec_driver_sql("SELECT @@gtid_executed").scalar() or "").replace("\n", ""))
 
 

@@ -9,13 +9,17 @@ from contextlib import ExitStack
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge import source
+from notify.binlog_bridge import announcing, purge, source
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.purge import purge_moved
 from notify.binlog_bridge.source import findings
+from notify.errors import Unavailable
+from notify.storage.sql import schema
+from notify.storage.sql.engines import open_engine
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
-from tests.support.bridges import move, numbers, outbox
+from tests.support.bridges import move, numbers, outbox, poison
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.databases import own_mariadb
 from tests.support.groups import subscribe
@@ -98,9 +102,14 @@ def test_a_replica_that_does_not_log_what_it_takes_is_not_read(
 
 
 def test_what_a_server_took_in_between_is_not_passed(
-    logging: MariaDbServer, silent: MariaDbServer, server: ServerProcess, unique: str
+    logging: MariaDbServer,
+    silent: MariaDbServer,
+    server: ServerProcess,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The bridge's position is in the server's own binlog, and so is what came later: all between was skipped."""
+    """The bridge's position is in the server's own binlog, and so is what came later: all between was skipped. A purge
+    took it for moved."""
     url = made(silent, unique)
     outbox(url, unique, range(2))
     move(url, server)
@@ -108,9 +117,49 @@ def test_what_a_server_took_in_between_is_not_passed(
     take_over(logging, silent)
     outbox(url_at(logging, unique), unique, range(4, 6))
     take_over(silent, logging)
+    engine = sa.create_engine(url)
+    monkeypatch.setattr(purge, "WAIT_SECONDS", 0.1)
+    with pytest.raises(Unavailable, match="is it running"):
+        asyncio.run(purge_moved(engine, server.url, older_than=0))
+    engine.dispose()
     outbox(url, unique, range(8, 10))
     with pytest.raises(Purged, match="took transactions up to"):
         move(url, server)
+
+
+def test_a_bridge_does_not_write_to_a_replica(
+    logging: MariaDbServer,
+    silent: MariaDbServer,
+    server: ServerProcess,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With all rights it wrote to the registry every two seconds, also at a replica, whose replication ended by it."""
+    monkeypatch.setattr(announcing, "ANNOUNCE_SECONDS", 0.05)
+    url = made(silent, unique)
+    outbox(url, unique, range(1))
+    engine = open_engine(url)
+    schema.upgrade(engine, "main")
+    refused = poison(engine)
+    engine.dispose()
+    logging.follow(silent)
+    catch_up(logging, silent)
+    bridge = Bridge([url_at(logging, unique)], server.url, name=unique)
+
+    async def run() -> None:
+        task = asyncio.ensure_future(bridge.run())
+        wanted = "takes no writes (read_only is ON)"
+        await eventually_async(lambda: task.done() or caplog.text.count(wanted) > 1, "the refusal to wait")
+        assert not task.done() and str(logging.execute("SELECT @@gtid_binlog_state")[0][0]).startswith("0-2-")
+        logging.promote()
+        await eventually_async(lambda: task.done() or bridge.totals.refused, "the refusal to be noted")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    listed = logging.execute(f"SELECT transaction_id FROM {unique}.notify_refused")
+    assert [str(row[0]) for row in listed] == [refused]
 
 
 def test_a_node_of_galera_that_does_not_log_what_others_write_is_refused(
