@@ -93,8 +93,7 @@ class BinlogStream:
             auto_position=position.gtids if position else ("" if mariadb else None),
             enable_logging=False,
         )
-        if not mariadb and position is None:
-            self._from_the_first_file(settings)
+        self._settings = settings
 
     def _connected(self, **settings: Any) -> Any:
         """The connection that the binlog comes from. Raises Purged where what follows the position does not come."""
@@ -107,8 +106,9 @@ class BinlogStream:
             raise
         return connection
 
-    def _from_the_first_file(self, settings: dict[str, Any]) -> None:
-        with pymysql.connect(**settings) as connection, connection.cursor() as cursor:
+    def _from_the_first_file(self) -> None:
+        """Begin at the first file, which a MySQL is told by name: it would begin at its end. Raises Purged."""
+        with pymysql.connect(**self._settings) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT @@gtid_purged")
             purged = cursor.fetchone()[0]
             if purged:
@@ -120,6 +120,8 @@ class BinlogStream:
     def connect(self) -> None:
         """Raises Purged for a position that is gone or foreign, Unavailable where the source does not answer."""
         try:
+            if not (self._is_mariadb or (self._position and self._position.gtids)):
+                self._from_the_first_file()
             self._socket = self._frame.open()
         except (pymysql.err.OperationalError, OSError) as error:
             raise Unavailable(f"the source does not answer: {error}") from error

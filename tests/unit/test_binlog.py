@@ -6,6 +6,7 @@ import struct
 from datetime import UTC, datetime
 
 import pytest
+import sqlalchemy as sa
 
 from notify import ids
 from notify.binlog_bridge import decoder
@@ -13,7 +14,7 @@ from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import MariaDbSet, MySqlSet, Position
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
-from notify.binlog_bridge.stream import Damaged, SameServerId, refusal
+from notify.binlog_bridge.stream import BinlogStream, Damaged, SameServerId, refusal
 from notify.errors import InvalidRequest, Unavailable
 from tests.support.binlog import (
     AT,
@@ -154,6 +155,20 @@ def test_refusals_of_a_source(text: str, kind: type[Exception]) -> None:
     error = refusal(b"\xff" + struct.pack("<H", 1236) + b"#HY000" + text.encode())
     assert type(error) is kind and text[:60] in str(error)
     assert isinstance(refusal(b"\xff" + struct.pack("<H", 1045) + b"#28000no"), Unavailable)
+
+
+@pytest.mark.parametrize("position", [None, Position("", newest_us=1), Position(f"{SERVER}:1-9")])
+def test_a_mysql_without_gtids_is_read_from_its_first_file(
+    position: Position | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a backfill of a server that has no GTID yet a bridge began where the binlog ended by then."""
+    asked: list[str] = []
+    monkeypatch.setattr(BinlogStream, "_from_the_first_file", lambda self: asked.append("first"))
+    stream = BinlogStream(sa.make_url("mysql+pymysql://x@127.0.0.1:1/shop"), 7, position, mariadb=False)
+    with pytest.raises(Unavailable, match="does not answer"):
+        stream.connect()
+    stream.close()
+    assert len(asked) == (position is None or not position.gtids)
 
 
 def test_gtid_sets() -> None:
