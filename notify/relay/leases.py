@@ -25,6 +25,8 @@ from notify.pooler import REMEDY, TRANSACTION, pool_mode
 BUCKETS = 32
 LEASE_SECONDS = 20.0
 """How long a relay may be silent: then its session ends, and with it its leases. From version 14 of PostgreSQL on."""
+LOCK_SECONDS = 10.0
+"""How long a relay waits for rows that another session has locked, before it says so and tries again."""
 STOP_SECONDS = 0.5
 """How long a relay that listens may take to notice that it is stopped."""
 _BUCKET_CLASS, _PRESENCE_CLASS = 74_001, 74_002
@@ -50,7 +52,8 @@ class Leases(Protocol):
         ...
 
     def limit(self, connection: Connection) -> None:
-        """Have the database end this transaction, too, where the relay is silent in it: it holds rows."""
+        """Have the database end this transaction, too, where the relay is silent in it, since it holds rows, or waits
+        for rows that somebody else holds."""
         ...
 
     def wait(self, seconds: float) -> None:
@@ -238,6 +241,8 @@ class PostgreSqlLeases:
     def limit(self, connection: Connection) -> None:
         milliseconds = round(1000 * self._seconds)
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}")
+        # The log says then that somebody holds its rows, and it can be stopped. MySQL has such a bound by itself.
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(1000 * min(LOCK_SECONDS, self._seconds))}")
 
     def all(self) -> bool:
         return len(self.held) == BUCKETS

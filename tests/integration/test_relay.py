@@ -17,7 +17,7 @@ from notify.client import Message, TransactionProducer, create_tables
 from notify.client.table import half_message
 from notify.clock import wall_clock
 from notify.databases import UNSENT
-from notify.errors import WrongRole
+from notify.errors import Unavailable, WrongRole
 from notify.relay.leases import BUCKETS, PostgreSqlLeases
 from notify.relay.relay import Relay
 from notify.storage.records import NewMessage, NewTransaction, State
@@ -202,6 +202,25 @@ def test_a_relay_that_is_stopped_waits_for_its_threads(engines: list[sa.Engine],
         asyncio.run(run())
     pool = relays_own.pool
     assert isinstance(pool, sa.QueuePool) and pool.checkedout() == 0
+
+
+def test_a_relay_whose_rows_are_locked_says_so_and_sends_nothing_twice(
+    engines: list[sa.Engine], server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited without a word for whoever had locked its rows, and could not be stopped meanwhile."""
+    monkeypatch.setattr("notify.relay.leases.LOCK_SECONDS", 0.1)
+    subscribe(server.url, unique, unique)
+    with TransactionProducer(server.url, group=unique, engine=engines[0], mode="outbox") as producer:
+        with Session(engines[0]) as session:
+            producer.send(session, Message(unique, "once"))
+            session.commit()
+    relay = Relay(engines[1], server.url)
+    with engines[2].connect() as other:
+        other.exec_driver_sql("SELECT 1 FROM half_message FOR UPDATE")
+        with pytest.raises(Unavailable, match="lock timeout"):
+            asyncio.run(relay.run(once=True))
+    assert asyncio.run(relay.run(once=True)).sent == 1
+    assert bodies(drain(server.url, unique, unique, 1)) == ["once"]
 
 
 def test_making_the_tables_again_waits_for_nobody(engines: list[sa.Engine]) -> None:
