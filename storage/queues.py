@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from notify.storage.bridged import BridgeState
@@ -42,8 +42,9 @@ class MessageStore(Protocol):
         """
         ...
 
-    def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> list[StoredMessage]:
-        """Messages of a key, committed in [from, until), the oldest first; by the index, not by reading messages."""
+    def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> Iterator[StoredMessage]:
+        """Messages of a key, committed in [from, until), the oldest first; by the index. Each is read when it is
+        asked for: they may have gigabytes."""
         ...
 
     def offset_at(self, topic: str, queue: int, time_us: int) -> int:

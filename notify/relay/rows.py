@@ -11,7 +11,7 @@ from sqlalchemy.engine import Engine
 
 from notify import refused
 from notify.databases import REFUSED, RELAYED, is_gone
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, TooLarge
 from notify.outbox import LOCAL, OUTBOXES, SERVER, Outbox, Place, present, source_name
 from notify.pages import cut, readable
 from notify.refused import Refusal
@@ -23,6 +23,9 @@ log = logging.getLogger("notify.relay")
 PAGE_TRANSACTIONS = 500
 PAGE_BYTES = 16 << 20
 """A page has at most so many bytes of bodies, or one transaction."""
+MOST_READ_BYTES = 64 << 20
+"""A transaction with more bytes of bodies is refused unread: a relay that ran out of memory would do so at each start.
+The targets' own bounds lie far below."""
 MOST_LEFT_OUT = 1000
 """A query names so many topics at most. The transactions of more are read, and wait unsent."""
 
@@ -100,9 +103,15 @@ class Rows:
             if not places:
                 return Page()
             chosen = next(cut(places, PAGE_BYTES))
-            names = [place.id for place in chosen]
+            names = [place.id for place in chosen if place.size <= MOST_READ_BYTES]
             is_last = len(chosen) == len(places) < PAGE_TRANSACTIONS
-            return Page(*readable(connection, outbox, names), chosen[-1], is_last)
+            transactions, unreadable = readable(connection, outbox, names)
+            for place in chosen:
+                if place.size > MOST_READ_BYTES:
+                    detail = f"its bodies have {place.size:,} bytes: no target takes so many, and they are not read"
+                    whose = outbox.whose(connection, place.id)
+                    unreadable.append(Refusal(place.id, *whose, TooLarge.status, "request_too_large", detail))
+            return Page(transactions, unreadable, chosen[-1], is_last)
 
     def note(self, outbox: Outbox, taken: Sequence[str], refusals: Sequence[Refusal]) -> None:
         """Mark what the target has, and list what it will never take: in one transaction."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from notify.keys import key_hash
@@ -55,12 +57,12 @@ class Reader:
             return messages, messages[-1].offset + 1
         return messages, int(table["offset"][-1]) + 1
 
-    def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> list[StoredMessage]:
+    def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> Iterator[StoredMessage]:
         wanted = key_hash(key)
         only = None
         if topic is not None:
             if topic not in self._state.topics:
-                return []
+                return iter(())
             only = self._state.topics[topic].id
         matches: list[tuple[int, int, bytes]] = []
         for part in self._state.parts:
@@ -73,7 +75,7 @@ class Reader:
             if len(matches) >= limit and isinstance(part, SealedPart):
                 break
         matches.sort(key=lambda match: match[:2])
-        return [self._payloads.message(raw) for _, _, raw in matches[:limit]]
+        return (self._payloads.message(raw) for _, _, raw in matches[:limit])
 
     def offset_at(self, topic: str, queue: int, time_us: int) -> int:
         where = self._state.queue(topic, queue)

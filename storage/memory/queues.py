@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -192,7 +192,7 @@ class MemoryQueues:
             end = message.offset + 1
         return chosen, end
 
-    def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> list[StoredMessage]:
+    def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> Iterator[StoredMessage]:
         wanted = key_hash(key)
         names = [topic] if topic is not None else list(self._topics)
         matches = [
@@ -202,7 +202,7 @@ class MemoryQueues:
             for m in self.read(name, number, 0, 1 << 62, 1 << 62)
             if m.key_hash == wanted and from_us <= m.committed_us < until_us
         ]
-        return sorted(matches, key=lambda m: (m.committed_us, m.offset))[:limit]
+        return iter(sorted(matches, key=lambda m: (m.committed_us, m.offset))[:limit])
 
     def offset_at(self, topic: str, queue: int, time_us: int) -> int:
         where = self._queue(topic, queue)

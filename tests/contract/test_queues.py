@@ -232,14 +232,14 @@ def test_messages_are_found_by_key_and_time(run: Any) -> None:
             if n == 6:
                 await b.restart()
         await b.restart()
-        messages = b.store.keyed("k1", None, 0, 1 << 62, 100)
+        messages = list(b.store.keyed("k1", None, 0, 1 << 62, 100))
         assert bodies_in(messages) == [b"1", b"4", b"7", b"10"]
-        messages = b.store.keyed("k0", "t", T0 + 3 * SECOND, T0 + 9 * SECOND, 100)
+        messages = list(b.store.keyed("k0", "t", T0 + 3 * SECOND, T0 + 9 * SECOND, 100))
         assert bodies_in(messages) == [b"3", b"6"]
-        assert len(b.store.keyed("k0", None, 0, 1 << 62, 100)) == 16
-        assert len(b.store.keyed("k0", None, 0, 1 << 62, 5)) == 5
-        assert b.store.keyed("k9", None, 0, 1 << 62, 100) == []
-        assert b.store.keyed("k0", "nowhere", 0, 1 << 62, 100) == []
+        assert len(list(b.store.keyed("k0", None, 0, 1 << 62, 100))) == 16
+        assert len(list(b.store.keyed("k0", None, 0, 1 << 62, 5))) == 5
+        assert list(b.store.keyed("k9", None, 0, 1 << 62, 100)) == []
+        assert list(b.store.keyed("k0", "nowhere", 0, 1 << 62, 100)) == []
 
     run(scenario)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from notify.limits import LIMITS
 from notify.testing import InMemoryServer
 from tests.support.groups import Caller, bodies, die, publish, subscribe
-from tests.support.http import admin, ask, refusal
+from tests.support.http import admin, ask, call, refusal
 
 
 def pages(url: str, topic: str, size: int, **query: str) -> list[list[str]]:
@@ -105,3 +107,33 @@ def test_dead_letters_are_listed_newest_first(frozen_server: InMemoryServer, uni
     assert seen == [str(n) for n in reversed(range(0, 50, 2))]
     assert admin(url, "GET", f"groups/{unique}-none/dead-letters?newest=true") == {"messages": [], "next_before": 0}
     assert refusal(url, "GET", f"groups/{unique}/dead-letters?newest=true&before=-1")[0] == 422
+
+
+def test_lists_of_messages_are_bounded_in_bytes(
+    frozen_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each had all that `max` allows: 10,000 messages of 1 MiB."""
+    url = frozen_server.url
+    for module in ("admin.messages", "jobs.dead_letters", "groups.own_letters"):
+        monkeypatch.setattr(f"notify.server.{module}.LIMITS", replace(LIMITS, reply_bytes=25_000))
+    admin(url, "PUT", f"topics/{unique}", {"queues": 4})
+    subscribe(url, unique, unique)
+    sent = [
+        {"topic": unique, "body": f"{n}" + "x" * 10_000, "key": "k" if n < 6 else f"{unique}{n}"} for n in range(12)
+    ]
+    call(url, "POST", "/v1/messages", {"messages": sent})
+    by_key = admin(url, "GET", f"messages?key=k&topic={unique}")
+    assert ([m["body"][0] for m in by_key["messages"]], by_key["is_more"]) == (["0", "1"], True)
+    by_time = admin(url, "GET", f"messages?topic={unique}&max=100")
+    assert (len(by_time["messages"]), by_time["is_more"]) == (2, True)
+    assert "is_more" not in admin(url, "GET", f"messages?topic={unique}&max=2")
+    caller = Caller(url, unique, "i")
+    caller.settle(caller.receive(unique, max=12), "dead_letter", reason="bad")
+    listed: list[str] = []
+    offset = 0
+    while page := admin(url, "GET", f"groups/{unique}/dead-letters?max=100&offset={offset}")["messages"]:
+        listed += [m["body"] for m in page]
+        offset = page[-1]["offset"] + 1
+    assert sorted(listed) == sorted(m["body"] for m in sent)
+    newest = admin(url, "GET", f"groups/{unique}/dead-letters?newest=true&max=100")
+    assert len(newest["messages"]) == 3 and newest["next_before"]

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids, refused
+from notify import ids, pages, refused
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
 from notify.clock import wall_clock
 from notify.databases import REFUSED
 from notify.limits import LIMITS
 from notify.outbox import LOCAL, source_name
+from notify.outbox import Outbox as OutboxTable
 from notify.refused import DROPPED_STATE
 from notify.relay import relay
 from notify.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases
@@ -136,6 +137,24 @@ def test_what_the_target_refuses_is_listed_and_the_rest_goes_on(
     assert relay_once(outbox, server.url) == (0, 0)
     assert bodies(drain(server.url, unique, unique, 2)) == ["0", "1"]
     assert outbox.listed() == sorted((name, code, 1) for name, code in bad.items())
+
+
+def test_what_is_far_too_large_is_not_even_read(
+    outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of a gigabyte would end the relay for want of memory, again after each start."""
+    monkeypatch.setattr("notify.relay.rows.MOST_READ_BYTES", 1000)
+    read: list[str] = []
+    of_pages = pages.readable
+
+    def readable(connection: sa.Connection, box: OutboxTable, names: list[str]) -> Any:
+        read.extend(names)
+        return of_pages(connection, box, names)
+
+    monkeypatch.setattr("notify.relay.rows.readable", readable)
+    large, small = outbox.add("x" * 600, "x" * 600), outbox.add("x" * 600)
+    assert relay_once(outbox, server.url) == (1, 1)
+    assert read == [small] and outbox.listed() == [(large, "request_too_large", 1)]
 
 
 def test_rows_that_no_driver_can_read_hold_up_no_others(

@@ -7,6 +7,7 @@ from typing import Any
 
 from notify import ids
 from notify.errors import Conflict, NotFound
+from notify.limits import LIMITS
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.server.groups import Change, Chosen, Edited, purging, rewriting
@@ -43,7 +44,7 @@ class OwnLetters:
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
         letters = DeadLetters(self._core, name)
-        chosen, next_offset = await letters.find(wanted, offset, most)
+        chosen, next_offset = await letters.find(wanted, offset, most, most_bytes=LIMITS.reply_bytes)
         return {"messages": await _shown(letters, chosen), "next_offset": next_offset}
 
     async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:

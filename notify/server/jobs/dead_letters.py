@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from notify import ids
+from notify.limits import LIMITS
 from notify.message import FIRST_ID
 from notify.server.core.core import Core
 from notify.server.jobs.sending_again import send_to_group
@@ -57,11 +58,11 @@ class DeadLetters:
         return self._core.queues.read(self.topic, 0, offset, limit, READ_BYTES)
 
     async def find(
-        self, wanted: Wanted, offset: int, limit: int, *, not_redriven: bool = False
+        self, wanted: Wanted, offset: int, limit: int, *, not_redriven: bool = False, most_bytes: int | None = None
     ) -> tuple[list[StoredMessage], int]:
-        """Those that match from an offset on, and the offset to go on from."""
+        """Those that match from an offset on, and the offset to go on from: a few more than `most_bytes`, if given."""
         found: list[StoredMessage] = []
-        while len(found) < limit:
+        while len(found) < limit and (most_bytes is None or _size(found) < most_bytes):
             async with self._core.one_search:
                 began = time.perf_counter()
                 offset, more = await self._look(wanted, offset, limit - len(found), not_redriven, found)
@@ -72,12 +73,12 @@ class DeadLetters:
         return found, offset
 
     async def find_newest(self, wanted: Wanted, before: int, limit: int) -> tuple[list[StoredMessage], int]:
-        """Those that match and lie before an offset (0: all), the newest first, and the offset to go on before.
-
-        That is 0 where there are no more.
+        """Those that match and lie before an offset (0: all), the newest first, and the offset to go on before: as many
+        as go into a reply. The offset is 0 where there are no more.
         """
         start, end, _ = self.bounds()
         found: list[StoredMessage] = []
+        size = 0
         letters = backwards(self._core.queues, self.topic, 0, min(end, before or end)) if end > start else iter(())
         while True:
             async with self._core.one_search:
@@ -86,7 +87,8 @@ class DeadLetters:
                 for m in batch:
                     if wanted.matches(m):
                         found.append(m)
-                        if len(found) == limit:
+                        size += len(m.payload)
+                        if len(found) == limit or size >= LIMITS.reply_bytes:
                             return found, m.offset if m.offset > start else 0
                 if not batch:
                     return found, 0
@@ -198,3 +200,7 @@ class DeadLetters:
             if m.topic == topic and not m.corrupt:
                 return (decode_payload(m.payload).headers or {}).get(DROPPED_WHY, "")
         return None
+
+
+def _size(letters: Sequence[StoredMessage]) -> int:
+    return sum([len(m.payload) for m in letters])
