@@ -23,6 +23,8 @@ Result = TypeVar("Result")
 
 MAX_WAITING = 100_000
 LATER_LOOK_SECONDS = 0.02
+CARRIER_TURNS = 3
+"""So many turns of the loop an item waits for another Batcher's request that is about to leave."""
 
 
 class Later:
@@ -63,22 +65,24 @@ class Batcher(Generic[Item, Result]):
         max_bytes: int = 4 << 20,
         size_of: Callable[[Item], int] = lambda item: 0,
         in_flight: int = 2,
-        turns: int = 1,
+        may_go_along: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`turns`: for so many turns of the loop, 1 at least, an item waits for others, or for a request to take it
-        `along`."""
+        """`may_go_along`: whether another Batcher's request is about to leave, which may take `along` what waits here;
+        that is waited for, CARRIER_TURNS at most."""
         self._send = send
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._size_of = size_of
         self._in_flight = in_flight
-        self._turns = turns
+        self._may_go_along = may_go_along
         self._running: set[asyncio.Task[None]] = set()
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._returned: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         """Came back from another Batcher's request, and are not taken along again: only a request of their own is
         sent a bounded number of times."""
         self._scheduled = False
+        self._unbegun = 0
+        """Requests whose task has not begun."""
         self._away = 0
         """How many items are to be sent again after a while, or are on their way in another Batcher's request."""
         self._loop = asyncio.get_running_loop()
@@ -87,6 +91,11 @@ class Batcher(Generic[Item, Result]):
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is on its way; as any thread sees it at this moment."""
         return not (self._waiting or self._running or self._away or self._returned)
+
+    @property
+    def is_about_to_send(self) -> bool:
+        """Whether a request leaves in this turn of the loop or the next."""
+        return self._scheduled or self._unbegun > 0
 
     def submit(self, item: Item) -> asyncio.Future[Result]:
         """The future of the item's result. Raises Unavailable where far too much waits already."""
@@ -125,11 +134,11 @@ class Batcher(Generic[Item, Result]):
     def _start_later(self) -> None:
         if not self._scheduled and len(self._running) < self._in_flight:
             self._scheduled = True
-            self._loop.call_soon(self._turn, self._turns)
+            self._loop.call_soon(self._start_or_wait, CARRIER_TURNS)
 
-    def _turn(self, left: int) -> None:
-        if left > 1:
-            self._loop.call_soon(self._turn, left - 1)
+    def _start_or_wait(self, turns: int) -> None:
+        if turns and self._may_go_along():
+            self._loop.call_soon(self._start_or_wait, turns - 1)
         else:
             self._start()
 
@@ -138,6 +147,7 @@ class Batcher(Generic[Item, Result]):
         while (self._waiting or self._returned) and len(self._running) < self._in_flight:
             task = self._loop.create_task(self._request(self._take()))
             self._running.add(task)
+            self._unbegun += 1
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
         waiting = self._returned or self._waiting
@@ -153,6 +163,7 @@ class Batcher(Generic[Item, Result]):
         return batch
 
     async def _request(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        self._unbegun -= 1
         try:
             if batch:
                 self._tell(batch, await self._results([item for item, _ in batch]))

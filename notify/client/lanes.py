@@ -24,9 +24,11 @@ class Lanes(Generic[Item, Result]):
         count_key_shards: Callable[[], int],
         *,
         in_flight: int = 2,
+        may_go_along: Callable[[str | None], bool] = lambda shard: False,
         **bounds: Any,
     ) -> None:
-        """`send` gets a shard and its items, and returns as a Batcher's does; `bounds`: those of each Batcher.
+        """`send` gets a shard and its items, and returns as a Batcher's does; `bounds`: those of each Batcher, and
+        `may_go_along`, too, asked for a shard.
 
         `in_flight`: requests at once. The shards that divide the keys (`count_key_shards` says how many do) share a
         quarter of them, at least one each: the other shards' requests are on their way as well, and more requests at
@@ -35,6 +37,7 @@ class Lanes(Generic[Item, Result]):
         self._send = send
         self._count_key_shards = count_key_shards
         self._in_flight = in_flight
+        self._may_go_along = may_go_along
         self._bounds = bounds
         self._lanes: dict[str | None, Batcher[Item, Result]] = {}
 
@@ -42,6 +45,11 @@ class Lanes(Generic[Item, Result]):
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is on its way; as any thread sees it at this moment."""
         return all(lane.is_idle for lane in list(self._lanes.values()))
+
+    def is_about_to_send(self, shard: str | None) -> bool:
+        """As `Batcher.is_about_to_send`, for a shard."""
+        lane = self._lanes.get(shard)
+        return lane is not None and lane.is_about_to_send
 
     def submit(self, item: Item, shard: str | None) -> asyncio.Future[Result]:
         """The future of the item's result. Raises Unavailable where far too much waits already."""
@@ -57,7 +65,8 @@ class Lanes(Generic[Item, Result]):
             divided = self._count_key_shards() if shard is not None else 0
             most = max(1, self._in_flight // (4 * divided)) if divided else self._in_flight
             send = functools.partial(self._send, shard)
-            lane = self._lanes[shard] = Batcher(send, in_flight=most, **self._bounds)
+            may_go = functools.partial(self._may_go_along, shard)
+            lane = self._lanes[shard] = Batcher(send, in_flight=most, may_go_along=may_go, **self._bounds)
         return lane
 
     async def drain(self) -> None:

@@ -43,8 +43,6 @@ HALVES, OUTCOMES = "/v1/transactions", "/v1/transactions/outcomes"
 MOST_ITEMS, MOST_TOGETHER = 200, 100
 """Items of a request with halves or outcomes, and of one with both: in larger ones the request itself costs little, and
 client and server work at the same time on two of half the size."""
-TURNS_OF_OUTCOMES = 3
-"""Outcomes wait so many turns of the loop: the request for halves that were sent meanwhile takes them along."""
 Answers = Sequence[Item | Later | NotifyError]
 """One for each item of a request, in its order."""
 NOT_NOW = (503, 421)
@@ -99,7 +97,11 @@ class TransactionClient:
             in_flight=8 if batching else 128,
         )
         self._outcomes: Lanes[OutcomeItem, Item] = Lanes(
-            self._send_outcomes, self._count_key_shards, max_items=MOST_ITEMS, in_flight=4, turns=TURNS_OF_OUTCOMES
+            self._send_outcomes,
+            self._count_key_shards,
+            max_items=MOST_ITEMS,
+            in_flight=4,
+            may_go_along=self._may_go_along,
         )
         self._messages: Lanes[PackedPublished, Item] = Lanes(
             self._send_messages, self._count_key_shards, size_of=size_of_message
@@ -262,6 +264,11 @@ class TransactionClient:
 
     def _submit_outcome(self, item: OutcomeItem) -> asyncio.Future[Item]:
         return self._outcomes.submit(item, self._lane_of_outcomes(item.shard))
+
+    def _may_go_along(self, shard: str | None) -> bool:
+        """Whether a request with halves is about to leave that may take along this shard's outcomes."""
+        halves = self._halves
+        return self.http.takes_outcomes and (halves.is_about_to_send(shard) or halves.is_about_to_send(None))
 
     def _lane_of_outcomes(self, shard: str | None) -> str | None:
         # Any server of a shared database takes the outcomes of all shards, but servers with a log each only their own.

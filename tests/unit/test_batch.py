@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from notify.client.batch import Batcher
+from notify.client.batch import CARRIER_TURNS, Batcher
 from notify.errors import Forbidden, InvalidRequest, NotifyError, TooLarge, Unavailable
 
 requests: list[list[int]] = []
@@ -81,9 +81,9 @@ def test_a_fault_is_told_to_those_who_wait_and_logged_with_its_traceback(caplog:
 class Carried:
     """A batcher and the requests that it sent by itself."""
 
-    def __init__(self, turns: int = 3) -> None:
+    def __init__(self, may_go_along: Callable[[], bool] = lambda: False) -> None:
         self.requests: list[list[int]] = []
-        self.batcher: Batcher[int, int] = Batcher(self._send, in_flight=1, turns=turns)
+        self.batcher: Batcher[int, int] = Batcher(self._send, in_flight=1, may_go_along=may_go_along)
 
     async def _send(self, items: list[int]) -> Sequence[int]:
         self.requests.append(items)
@@ -125,15 +125,29 @@ def test_what_came_back_is_sent_by_its_own_and_not_taken_along_again() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("turns", [1, 3])
-def test_an_item_waits_for_some_turns_of_the_loop(turns: int) -> None:
+@pytest.mark.parametrize("turns", [0, 2, 1000])
+def test_an_item_waits_for_a_request_that_is_about_to_leave_and_not_for_long(turns: int) -> None:
     async def scenario() -> None:
-        carried = Carried(turns)
+        left = iter(range(turns))
+        carried = Carried(lambda: next(left, None) is not None)
         carried.batcher.submit(1)
         waited = 0
         while not carried.requests:
             await asyncio.sleep(0)  # a turn of the loop
             waited += 1
-        assert waited == turns + 1  # the task of a request begins one turn later
+        assert waited == min(turns, CARRIER_TURNS) + 2  # the task of a request begins one turn later
+
+    asyncio.run(scenario())
+
+
+def test_it_is_known_when_a_request_is_about_to_leave() -> None:
+    async def scenario() -> None:
+        carried = Carried()
+        seen = [carried.batcher.is_about_to_send]
+        carried.batcher.submit(1)
+        while not carried.requests:
+            seen.append(carried.batcher.is_about_to_send)
+            await asyncio.sleep(0)  # a turn of the loop
+        assert seen == [False, True, True] and not carried.batcher.is_about_to_send
 
     asyncio.run(scenario())
