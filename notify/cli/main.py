@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 import typer
 import typer.core
@@ -16,6 +16,7 @@ from notify.cli import of_database
 from notify.cli.printed import ERRORS_AS_JSON, say, say_json
 from notify.errors import NotifyError
 from notify.extras import remedy
+from notify.log_output import STDERR
 
 
 class Commands(typer.core.TyperGroup):
@@ -66,7 +67,7 @@ def _log_to_stderr() -> None:
     except ImportError:  # the extra cli alone: there is no server's code to run
         return
     if not structlog.is_configured():
-        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(cast(TextIO, STDERR)))
 
 
 def register() -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 import uvicorn
@@ -23,6 +23,7 @@ from notify import tracing
 from notify.clock import wall_clock
 from notify.ending import Wishes, end_by
 from notify.errors import InvalidRequest, StorageFailed
+from notify.log_output import STDOUT
 from notify.server import webhooks
 from notify.server.app import App
 from notify.server.cluster.workers import Workers
@@ -87,10 +88,14 @@ def _visibly(logger: object, method: str, event: MutableMapping[str, Any]) -> Mu
     return event
 
 
-def _log_visibly() -> None:
+def prepare_log() -> None:
+    """Have this process log what a terminal may show, for as long as somebody reads it."""
     if not structlog.is_configured():
         *steps, renderer = structlog.get_config()["processors"]
-        structlog.configure(processors=[*steps, _visibly, renderer])
+        structlog.configure(
+            processors=[*steps, _visibly, renderer],
+            logger_factory=lambda *_: structlog.PrintLogger(cast(TextIO, STDOUT)),
+        )
 
 
 class Server(uvicorn.Server):
@@ -122,7 +127,7 @@ def serve(
     is given the socket that it listens on, `bound`, or a `channel` over which it is handed connections. Raises
     InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
     """
-    _log_visibly()
+    prepare_log()
     certificates = check_settings(settings)
     failed: list[StorageFailed] = []
     following: list[asyncio.Task[None]] = []

@@ -34,7 +34,7 @@ from notify.server.data_directory import unusable
 from notify.server.database import open_database
 from notify.server.heartbeat import beat_seconds, give
 from notify.server.parent import STACK, Child, Parent, said_in
-from notify.server.serve import address_of, check_settings, listen, make_directory, serve
+from notify.server.serve import address_of, check_settings, listen, make_directory, prepare_log, serve
 from notify.settings import Settings
 from notify.workers import divide
 
@@ -53,6 +53,7 @@ def supervise(settings: Settings, greet: Callable[[str, int], None] | None = Non
     `greet`: as for `serve`, once all workers are ready. Raises InvalidRequest for what cannot be served so, and
     StorageFailed where the directory cannot be used, or a worker cannot start, or dies again and again.
     """
+    prepare_log()
     _refuse_others(settings)
     check_settings(settings)
     make_directory(settings)
