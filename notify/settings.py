@@ -7,9 +7,11 @@ Each setting is one field of Settings with its description, unit, bounds and def
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import tomllib
 import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -290,6 +292,8 @@ class Settings:
         return not self.kafka or bool(self.storage)
 
 
+OTHERS = frozenset({"NOTIFY_TOKEN", "NOTIFY_TOKEN_FILE", "NOTIFY_KEY", "NOTIFY_CERTIFICATE", "NOTIFY_CA"})
+"""Variables that are no settings of a server, and have names near theirs."""
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 """How an error names the type of a setting."""
 
@@ -310,12 +314,14 @@ def load(
     values: dict[str, Any] = {}
     if file is not None:
         try:
-            table = tomllib.loads(file.read_text())
+            table = tomllib.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:  # no TOML, or no text
             raise InvalidRequest(f"the settings file {file} cannot be read: {error}") from None
         for name, value in table.items():
             if name not in fields:
-                raise InvalidRequest(f"{file}: there is no setting {name!r}; see docs/reference.md")
+                meant = _meant(name, fields)
+                instead = f"did you mean {meant}?" if meant else "see docs/reference.md"
+                raise InvalidRequest(f"{file}: there is no setting {name!r}; {instead}")
             values[name] = value
     for name in fields:
         text = environ.get(environment_name(name))
@@ -324,6 +330,25 @@ def load(
     values.update({k: v for k, v in (flags or {}).items() if v is not None})
     types = typing.get_type_hints(Settings)
     return Settings(**{name: _checked(fields[name], types[name], value) for name, value in values.items()})
+
+
+def mistyped(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the environment whose names are nearly those of settings, and so set nothing; the names meant."""
+    prefix, names = environment_name(""), [f.name for f in dataclasses.fields(Settings)]
+    found = {}
+    for variable in sorted(environ):
+        name = variable.removeprefix(prefix).lower()
+        if variable.startswith(prefix) and name not in names and variable not in OTHERS:
+            meant = _meant(name, names)
+            if meant:
+                found[variable] = environment_name(meant)
+    return found
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    """The setting whose name is nearest to a mistyped one; "" where none is near."""
+    near = difflib.get_close_matches(name, names, 1, 0.75)
+    return near[0] if near else ""
 
 
 def changed(settings: Settings, values: dict[str, Any]) -> Settings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -14,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 import typer
 
+from notify.actor import signed
 from notify.cli.printed import (
     ERRORS_AS_JSON,
     console,
@@ -91,7 +91,7 @@ def call(
 
 def write(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
     """The body of a write; the user's name is added to the reason."""
-    return {"reason": f"{reason} ({getpass.getuser()})", "dry_run": dry_run} | fields
+    return {"reason": signed(reason), "dry_run": dry_run} | fields
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from notify.actor import signed
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest
 
@@ -53,8 +53,7 @@ def carry_out(inputs: Inputs, path: Path, url: str, reason: str, *, scratch: str
 
     plan = read_plan(path)
     plan.check_force(force=force)
-    signed = f"{reason} ({getpass.getuser()})"  # as every command that writes signs its reason
-    return asyncio.run(Repair(inputs, url, signed, scratch, force=force).run(plan, path, dry_run=dry_run))
+    return asyncio.run(Repair(inputs, url, signed(reason), scratch, force=force).run(plan, path, dry_run=dry_run))
 
 
 def show(rows: list[dict[str, Any]], *, as_json: bool, dry_run: bool) -> int:

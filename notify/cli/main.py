@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from contextlib import suppress
 from functools import cache
@@ -143,6 +144,9 @@ def main() -> None:
     Every flag has an environment variable: NOTIFY_BENCH_TRANSACTIONS_CLIENTS is --clients of `notify bench
     transactions`. Flags that several commands share, and settings, have shorter names, which --help shows.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # in a locale that lacks a character, its number is shown
+            stream.reconfigure(errors="backslashreplace")
     try:
         command()(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:

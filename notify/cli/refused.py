@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC
 from typing import Any
@@ -13,6 +12,7 @@ import typer
 from sqlalchemy.engine import Connection
 
 from notify import refused
+from notify.actor import signed
 from notify.cli import undelivered
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, WIDE, fields, show, show_rows
 from notify.cli.database import opened
@@ -102,9 +102,7 @@ def _decide(
     if bool(names) == all:
         raise InvalidRequest("name transactions with --id, or choose --all that wait")
     if dsn.startswith(SCHEME):
-        told = undelivered.decide(
-            dsn, names, f"{reason} ({getpass.getuser()})", send=decide is refused.retry, dry_run=dry_run
-        )
+        told = undelivered.decide(dsn, names, signed(reason), send=decide is refused.retry, dry_run=dry_run)
         show(told, as_json)
         raise typer.Exit(1 if told["not_on_the_list"] or any(m["status"] != 200 for m in told["messages"]) else 0)
     done: list[str] = []
@@ -112,7 +110,7 @@ def _decide(
         chosen = list(names) or _waiting(engine)
         for at in range(0, len(chosen), refused.MOST_AT_ONCE):
             with engine.connect() as connection:
-                done += decide(connection, chosen[at : at + refused.MOST_AT_ONCE], f"{reason} ({getpass.getuser()})")
+                done += decide(connection, chosen[at : at + refused.MOST_AT_ONCE], signed(reason))
                 if not dry_run:
                     connection.commit()
     missing = sorted(set(names) - set(done))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ def register(app: typer.Typer) -> None:
         flags |= {"ship_keep": ship_keep}
         flags |= {"storage": storage, "kafka": kafka, "roles": roles, "registry": registry, "room": room}
         settings = settings_module.load(flags, config)
+        for variable, meant in settings_module.mistyped(os.environ).items():
+            say(f"notify: {variable} sets nothing; the setting is {meant}", err=True)
 
         def greet(address: str, topics: int) -> None:
             say(greeting(settings, address, topics))

@@ -31,9 +31,13 @@ def token_from_environment() -> str:
     if token or not file:
         return token.strip()
     try:
-        return Path(file).read_text().strip()
-    except OSError as error:
-        raise InvalidRequest(f"NOTIFY_TOKEN_FILE: {file} cannot be read: {error.strerror}") from None
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:  # ValueError: it is no text
+        raise InvalidRequest(f"NOTIFY_TOKEN_FILE: {file} cannot be read: {_why(error)}") from None
+
+
+def _why(error: OSError | ValueError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "it is no text"
 
 
 class Token:

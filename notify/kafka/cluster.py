@@ -186,9 +186,11 @@ def _of_file(path: str) -> dict[str, str]:
     if not path:
         return {}
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise InvalidRequest(f"{SETTINGS_FILE}: {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise InvalidRequest(f"{SETTINGS_FILE}: {path} cannot be read: it is no text") from None
     settings: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith(("#", "!")):

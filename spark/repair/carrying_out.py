@@ -6,7 +6,6 @@ plan was made is not carried out. The server refuses the same for its own queues
 
 from __future__ import annotations
 
-import getpass
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from notify.actor import actor
 from notify.check import HalfMessage, Outcome
 from notify.check.listener import CheckUnavailable
 from notify.check.local import answer
@@ -70,7 +70,7 @@ class Repair:
         rows: dict[str, Row] = {}
         http = HttpClient(self._url)
         try:
-            with nullcontext() if dry_run else Journal(path, plan.made_at, getpass.getuser(), self._reason) as journal:
+            with nullcontext() if dry_run else Journal(path, plan.made_at, actor(), self._reason) as journal:
                 done = done_in(lines_of(path)) if journal is None else dict(journal.done)
                 for row in self._done_before([item for item in plan.items if item.key in done], done):
                     rows[row["key"]] = row

@@ -83,7 +83,7 @@ def write(result: Result, directory: Path) -> Path:
     buckets = pa.Table.from_pylist(result.buckets) if result.buckets else pa.table({"at_us": pa.array([], pa.int64())})
     _replace(directory / "buckets.parquet", lambda path: pq.write_table(buckets, path))
     _replace(directory / "report.json", lambda path: path.write_text(json.dumps(plain(result), indent=1)))
-    _replace(directory / "report.html", lambda path: path.write_text(page(result)))
+    _replace(directory / "report.html", lambda path: path.write_text(page(result), encoding="utf-8"))
     return directory / "report.html"
 
 

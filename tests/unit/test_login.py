@@ -99,3 +99,9 @@ def test_a_client_begins_with_a_token_that_is_one(file: Path) -> None:
     file.unlink()
     with pytest.raises(InvalidRequest, match="cannot be read"):
         Token(None)
+
+
+def test_a_file_that_is_no_text_is_refused_with_a_sentence(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRequest, match=r"NOTIFY_TOKEN_FILE: .* cannot be read: it is no text"):
+        Token(None)

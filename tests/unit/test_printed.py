@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -171,3 +174,14 @@ def test_help_shows_variables_with_a_name_of_their_own_alone() -> None:
     main.hide_long_variables(command)
     shown = {p.name for p in command.commands["topic"].commands["create"].params if getattr(p, "show_envvar", False)}
     assert shown == {"reason", "dry_run", "url", "as_json"}
+
+
+def test_a_locale_without_a_character_is_shown_its_number() -> None:
+    """Help, and whatever a message or a sentence of ours holds, ended with a traceback."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "notify", "serve", "--help"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"},
+        capture_output=True,
+        check=False,
+    )
+    assert shown.returncode == 0 and b"kafka://host:port,\\u2026" in shown.stdout, shown.stderr

@@ -14,7 +14,7 @@ from notify.server.app import App
 from notify.server.data.request import PROBES, Request
 from notify.server.serve import serve
 from notify.server.supervisor import supervise
-from notify.settings import Settings, load
+from notify.settings import Settings, load, mistyped
 from notify.storage.memory import MemoryStore
 
 
@@ -122,3 +122,18 @@ def test_a_setting_that_must_say_something_is_not_empty(name: str) -> None:
             load({name: value}, environ={})
         with pytest.raises(InvalidRequest, match="is empty"):
             load(environ={f"NOTIFY_{name.upper()}": value})
+
+
+def test_a_mistyped_setting_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    environ = {"NOTIFY_DATADIR": "/x", "NOTIFY_PROT": "1", "NOTIFY_WORKER": "2", "NOTIFY_PORT": "1", "DATA_DIR": "x"}
+    environ |= {"NOTIFY_KEY": "k.pem", "NOTIFY_TOKEN": "t", "NOTIFY_TEST_MARIADB": "m", "NOTIFY_REASON": "r"}
+    assert mistyped(environ) == {
+        "NOTIFY_DATADIR": "NOTIFY_DATA_DIR",
+        "NOTIFY_PROT": "NOTIFY_PORT",
+        "NOTIFY_WORKER": "NOTIFY_WORKERS",
+    }
+    file = tmp_path / "notify.toml"
+    for line, said in (("prot = 1", "there is no setting 'prot'; did you mean port?"), ("x = 1", "see docs/reference")):
+        file.write_text(line)
+        with pytest.raises(InvalidRequest, match=said):
+            load(file=file, environ={})
