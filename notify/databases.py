@@ -64,6 +64,18 @@ def is_gone(error: BaseException | None) -> bool:
     return bool(arguments) and arguments[0] in GONE_CODES
 
 
+_FULL_STATE = "53100"
+_FULL_CODES = frozenset({1021, 1114})
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a driver's error says that the database has no room for more."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    return getattr(error, "sqlstate", None) == _FULL_STATE or (bool(arguments) and arguments[0] in _FULL_CODES)
+
+
 _UNIQUE_STATE = "23505"
 _UNIQUE_CODES = frozenset({1062, 1586})
 _SQLITE_UNIQUE_CODES = frozenset({sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE})

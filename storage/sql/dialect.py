@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from sqlalchemy.engine import Engine
 
-from notify.errors import InvalidRequest
+from notify.databases import is_full
+from notify.errors import DiskFull, InvalidRequest, Unavailable
 from notify.storage.records import NewTransaction
 from notify.storage.sql.rows import COLUMNS, FIXED, Row
 
@@ -40,6 +41,20 @@ class Gone(Exception):
 def is_a_values_fault(error: Exception) -> bool:
     """Whether the driver calls it a DataError, as the DB-API names what is wrong with a value."""
     return isinstance(error, ValueError) or any(kind.__name__ == "DataError" for kind in type(error).__mro__)
+
+
+def is_of_the_database(error: Exception) -> bool:
+    """Whether a driver raised it: each one's errors have the base that the DB-API names Error."""
+    return isinstance(error, OSError) or any(kind.__name__ == "Error" for kind in type(error).__mro__)
+
+
+def given_up(shard: str, error: Exception) -> Unavailable:
+    """The answer where a database does not do in time what it may do later."""
+    if is_full(error):
+        return DiskFull(f"shard {shard!r}: the database has no room ({error}); make room on its disk")
+    return Unavailable(
+        f"shard {shard!r}: the database does not answer ({error}); try again: it is not known whether this was stored"
+    )
 
 
 def invalid_value(error: Exception) -> InvalidRequest:

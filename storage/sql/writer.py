@@ -20,9 +20,19 @@ import structlog
 
 from notify import faults, ids
 from notify.backoff import Backoff
+from notify.databases import is_full
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.records import Decided, NewTransaction, Put, PutResult, State
-from notify.storage.sql.dialect import Again, Dialect, Duplicate, Gone, invalid_value, is_a_values_fault
+from notify.storage.sql.dialect import (
+    Again,
+    Dialect,
+    Duplicate,
+    Gone,
+    given_up,
+    invalid_value,
+    is_a_values_fault,
+    is_of_the_database,
+)
 from notify.storage.sql.engines import RECYCLE_SECONDS
 from notify.storage.sql.rows import UNDECIDED, is_same, rows_of, text_of
 from notify.storage.transactions import NO_TOKENS
@@ -177,23 +187,20 @@ class Writer:
                 self.failing_since = 0.0
                 return connection
             except Exception as raised:
-                error = self._dialect.error(raised.orig if hasattr(raised, "orig") else raised)
+                cause = raised.orig if hasattr(raised, "orig") else raised
+                error = self._dialect.error(cause)
                 connection = self._recovered(connection, error)
                 if isinstance(error, Duplicate | _LookFirst) and time.monotonic() < deadline:
                     careful = careful or isinstance(error, Duplicate)
                     continue
-                if not isinstance(error, Again | Gone | Duplicate):
+                if not (isinstance(error, Again | Gone | Duplicate) or is_full(cause)):
                     return self._refuse(connection, batch, error)
                 if isinstance(error, Gone):
                     self.failing_since = self.failing_since or time.monotonic()
                 wait = backoff.next()
                 if time.monotonic() + wait > deadline:
-                    unavailable = Unavailable(
-                        f"shard {self._name!r}: the database does not answer ({error}); try again: it is not known "
-                        "whether this was stored"
-                    )
                     for job in batch:
-                        job.result = unavailable
+                        job.result = given_up(self._name, cause)
                     return connection
                 time.sleep(wait)
 
@@ -205,7 +212,7 @@ class Writer:
             try:
                 self._dialect.rollback(connection)
             except Exception as failed:
-                if not _is_of_the_database(failed):
+                if not is_of_the_database(failed):
                     faults.unexpected("rollback_failed", failed, shard=self._name)
                 # Otherwise the connection is lost, too.
             else:
@@ -233,7 +240,7 @@ class Writer:
             job.result = results
             return connection
         refused: NotifyError
-        if not (is_a_values_fault(error) or _is_of_the_database(error)):
+        if not (is_a_values_fault(error) or is_of_the_database(error)):
             faults.unexpected("write_failed", error, shard=self._name)
             refused = StorageFailed("the server failed on this; its log says why")
         else:
@@ -368,11 +375,6 @@ class Writer:
 
 class _LookFirst(Again):
     """Not a fault: the fast way found that it may not be taken."""
-
-
-def _is_of_the_database(error: Exception) -> bool:
-    """Whether a driver raised it: each one's errors have the base that the DB-API names Error."""
-    return isinstance(error, OSError) or any(kind.__name__ == "Error" for kind in type(error).__mro__)
 
 
 def _stored(t: NewTransaction) -> PutResult:

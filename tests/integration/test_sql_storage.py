@@ -16,7 +16,7 @@ from notify import faults, ids
 from notify.client.transactions import HALF_SECONDS
 from notify.clock import wall_clock as now
 from notify.databases import DROPPED, REFUSED, RELAYED, at_level
-from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
+from notify.errors import Conflict, DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.storage.sql import checks, engines, movers, registry, writer
@@ -356,6 +356,33 @@ def test_what_the_database_refuses_slows_nobody_down(storage: str, bad: dict[str
         assert store.writer.batches < 30
 
     use(storage, scenario, writers=1)
+
+
+@pytest.mark.usefixtures("impatient_writers")
+def test_a_full_database_says_so_and_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was 500 `storage_failed`, which nobody tries again, and each of a batch's transactions was tried alone."""
+
+    async def scenario(store: SqlStore) -> None:
+        first = sent()
+        await store.put([first], now())
+        most_pages = 1  # as many as there are, at least
+        connect = store.dialect.connect
+
+        def connected() -> Any:
+            connection = connect()
+            connection._real.execute(f"PRAGMA max_page_count = {most_pages}")
+            return connection
+
+        store.dialect.connect = connected  # type: ignore[method-assign]
+        monkeypatch.setattr(writer, "RECYCLE_SECONDS", -1)  # each batch has a connection of its own
+        for _ in range(2):
+            with pytest.raises(DiskFull, match="no room"):
+                await store.put([sent(bytes(100_000)), sent(bytes(100_000))], now())
+        assert await store.states([first.id]) == [State.PREPARED]
+        most_pages = 1_000_000
+        assert (await store.put([sent(bytes(100_000))], now()))[0].put is Put.STORED
+
+    use(f"sqlite:///{tmp_path}/storage.db", scenario)
 
 
 def test_a_fault_of_the_server_is_not_called_the_databases(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
