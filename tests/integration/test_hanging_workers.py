@@ -38,7 +38,7 @@ def publish(url: str, keys: list[str]) -> None:
 
 
 def test_a_worker_that_hangs_is_killed_and_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
-    with serving(tmp_path / "data", 2) as server:
+    with serving(tmp_path / "data", 5) as server:
         publish(server.url, KEYS)
         hanging = process_of(server, "worker-1")
         os.kill(hanging, signal.SIGSTOP)
