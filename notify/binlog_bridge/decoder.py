@@ -21,6 +21,7 @@ _FIXED = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 7: 4, 8: 8, 9: 3, 10: 3, 11: 3, 12: 8, 1
 _VARCHAR, _BIT, _TIMESTAMP2, _DATETIME2, _TIME2 = 15, 16, 17, 18, 19
 _JSON, _NEWDECIMAL, _ENUM, _SET, _BLOB, _VAR_STRING, _STRING, _GEOMETRY = 245, 246, 247, 248, 252, 253, 254, 255
 _BLOBS = {_BLOB, _JSON, _GEOMETRY, 249, 250, 251}
+_INTEGERS, _FLOATS = (1, 2, 3, 8, 9), (4, 5)
 _DECIMAL_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 _COLUMN_NAMES = 4
 
@@ -177,6 +178,14 @@ def row_lines(table: TableMap, wanted: Sequence[str], prefix: str, indent: int) 
 
 def column(table: TableMap, name: str) -> Column:
     return next(c for c in table.columns if c.name == name)
+
+
+def family(column: Column) -> str:
+    """What the bytes of a column's values are: a text, an integer, a float, a datetime, or something else."""
+    if column.width < 0 and column.type not in (_JSON, _GEOMETRY):
+        return "text"
+    known = dict.fromkeys(_INTEGERS, "integer") | dict.fromkeys(_FLOATS, "float") | {_DATETIME2: "datetime"}
+    return known.get(column.type, "something else")
 
 
 def double(value: bytes) -> float:

@@ -31,6 +31,16 @@ COLUMNS = (
     "state",
 )
 """The columns that a bridge reads."""
+_FAMILIES = dict.fromkeys(COLUMNS, "text") | {
+    "message_no": "integer",
+    "relayed": "integer",
+    "delay": "float",
+    "ttl": "float",
+    "deliver_at": "datetime",
+    "created_at": "datetime",
+    "decided_at": "datetime",
+}
+"""What the bytes of each column have to be."""
 _READ = """
 def add(data, at, end, is_update, transactions):
     last = transactions[-1] if transactions else None
@@ -102,9 +112,12 @@ class TableRows:
         self._all_present = ((1 << self._count) - 1).to_bytes(self._bitmap, "little")
         is_server = table.table == SERVER.table.name
         # The server's table is taken when a transaction becomes committed, an outbox when its rows are inserted.
-        is_skipped = "v12 != b'COMMITTED' or was0 == b'COMMITTED'" if is_server else "is_update or v11 != b'\\0\\0'"
+        is_skipped = (
+            "v12 != b'COMMITTED' or was0 == b'COMMITTED'" if is_server else "is_update or v11 is None or any(v11)"
+        )
         written = "decided_at" if is_server else "created_at"
         row = decoder.row_lines(table, (*COLUMNS, written), "v", 8)
+        _check_families(table, written)
         self._time_fraction = decoder.column(table, written).fraction
         names = dict(_NAMES)
         source = _READ.format(
@@ -146,6 +159,17 @@ class TableRows:
             return int(decoder.moment(written, self._time_fraction).timestamp() * 1_000_000)
         except ValueError:  # a date that the calendar has not
             return 0
+
+
+def _check_families(table: TableMap, written: str) -> None:
+    """Raises Unreadable for a column that somebody has altered so that its bytes would be taken for others."""
+    for name in (*COLUMNS, written):
+        found = decoder.family(decoder.column(table, name))
+        if found != _FAMILIES[name]:
+            raise Unreadable(
+                f"column {table.schema}.{table.table}.{name} has another type than Notify gives it ({found}, not "
+                f"{_FAMILIES[name]}): alter it back, then start this bridge with --backfill"
+            )
 
 
 class Tables:

@@ -13,11 +13,13 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
+from notify import ids
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.reader import BinlogReader
 from notify.binlog_bridge.source import findings
 from notify.client import create_tables
+from notify.client.table import half_message
 from notify.errors import InvalidRequest, Unavailable
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
@@ -137,6 +139,40 @@ def test_a_word_of_ours_may_have_any_character_set_that_has_ascii(url: URL) -> N
         connection.exec_driver_sql("ALTER TABLE half_message MODIFY state VARCHAR(16) CHARACTER SET utf16 NOT NULL")
         assert [finding for finding in findings(connection, 7) if "character set utf16" in finding.what]
     engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["INT UNSIGNED", "TINYINT(1)", "BIGINT"])
+def test_the_mark_of_a_row_may_be_any_whole_number(url: URL, server: ServerProcess, unique: str, kind: str) -> None:
+    """As other tools make the column. Every row was taken for one that was sent, and skipped silently."""
+    subscribe(server.url, unique, unique)
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE half_message MODIFY relayed {kind} NOT NULL")
+    outbox(text(url), unique, range(2))
+    with engine.begin() as connection:
+        sent = connection.exec_driver_sql("SELECT * FROM half_message").mappings().first()
+        connection.execute(half_message.insert().values({**(sent or {}), "transaction_id": "sent", "relayed": 1}))
+    engine.dispose()
+    assert move(text(url), server).totals.rows == 2
+    assert numbers(server, unique, 2) == [0, 1]
+
+
+@pytest.mark.parametrize("change", ["state ENUM('COMMITTED') NOT NULL", "`key` INT", "relayed VARCHAR(3) NOT NULL"])
+def test_a_column_of_another_type_stops_it(url: URL, server: ServerProcess, unique: str, change: str) -> None:
+    """A key of four bytes was read as a text, and rows with such a mark or state were skipped."""
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE half_message MODIFY {change}")
+        connection.exec_driver_sql(
+            "INSERT INTO half_message (transaction_id, message_no, producer_group, mode, state, shards, topic, body, "
+            f"relayed, created_at) VALUES ('{ids.to_text(ids.new_id())}', 0, 'g', 'outbox', 'COMMITTED', '', "
+            f"'{unique}', '', 0, UTC_TIMESTAMP(6))"
+        )
+    engine.dispose()
+    with pytest.raises(Unreadable, match=rf"half_message\.{change.split()[0].strip('`')} .* another type"):
+        move(text(url), server)
 
 
 def test_times_as_mariadb_5_3_wrote_them_are_refused(odd_source: MariaDbServer, url: URL) -> None:
