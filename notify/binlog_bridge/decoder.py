@@ -181,7 +181,7 @@ def column(table: TableMap, name: str) -> Column:
 
 
 def family(column: Column) -> str:
-    """What the bytes of a column's values are: a text, an integer, a float, a datetime, or something else."""
+    """The kind of a column's values: a text, an integer, a float, a datetime, or something else."""
     if column.width < 0 and column.type not in (_JSON, _GEOMETRY):
         return "text"
     known = dict.fromkeys(_INTEGERS, "integer") | dict.fromkeys(_FLOATS, "float") | {_DATETIME2: "datetime"}

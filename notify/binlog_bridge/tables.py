@@ -40,7 +40,7 @@ _FAMILIES = dict.fromkeys(COLUMNS, "text") | {
     "created_at": "datetime",
     "decided_at": "datetime",
 }
-"""What the bytes of each column have to be."""
+"""The kind of values that each column has to have."""
 _READ = """
 def add(data, at, end, is_update, transactions):
     last = transactions[-1] if transactions else None
