@@ -146,7 +146,8 @@ def main() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # in a locale that lacks a character, its number is shown
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # what was a file when the stream was made may be a pipe now
+                stream.reconfigure(errors="backslashreplace")
     try:
         command()(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:

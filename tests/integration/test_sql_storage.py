@@ -302,7 +302,8 @@ def test_what_is_in_doubt_is_counted_without_a_look_at_messages_or_decided_ones(
     use(storage, scenario)
     if storage.startswith(("mysql", "mariadb")):
         with opened(storage) as engine, engine.connect() as connection:
-            plans = [connection.exec_driver_sql(f"EXPLAIN {text}", given).mappings().all() for text, given in asked]
+            counting = [(text, given) for text, given in asked if "DISTINCT" not in text]
+            plans = [connection.exec_driver_sql(f"EXPLAIN {text}", given).mappings().all() for text, given in counting]
             assert max(int(row["rows"] or 0) for plan in plans for row in plan if row["table"]) < 100
 
 
