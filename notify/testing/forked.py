@@ -107,6 +107,9 @@ def _run(arguments: list[str], environment: dict[str, str], directory: str, writ
     for number in (1, 2):
         os.dup2(writing.fileno(), number)
     writing.close()
+    # The streams of the fork server may be files, which are sought in; a pipe is not.
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", closefd=False)
     crash_point.arm(environment.get("NOTIFY_CRASH_AT", ""))
     sys.argv = ["notify", *arguments]
     main.main()

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from notify import __version__
 from notify.errors import Unavailable
 from notify.testing import forked, process
 from notify.testing.process import ServerProcess
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import publish
 from tests.support.http import ask
 
@@ -96,3 +97,19 @@ def is_ready(url: str) -> bool:
         return ask(url, "GET", "/readyz")[0] == 200
     except OSError:
         return False
+
+
+def test_a_suite_whose_own_output_is_a_file_forks_commands(tmp_path: Path) -> None:
+    """Its fork server has that file as output, too, and each child a pipe in its place."""
+    program = (
+        "import os\n"
+        "from notify.testing import forked\n"
+        "forked.PRELOADED = ()\n"
+        "child = forked.launch(['--version'], os.environ)\n"
+        "print(child.stdout.read(), child.wait())\n"
+    )
+    with open(tmp_path / "output", "w+") as output:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=output, stderr=output, timeout=PATIENCE_SECONDS)
+        output.seek(0)
+        said = output.read()
+    assert ended.returncode == 0 and said.split() == [__version__, "0"], said
