@@ -185,3 +185,24 @@ def test_a_locale_without_a_character_is_shown_its_number() -> None:
         check=False,
     )
     assert shown.returncode == 0 and b"kafka://host:port,\\u2026" in shown.stdout, shown.stderr
+
+
+def test_a_command_starts_where_its_output_was_a_file_and_is_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a forked server of tests: no server started wherever pytest wrote to a file."""
+    registered()
+    with (tmp_path / "output").open("w") as stream:
+        stream.write("as a file")
+        stream.flush()
+        reading, writing = os.pipe()
+        os.dup2(writing, stream.fileno())
+        with pytest.raises(OSError, match="Illegal seek"):
+            stream.reconfigure(errors="backslashreplace")
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "argv", ["notify", "--version"])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        os.close(writing)
+    with os.fdopen(reading) as read:
+        assert (ended.value.code, read.read().strip()) == (0, notify.__version__)
