@@ -41,7 +41,7 @@ from notify.refused import Refusal
 from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
 from notify.sinks.sink import PutsById, Sink, open_sink
-from notify.storage.sql.engines import parsed_url, with_driver
+from notify.storage.sql.engines import name_options, parsed_url, with_driver
 from notify.threads import in_thread
 from notify.wire import Bridged, Item, PackedBridgeBatch
 
@@ -372,8 +372,9 @@ def _engine(url: str) -> Engine:
                 "a bridge reads the binlog of MySQL or MariaDB; "
                 f"for {parsed.get_backend_name()} there is `notify relay`"
             )
-        return sa.create_engine(
-            with_driver(parsed), pool_pre_ping=True, connect_args={"connect_timeout": 5, "read_timeout": 30}
-        )
+        bounds = {"connect_timeout": 5, "read_timeout": 30}
+        engine = sa.create_engine(with_driver(parsed), pool_pre_ping=True, connect_args=bounds)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
         raise InvalidRequest(f"--dsn: {error}") from None
+    name_options(engine, "--dsn")
+    return engine

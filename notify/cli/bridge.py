@@ -76,7 +76,8 @@ def bridge(
         say_json(done)
     else:
         for name, totals in done["sources"].items():  # type: ignore[attr-defined]
-            say(f"{name}: {totals['rows']} messages, {totals['stored']} transactions stored")
+            source = name or "a source that was not reached"
+            say(f"{source}: {totals['rows']} messages, {totals['stored']} transactions stored")
     raise typer.Exit(1 if bad else 0)
 
 

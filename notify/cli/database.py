@@ -22,7 +22,7 @@ from notify.client import TransactionProducer
 from notify.client.making_tables import create_tables, new_source
 from notify.client.purge import Purged, counts, purge, purge_by_force
 from notify.ending import heeding_signals, run_until_told
-from notify.errors import InvalidRequest, NotifyError
+from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
@@ -80,13 +80,11 @@ def check(
 ) -> None:
     """Answer checks from a database's half_message table while its application is down."""
     stop = threading.Event()
-    with (
-        heeding_signals(stop.set),
-        opened(dsn) as engine,
-        TransactionProducer(url, group=group, engine=engine) as producer,
-    ):
-        say(f"answers checks of group {group} ({producer.instance}) at {url}, until Ctrl-C", err=True)
-        stop.wait()
+    with heeding_signals(stop.set), opened(dsn) as engine:
+        _check_ready(engine)
+        with TransactionProducer(url, group=group, engine=engine) as producer:
+            say(f"answers checks of group {group} ({producer.instance}) at {url}, until Ctrl-C", err=True)
+            stop.wait()
 
 
 def purge_rows(
@@ -297,6 +295,24 @@ def _away(error: sa.exc.SQLAlchemyError) -> str:
     return f"the database does not answer: {str(error).splitlines()[0]}. Start it, or correct --dsn."
 
 
+def _not_ready(error: Exception) -> str:
+    detail = str(error).splitlines()[0]
+    return f"the database is not ready: {detail}. `notify doctor --dsn … --create-tables` makes the tables."
+
+
+def _check_ready(engine: sa.Engine) -> None:
+    """Raises Unavailable where the database cannot answer checks."""
+    try:
+        engine.connect().close()
+    except sa.exc.SQLAlchemyError as error:
+        raise Unavailable(_away(error)) from None
+    try:
+        with engine.connect() as connection:
+            read_source(connection)
+    except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
+        raise Unavailable(_not_ready(error)) from None
+
+
 def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
     """Findings about lost durability or missing tables; `facts` gets the source id and the counts of the tables."""
     findings = []
@@ -321,8 +337,7 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
             )
         facts |= counts(engine)
     except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
-        detail = str(error).splitlines()[0]
-        return [f"the database is not ready: {detail}. `notify doctor --dsn … --create-tables` makes the tables."]
+        return [_not_ready(error)]
     if facts["refused_by_server"]:
         findings.append(
             f"no target takes {facts['refused_by_server']} outbox rows: see them with `notify refused list --dsn …`"

@@ -221,7 +221,9 @@ class HttpClient:
         except (OSError, TimeoutError) as error:
             if isinstance(error, TimeoutError) and loop.time() >= deadline:
                 raise
-            raise Unavailable(f"no server at {self.url}: {error or 'no answer'}") from None
+            speaks_no_tls = isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER"
+            hint = "it speaks no TLS: write http://" if speaks_no_tls else "is it started, and is this its address?"
+            raise Unavailable(f"no server at {self.url}: {error or 'no answer'}; {hint}") from None
         self._open.add(connection)
         return connection
 

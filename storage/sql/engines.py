@@ -43,6 +43,7 @@ def open_engine(
     """
     try:
         parsed = with_driver(parsed_url(url))
+        _check_kind(parsed, named)
         pool: dict[str, Any] = {"poolclass": sa.NullPool}
         if pooled:
             is_mysql = parsed.get_backend_name() in ("mysql", "mariadb")
@@ -55,8 +56,7 @@ def open_engine(
         engine = sa.create_engine(parsed, connect_args=_arguments(parsed, statement_seconds), **pool)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"{named} {_shown(url)}: {_reason(error)}") from None
-    if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
-        raise InvalidRequest(f"{named}: {engine.dialect.name} is not served; PostgreSQL, MySQL, MariaDB, SQLite are")
+    name_options(engine, named)
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
         return engine
@@ -74,11 +74,13 @@ def visitor_engine(url: str) -> Engine:
     """
     try:
         parsed = with_driver(parsed_url(url))
+        _check_kind(parsed, "--dsn")
         bounds = _reachability(parsed, VISITOR_READ_SECONDS) if parsed.get_driver_name() in _KNOWN_DRIVERS else {}
         own = {name: value for name, value in bounds.items() if name not in parsed.query}
         engine = sa.create_engine(parsed, connect_args=own)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"--dsn: {_reason(error)}") from None
+    name_options(engine, "--dsn")
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
     return engine
@@ -111,10 +113,31 @@ def parsed_url(url: str) -> URL:
     """Raises ArgumentError for what is no URL of a database."""
     try:
         return sa.make_url(url)
+    except sa.exc.ArgumentError:
+        raise sa.exc.ArgumentError(
+            "this is no URL of a database, such as postgresql://user:password@host/database or sqlite:///file"
+        ) from None
     except ValueError:  # its text may have a part of a password that holds an @
         raise sa.exc.ArgumentError(
             "its port is no number; write @, : and / within a password as %40, %3A and %2F"
         ) from None
+
+
+def _check_kind(url: URL, named: str) -> None:
+    kind = url.get_backend_name()
+    if kind not in ("sqlite", "postgresql", "postgres", "mysql", "mariadb"):
+        raise InvalidRequest(f"{named}: {kind} is not served; PostgreSQL, MySQL, MariaDB, SQLite are")
+
+
+def name_options(engine: Engine, named: str) -> None:
+    """Have a connection raise InvalidRequest for an option of the URL that its driver does not have."""
+
+    @event.listens_for(engine, "do_connect")
+    def connect(dialect: Any, _: Any, arguments: Any, options: dict[str, Any]) -> Any:
+        try:
+            return dialect.connect(*arguments, **options)
+        except TypeError as error:  # PyMySQL's; others say it in an error of the database's kind
+            raise InvalidRequest(f"{named}: the driver refuses an option of the URL: {error}") from error
 
 
 def with_driver(url: URL) -> URL:

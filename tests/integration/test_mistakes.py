@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,37 @@ def test_what_is_no_check_listener_is_refused() -> None:
         for given, said in ((None, "a NoneType"), (Answers, "the class Answers")):
             with pytest.raises(InvalidRequest, match=f"this is {said}: give an object of a class"):
                 producer.add_check_listener(given)  # type: ignore[arg-type]
+
+
+def test_checks_are_not_answered_from_a_database_that_cannot(memory: InMemoryServer, tmp_path: Path) -> None:
+    """It said that it answers, and went on trying in silence."""
+    for dsn, said in (
+        (f"sqlite:///{tmp_path}/empty.db", "--create-tables"),
+        ("postgresql+psycopg://nobody@127.0.0.1:9/x", "the database does not answer"),
+    ):
+        code, shown = cli("check", "--dsn", dsn, "--group", "g", "--url", memory.url)
+        assert code == 2 and said in shown["text"]
+
+
+@pytest.mark.parametrize(
+    ("dsn", "said"),
+    [
+        ("shop.db", "no URL of a database, such as postgresql://"),
+        ("oracle://user:password@host/x", "oracle is not served; PostgreSQL, MySQL, MariaDB, SQLite are"),
+        ("mysql://user:password@127.0.0.1:9/x?bogus=1", "the driver refuses an option of the URL: .*'bogus'"),
+    ],
+)
+def test_a_dsn_that_cannot_be_is_refused_with_a_sentence(memory: InMemoryServer, dsn: str, said: str) -> None:
+    """An option that PyMySQL does not know ended the command with a traceback."""
+    code, shown = cli("doctor", "--dsn", dsn, "--url", memory.url)
+    assert code == 2 and re.search(said, shown["text"])
+
+
+def test_a_server_that_is_away_is_asked_about() -> None:
+    code, shown = cli("topic", "list", "--url", "http://127.0.0.1:9")
+    assert code == 2 and "is it started, and is this its address?" in shown["text"]
+
+
+def test_a_server_without_tls_says_how_it_is_reached(memory: InMemoryServer) -> None:
+    code, shown = cli("topic", "list", "--url", memory.url.replace("http:", "https:"))
+    assert code == 2 and "it speaks no TLS: write http://" in shown["text"]
