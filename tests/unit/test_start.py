@@ -94,7 +94,7 @@ def test_a_start_that_fails_half_way_stops_what_had_started(tmp_path: Path, give
         ({"storage": "no-url"}, r"--storage \(not a URL\)"),
         ({"storage": "postgresql://h:port/d"}, "its port is no number"),
         ({"storage": "a=sqlite:///x a=sqlite:///y"}, "same shard name"),
-        ({"registry": "oracle://u:secret@h/d"}, "--registry oracle://u:[*]{3}@h/d"),
+        ({"registry": "postgresql+none://u:secret@h/d"}, r"--registry postgresql\+none://u:[*]{3}@h/d"),
         ({"kafka": "kafka://"}, "a Kafka URL names brokers"),
         ({"kafka": "kafka://b:9092", "roles": "conductor"}, "'conductor' is neither"),
         ({"url": "queue:7400"}, "setting url: 'queue:7400' is not a server's address"),
