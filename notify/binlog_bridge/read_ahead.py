@@ -68,7 +68,7 @@ class ReadAhead:
                     return
         except NotifyError as error:
             self._give(error)
-        except (OSError, pymysql.err.Error) as error:
+        except (OSError, pymysql.Error) as error:
             self._give(Unavailable(f"reading the binlog failed: {error!r}"))
         except Exception as error:
             log.exception("an event of the binlog cannot be read")

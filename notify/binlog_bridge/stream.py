@@ -123,7 +123,7 @@ class BinlogStream:
             if not (self._is_mariadb or (self._position and self._position.gtids)):
                 self._from_the_first_file()
             self._socket = self._frame.open()
-        except (pymysql.err.OperationalError, OSError) as error:
+        except (pymysql.OperationalError, OSError) as error:
             raise Unavailable(f"the source does not answer: {error}") from error
         self._socket.settimeout(SILENT_SECONDS)
 
@@ -132,7 +132,7 @@ class BinlogStream:
         with contextlib.suppress(OSError, AttributeError):
             # Not that of a TLS socket, which takes the session away from under whoever reads.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-        with self._closing, contextlib.suppress(pymysql.err.Error):
+        with self._closing, contextlib.suppress(pymysql.Error):
             self._frame.close()
 
     def packets(self) -> Iterator[bytes | None]:

@@ -267,7 +267,7 @@ def test_the_command_says_what_is_missing(run: tuple[Made, str]) -> None:
     for flags, said in (
         (["run"], "--database"),
         (["run", "--database", run[1]], "--log"),
-        (["run", "--database", "nonsense", "--log", "x"], "nonsense"),
+        (["run", "--database", "nonsense", "--log", "x"], "no URL of a database"),
         (["run", "--database", "postgresql://127.0.0.1:1/x", "--log", log], "database x"),
         (["run", "--database", run[1], "--log", log, "--from", "yesterday"], "no instant"),
         (["explain", "nonsense", "--database", run[1], "--log", log], "UUID"),

@@ -124,7 +124,7 @@ class Source:
                     connection.rollback()
                     continue
                 connection.commit()
-            except (pymysql.err.Error, OSError):
+            except (pymysql.Error, OSError):
                 with suppress(Exception):
                     connection.close()
                 connection = None
