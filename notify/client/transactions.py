@@ -157,8 +157,10 @@ class TransactionClient:
             shard = self.http.shard_for(len(halves))
         names = [half.id for half in halves]
         if self.http.takes_outcomes and len(halves) < MOST_TOGETHER:
-            with self._outcomes.along(self._lane_of_outcomes(shard), MOST_TOGETHER - len(halves)) as along:
-                if along.entries:
+            lane = self._lane_of_outcomes(shard)
+            with self._outcomes.along(lane, MOST_TOGETHER - len(halves)) as along:
+                # The members may have become others since the outcomes were queued: then some may belong elsewhere.
+                if along.entries and all(self._lane_of_outcomes(o.shard) == lane for o in along.items):
                     try:
                         body = self._body_of_halves(halves, along.items)
                         return await self._items(HALVES, body, names, self._half_seconds, shard, along)

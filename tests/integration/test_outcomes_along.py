@@ -121,6 +121,26 @@ def test_both_are_sent_again_where_their_request_fails(
     asyncio.run(scenario())
 
 
+def test_an_outcome_goes_not_along_to_a_server_without_its_shard(
+    server: ServerProcess, requests: Requests, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client has learnt between the two that some servers alone have the shard."""
+
+    async def scenario() -> None:
+        client = TransactionClient(server.url, unique, instance="i")
+        prepared = await client.half([pack(Message(unique, "first"))])
+        requests.took()
+        outcome = client.outcome_soon(prepared.id, "other", "COMMIT")
+        monkeypatch.setattr(client.http, "_apart", frozenset({"other"}))
+        half = client.half_soon(ids.to_text(ids.new_id()), [pack(Message(unique, "next"))])
+        decided, stored = await asyncio.gather(outcome, half)
+        assert sorted(requests.took()) == [HALVES, OUTCOMES]
+        assert (stored.status, decided.status) == (201, 421)
+        await client.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_server_that_does_not_say_so_gets_no_outcomes_with_halves(
     memory: InMemoryServer, requests: Requests, unique: str
 ) -> None:

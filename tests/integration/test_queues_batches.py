@@ -93,7 +93,7 @@ def test_a_handler_gets_lists(queue: Queue, unique: str) -> None:
     assert max(map(len, calls)) == 8 and consumer.handled == len(sent)
 
 
-@pytest.mark.parametrize("kind", ["threads", "coroutines"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("coroutines", marks=pytest.mark.long)])
 def test_a_poison_message_fails_alone(
     queue: Queue, unique: str, kind: str, inbox_engine: sa.Engine, inbox_url: str
 ) -> None:
