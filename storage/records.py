@@ -124,6 +124,11 @@ class Transaction:
     without_bodies: bool = False
     """The bodies of its messages were left out, since there are too many bytes of them."""
 
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes its messages have together, as they are stored."""
+        return sum([len(m.payload) for m in self.messages])
+
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:

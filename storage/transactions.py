@@ -13,7 +13,7 @@ The queues role is in queues.py, further capabilities in capabilities.py.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -152,7 +152,7 @@ def without_bodies_beyond(transactions: Iterable[Transaction], most_bytes: int |
     kept: list[Transaction] = []
     size = 0
     for t in transactions:
-        size += sum([len(m.payload) for m in t.messages])
+        size += t.payload_bytes
         if most_bytes is not None and size > most_bytes and kept:
             bare = [structs.replace(m, payload=_without_body(m.payload)) for m in t.messages]
             t = replace(t, messages=bare, without_bodies=True)
@@ -162,19 +162,3 @@ def without_bodies_beyond(transactions: Iterable[Transaction], most_bytes: int |
 
 def _without_body(payload: bytes) -> bytes:
     return encode_msgpack(structs.replace(decode_payload(payload), body=b"")) if payload else payload
-
-
-async def counted(
-    undecided: Callable[[State | None, str | None, int | None, int], Awaitable[list[Transaction]]],
-) -> InDoubt:
-    """`in_doubt` of a storage that lists undecided transactions (`undecided`), and does not keep count of them."""
-    prepared = await undecided(State.PREPARED, None, None, COUNTED_TO)
-    parked = await undecided(State.PARKED, None, None, COUNTED_TO)
-    first = prepared[0] if prepared else None
-    return InDoubt(
-        len(prepared),
-        len(parked),
-        first.stored_us if first is not None else 0,
-        first.producer_group if first is not None else "",
-        COUNTED_TO,
-    )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -19,7 +17,6 @@ import structlog
 
 from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
 from notify.client.table import half_message
-from notify.errors import Unavailable
 from notify.storage.sql import writer
 from notify.testing import forked
 from notify.testing.mariadb_server import MariaDbServer
@@ -32,6 +29,7 @@ from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import DATABASES, empty_database, own_mariadb
 from tests.support.kafka import KafkaNode
 from tests.support.mariadb11 import MARIADB_11
+from tests.support.own_server import own_server
 from tests.support.queues import Embedded, Queue
 from tests.support.shop import Base, Order, Shop, make_engine
 
@@ -155,16 +153,8 @@ def binlog_url(binlog_server: MariaDbServer | MySqlServer) -> Iterator[str]:
 def kafka_node() -> Iterator[KafkaNode]:
     """One Kafka node behind a proxy, for tests that do not disturb it; each uses its own topics and sources."""
     pytest.importorskip("confluent_kafka")
-    directory = Path(tempfile.mkdtemp(prefix="notify-kafka-"))
-    try:
-        try:
-            node = KafkaNode.start(directory)
-        except Unavailable as reason:
-            pytest.skip(str(reason))
+    with own_server("kafka", KafkaNode.start) as node:
         yield node
-        node.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

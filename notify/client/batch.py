@@ -39,16 +39,12 @@ class Later:
 class Along(Generic[Item, Result]):
     """Items of a Batcher in a request of another one; without `results` they are sent by their own."""
 
-    __slots__ = ("entries", "results")
+    __slots__ = ("items", "results")
 
-    def __init__(self, entries: list[tuple[Item, asyncio.Future[Result]]]) -> None:
-        self.entries = entries
+    def __init__(self, items: list[Item]) -> None:
+        self.items = items
         self.results: Sequence[Result] | None = None
         """One for each item, in order."""
-
-    @property
-    def items(self) -> list[Item]:
-        return [item for item, _ in self.entries]
 
 
 class Batcher(Generic[Item, Result]):
@@ -118,17 +114,17 @@ class Batcher(Generic[Item, Result]):
         """The items that wait, for another Batcher's request, or none where there are more than `most`; whoever waits
         for them is told at the end of this context."""
         waiting = self._waiting
-        count = len(waiting) if len(waiting) <= most else 0
-        taken: Along[Item, Result] = Along([waiting.popleft() for _ in range(count)])
-        self._away += len(taken.entries)
+        entries = [waiting.popleft() for _ in range(len(waiting))] if len(waiting) <= most else []
+        taken: Along[Item, Result] = Along([item for item, _ in entries])
+        self._away += len(entries)
         try:
             yield taken
         finally:
-            self._away -= len(taken.entries)
+            self._away -= len(entries)
             if taken.results is not None:
-                self._tell(taken.entries, taken.results)
+                self._tell(entries, taken.results)
             else:
-                self._returned += taken.entries
+                self._returned += entries
                 self._start_later()
 
     def _start_later(self) -> None:

@@ -7,9 +7,9 @@ import os
 import ssl
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from notify.errors import InvalidRequest, NotifyError
+from notify.text_files import text_of
 
 log = logging.getLogger("notify.client")
 
@@ -30,14 +30,7 @@ def token_from_environment() -> str:
     file = os.environ.get("NOTIFY_TOKEN_FILE", "")
     if token or not file:
         return token.strip()
-    try:
-        return Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:  # ValueError: it is no text
-        raise InvalidRequest(f"NOTIFY_TOKEN_FILE: {file} cannot be read: {_why(error)}") from None
-
-
-def _why(error: OSError | ValueError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else "it is no text"
+    return text_of("NOTIFY_TOKEN_FILE", file).strip()
 
 
 class Token:

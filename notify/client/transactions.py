@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from notify import ids
 from notify.backoff import Backoff
-from notify.client.batch import Along, Later
+from notify.client.batch import Later
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.http import error_of, items_for, items_for_both, read_answer
 from notify.client.lanes import Lanes, by_shard
@@ -135,14 +135,14 @@ class TransactionClient:
         after = self._check_after if after is None else after
         return PackedTransaction(id=transaction_id, messages=messages, check_after=after)
 
-    def _body_of_halves(self, halves: list[PackedTransaction], outcomes: Sequence[OutcomeItem] = ()) -> bytes:
+    def _body_of_halves(self, halves: list[PackedTransaction], outcomes: list[OutcomeItem] | None = None) -> bytes:
         return encode_msgpack(
             PackedTransactions(
                 producer_group=self.group,
                 transactions=halves,
                 source=self.source or None,
                 instance=self.instance,
-                outcomes=list(outcomes),
+                outcomes=outcomes or [],
             )
         )
 
@@ -153,22 +153,32 @@ class TransactionClient:
         return await by_shard(halves, lambda half: self.http.shard_of(half.messages), self._send_halves_to)
 
     async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
-        if shard is None and self.http.keys:
-            shard = self.http.shard_for(len(halves))
+        shard = self._shard_for_all_attempts(shard, len(halves))
         names = [half.id for half in halves]
         if self.http.takes_outcomes and len(halves) < MOST_TOGETHER:
             lane = self._lane_of_outcomes(shard)
             with self._outcomes.along(lane, MOST_TOGETHER - len(halves)) as along:
                 # The members may have become others since the outcomes were queued: then some may belong elsewhere.
-                if along.entries and all(self._lane_of_outcomes(o.shard) == lane for o in along.items):
+                if along.items and all(self._lane_of_outcomes(o.shard) == lane for o in along.items):
+                    decided = [outcome.id for outcome in along.items]
+
+                    def items_of_both(answer: bytes) -> list[Item]:
+                        items, along.results = items_for_both(names, decided, answer, self.http)
+                        return items
+
                     try:
                         body = self._body_of_halves(halves, along.items)
-                        return await self._items(HALVES, body, names, self._half_seconds, shard, along)
+                        return await self._items(HALVES, body, names, self._half_seconds, shard, items_of_both)
                     except InvalidRequest:
                         # A server of an earlier version, or something is wrong with one of the halves.
                         self.http.takes_outcomes = False
                         self.http.look_again()
         return await self._items(HALVES, self._body_of_halves(halves), names, self._half_seconds, shard)
+
+    def _shard_for_all_attempts(self, shard: str | None, count: int) -> str | None:
+        """The shard for a request of so many items. Where keys are divided, what has none goes to one shard in all
+        attempts: another one would not know its ids."""
+        return self.http.shard_for(count) if shard is None and self.http.keys else shard
 
     async def _items(
         self,
@@ -177,20 +187,15 @@ class TransactionClient:
         names: list[str],
         seconds: float,
         shard: str | None,
-        along: Along[OutcomeItem, Item] | None = None,
+        read: Callable[[bytes], list[Item]] | None = None,
     ) -> Answers:
         """The result for each id of `names`; Later for those that the server could not take for the moment.
 
-        `along`: the outcomes that are in the request, too; gets their results.
-
-        Where keys are divided, what has none goes to a shard that is its own for all attempts: another one would not
-        know its id.
+        `read` takes the results from an answer that has more than these.
         """
-        if shard is None and self.http.keys:
-            shard = self.http.shard_for(len(names))
         deadline = asyncio.get_running_loop().time() + seconds
         try:
-            items = await self._retried(path, body, names, seconds, shard, along)
+            items = await self._retried(path, body, seconds, shard, read or (lambda a: items_for(names, a, self.http)))
         except NotifyError:
             for name in names:
                 self._deadlines.pop(name, None)
@@ -221,13 +226,7 @@ class TransactionClient:
         return found
 
     async def _retried(
-        self,
-        path: str,
-        body: bytes,
-        names: list[str],
-        seconds: float,
-        shard: str | None,
-        along: Along[OutcomeItem, Item] | None,
+        self, path: str, body: bytes, seconds: float, shard: str | None, read: Callable[[bytes], list[Item]]
     ) -> list[Item]:
         """Send again while the server is away, within the deadline: ids make that safe."""
         loop = asyncio.get_running_loop()
@@ -236,11 +235,7 @@ class TransactionClient:
         while True:
             left = deadline - loop.time()
             try:
-                answer = await self.http.call("POST", path, body, max(left, 0.001), shard=shard)
-                if along is None:
-                    return items_for(names, answer, self.http)
-                items, along.results = items_for_both(names, [o.id for o in along.items], answer, self.http)
-                return items
+                return read(await self.http.call("POST", path, body, max(left, 0.001), shard=shard))
             except Unavailable as error:
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
@@ -316,6 +311,7 @@ class TransactionClient:
     async def _send_messages_to(self, shard: str | None, messages: list[PackedPublished]) -> Answers:
         body = encode_msgpack(PackedMessages(messages=messages))
         names = [message.id or "" for message in messages]
+        shard = self._shard_for_all_attempts(shard, len(names))
         return await self._items("/v1/messages", body, names, OUTCOME_SECONDS, shard)
 
     async def flush(self) -> None:

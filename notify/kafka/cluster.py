@@ -7,7 +7,6 @@ import os
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -17,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.kafka.transactional import TransactionalProducer
+from notify.text_files import text_of
 
 T = TypeVar("T")
 log = logging.getLogger("notify.kafka")
@@ -185,12 +185,7 @@ def _of_query(query: str) -> dict[str, str]:
 def _of_file(path: str) -> dict[str, str]:
     if not path:
         return {}
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InvalidRequest(f"{SETTINGS_FILE}: {path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise InvalidRequest(f"{SETTINGS_FILE}: {path} cannot be read: it is no text") from None
+    lines = text_of(SETTINGS_FILE, path).splitlines()
     settings: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith(("#", "!")):

@@ -21,7 +21,7 @@ from notify.storage.records import (
     Transaction,
 )
 from notify.storage.topics import Flush
-from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted, without_bodies_beyond
+from notify.storage.transactions import COUNTED_TO, NO_SHARDS, NO_TOKENS, without_bodies_beyond
 from notify.wire import BridgeBatch, Payload, decode_payload
 
 
@@ -202,7 +202,10 @@ class MemoryTransactions:
         )
 
     async def in_doubt(self) -> InDoubt:
-        return await counted(self.undecided)
+        prepared = await self.undecided(State.PREPARED, None, None, COUNTED_TO)
+        parked = await self.undecided(State.PARKED, None, None, COUNTED_TO)
+        oldest_us, group = (prepared[0].stored_us, prepared[0].producer_group) if prepared else (0, "")
+        return InDoubt(len(prepared), len(parked), oldest_us, group, COUNTED_TO)
 
     async def undecided(
         self,

@@ -208,7 +208,7 @@ class SqlStore:
             for name in some:
                 if name in by_id:
                     t = transaction_of(by_id[name], self.shard)
-                    size += sum([len(m.payload) for m in t.messages])
+                    size += t.payload_bytes
                     yield t
 
 

@@ -43,7 +43,7 @@ from notify.wire import (
     Payload,
     encode_msgpack,
 )
-from tests.support.bridges import move, numbers, outbox
+from tests.support.bridges import move, numbers, outbox, write_as_statement
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.groups import drain, subscribe
 from tests.support.http import admin
@@ -291,11 +291,7 @@ def test_a_source_that_turns_bad_stops_it(
     """A session may write statements after the bridge has checked the format: the bridge stops, and says what to do."""
     outbox(url, unique, range(2))
     move(url, server)
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("SET SESSION binlog_format = 'STATEMENT'")
-        connection.exec_driver_sql("UPDATE half_message SET tag = 'x'")
-    engine.dispose()
+    write_as_statement(url, "UPDATE half_message SET tag = 'x'")
     with pytest.raises(Unreadable, match="STATEMENT format"):
         move(url, server)
 

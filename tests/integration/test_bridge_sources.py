@@ -24,7 +24,7 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from tests.support.authority import Authority
-from tests.support.bridges import binlog_reader, move, numbers, outbox
+from tests.support.bridges import binlog_reader, move, numbers, outbox, write_as_statement
 from tests.support.databases import own_mariadb
 from tests.support.groups import subscribe
 
@@ -74,11 +74,7 @@ def test_a_statement_that_names_a_table_in_capitals_stops_it(url: URL, server: S
     """The source takes HALF_MESSAGE for half_message, and writes the statement to its binlog as it came."""
     outbox(text(url), unique, range(2))
     move(text(url), server)
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("SET SESSION binlog_format = 'STATEMENT'")
-        connection.exec_driver_sql("UPDATE HALF_MESSAGE SET tag = 'x'")
-    engine.dispose()
+    write_as_statement(url, "UPDATE HALF_MESSAGE SET tag = 'x'")
     with pytest.raises(Unreadable, match="STATEMENT format"):
         move(text(url), server)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import running
 from tests.support.http import REASON, ask
+from tests.support.own_server import own_server
 from tests.support.shop import make_engine
 
 pytest.importorskip("confluent_kafka")
@@ -44,16 +43,8 @@ PATIENT_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def secured() -> Iterator[SecuredKafka]:
-    directory = Path(tempfile.mkdtemp(prefix="notify-secured-"))
-    try:
-        try:
-            kafka = SecuredKafka(directory)
-        except Unavailable as reason:
-            pytest.skip(str(reason))
+    with own_server("secured", SecuredKafka) as kafka:
         yield kafka
-        kafka.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 # --- login, certificates, addresses ---------------------------------------------------------------------------

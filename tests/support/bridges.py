@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
 from notify import ids
@@ -97,3 +98,12 @@ def _account(name: str) -> str:
 
 def numbers(server: ServerProcess, group: str, count: int) -> list[int]:
     return [json.loads(m["body"])["n"] for m in drain(server.url, group, group, count)]
+
+
+def write_as_statement(url: str | URL, statement: str) -> None:
+    """Write in STATEMENT format, which a session with the right to it may choose."""
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET SESSION binlog_format = 'STATEMENT'")
+        connection.exec_driver_sql(statement)
+    engine.dispose()

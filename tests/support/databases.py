@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
 import sqlalchemy as sa
 
 from notify.testing.databases import SERVERS
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.reachable import NotAvailable
 from tests.support.clock import eventually
+from tests.support.own_server import own_server
 
 DATABASES = ("sqlite", "postgresql", "mariadb", "mysql")
 """The kinds of databases that tests of the SDK and of SQL storage run on, as far as they can be had."""
@@ -113,15 +113,10 @@ def empty_database(kind: str, urls: Mapping[str, str], directory: Path) -> Itera
 @contextmanager
 def own_mariadb(options: Sequence[str] = (), home: Callable[[], Path] | None = None) -> Iterator[MariaDbServer]:
     """A MariaDB that no other test uses; skips with the reason where there is none. `home` finds another version."""
-    directory = Path(tempfile.mkdtemp(prefix="notify-mariadb-"))
-    try:
-        try:
-            server = MariaDbServer(
-                directory, durable=False, options=options, home=None if home is None else home()
-            ).create()
-        except NotAvailable as reason:
-            pytest.skip(str(reason))
+
+    def start(directory: Path) -> MariaDbServer:
+        found = None if home is None else home()
+        return MariaDbServer(directory, durable=False, options=options, home=found).create()
+
+    with own_server("mariadb", start) as server:
         yield server
-        server.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)

@@ -128,10 +128,9 @@ class Outcomes:
         shards: Sequence[str | None],
     ) -> Sequence[Decided]:
         """`answers`, `shards`: for each decision the token of the check that it answers, and the shard it names."""
-        is_plain = not any(given is not None for given in (*answers, *shards))
-        if is_plain or len({d[0] for d in decisions}) == len(decisions):
-            tokens = {d[0]: token for d, token in zip(decisions, answers, strict=True) if token is not None}
-            places = {d[0]: shard for d, shard in zip(decisions, shards, strict=True) if shard is not None}
+        tokens = {d[0]: token for d, token in zip(decisions, answers, strict=True) if token is not None}
+        places = {d[0]: shard for d, shard in zip(decisions, shards, strict=True) if shard is not None}
+        if not (tokens or places) or len({d[0] for d in decisions}) == len(decisions):
             return await self._store.decide(decisions, self._clock(), tokens=tokens, shards=places)
         # A storage takes one token and one shard for each id. Here an id has several outcomes, and each may have its
         # own: a producer's outcome and its answer to a check leave in one request, or a half is on two shards.

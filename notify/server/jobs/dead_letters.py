@@ -62,10 +62,12 @@ class DeadLetters:
     ) -> tuple[list[StoredMessage], int]:
         """Those that match from an offset on, and the offset to go on from: a few more than `most_bytes`, if given."""
         found: list[StoredMessage] = []
-        while len(found) < limit and (most_bytes is None or _size(found) < most_bytes):
+        size = 0
+        while len(found) < limit and (most_bytes is None or size < most_bytes):
             async with self._core.one_search:
-                began = time.perf_counter()
-                offset, more = await self._look(wanted, offset, limit - len(found), not_redriven, found)
+                began, known = time.perf_counter(), len(found)
+                offset, more = await self._look(wanted, offset, limit - known, not_redriven, found)
+                size += sum([len(m.payload) for m in found[known:]])
                 # Others have their turn, and most of the time.
                 await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
             if not more:
@@ -200,7 +202,3 @@ class DeadLetters:
             if m.topic == topic and not m.corrupt:
                 return (decode_payload(m.payload).headers or {}).get(DROPPED_WHY, "")
         return None
-
-
-def _size(letters: Sequence[StoredMessage]) -> int:
-    return sum([len(m.payload) for m in letters])
