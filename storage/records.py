@@ -88,6 +88,15 @@ class Decided(msgspec.Struct, gc=False):
     foreign: bool = False  # the id is another producer group's
 
 
+class PartlyDecided(Unavailable):
+    """Some outcomes of a `decide` could not be recorded; the others have their results."""
+
+    def __init__(self, results: Sequence[Decided | NotifyError]) -> None:
+        reason = next((result for result in results if isinstance(result, NotifyError)), None)
+        super().__init__(f"a part of this could not be recorded: {reason}")
+        self.results = results
+
+
 class StoredMessage(msgspec.Struct, gc=False):
     """A message as a queue holds it."""
 

@@ -114,7 +114,8 @@ class TransactionStore(TopicStore, CheckStore, Protocol):
 
         One that answers a check has that check's token in `tokens`: it is `stale` where another is under way, or none.
         One of another producer group's transaction is `foreign`, whether that is decided or not.
-        `shards` says where transactions are, as far as the caller knows.
+        `shards` says where transactions are, as far as the caller knows. Raises PartlyDecided with the results where
+        one of several shards is away.
         """
         ...
 

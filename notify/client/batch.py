@@ -117,11 +117,17 @@ class Batcher(Generic[Item, Result]):
         entries = [waiting.popleft() for _ in range(len(waiting))] if len(waiting) <= most else []
         taken: Along[Item, Result] = Along([item for item, _ in entries])
         self._away += len(entries)
+        ended: asyncio.CancelledError | None = None
         try:
             yield taken
+        except asyncio.CancelledError as error:
+            ended = error
+            raise
         finally:
             self._away -= len(entries)
-            if taken.results is not None:
+            if ended is not None:
+                self._end(ended, entries)
+            elif taken.results is not None:
                 self._tell(entries, taken.results)
             else:
                 self._returned += entries
@@ -163,17 +169,27 @@ class Batcher(Generic[Item, Result]):
         try:
             if batch:
                 self._tell(batch, await self._results([item for item, _ in batch]))
+        except asyncio.CancelledError as error:
+            self._end(error, batch)
+            raise
         except BaseException as error:
             told = _told(error)
             for _, future in batch:
                 _refuse(future, told)
-            if isinstance(error, asyncio.CancelledError):
-                raise
         finally:
             task = asyncio.current_task()
             if task is not None:
                 self._running.discard(task)
             self._start()
+
+    def _end(self, error: asyncio.CancelledError, entries: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        """The loop ends, and has cancelled a request: these entries and all that waits are told, and nothing is begun
+        that the loop would not see through."""
+        told = _told(error)
+        for entry in (*entries, *self._returned, *self._waiting):
+            _refuse(entry[1], told)
+        self._returned.clear()
+        self._waiting.clear()
 
     def _tell(
         self, batch: list[tuple[Item, asyncio.Future[Result]]], results: Sequence[Result | Later | NotifyError]

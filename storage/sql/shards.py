@@ -17,6 +17,7 @@ from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
 from notify.storage.records import Decided, InDoubt, NewTransaction, PartlyStored, PutResult, State, Transaction
 from notify.storage.sql import key_map
+from notify.storage.sql.decided import one_answer_each
 from notify.storage.sql.doubts import sum_of
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.placing import Placing
@@ -202,18 +203,29 @@ class SqlShards:
     ) -> list[Decided]:
         if self._only is not None:
             return await self._only.decide(outcomes, now_us, forced, tokens)
-        results: dict[int, Decided] = {}
         by_shard: dict[str, list[int]] = {}
         for i, outcome in enumerate(outcomes):
             shard = shards.get(outcome[0])
             for name in (shard,) if shard is not None else self.by_name:
                 by_shard.setdefault(name, []).append(i)
-        for shard, numbers in by_shard.items():
-            answers = await self._at(shard).decide([outcomes[i] for i in numbers], now_us, forced, tokens)
-            for i, decided in zip(numbers, answers, strict=True):
-                if i not in results or decided.found:
-                    results[i] = decided
-        return [results[i] for i in range(len(outcomes))]
+        # At the same time: a shard that is slow or away holds up no outcome of the others.
+        answers = await asyncio.gather(
+            *[self._decide_at(shard, [outcomes[i] for i in some], now_us, tokens) for shard, some in by_shard.items()]
+        )
+        return one_answer_each(len(outcomes), zip(by_shard.values(), answers, strict=True))
+
+    async def _decide_at(
+        self,
+        shard: str,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        tokens: Mapping[bytes, int],
+    ) -> Sequence[Decided | NotifyError]:
+        """The result for each; an error is that of the shard."""
+        try:
+            return await self._at(shard).decide(outcomes, now_us, tokens=tokens)
+        except NotifyError as error:
+            return [error] * len(outcomes)
 
     async def _each(self, ask: Callable[[SqlStore], Awaitable[T]]) -> list[T]:
         """The answers of those that answer. Raises Unavailable where none does."""

@@ -9,6 +9,7 @@ import pytest
 
 from notify.client.batch import CARRIER_TURNS, Batcher
 from notify.errors import Forbidden, InvalidRequest, NotifyError, TooLarge, Unavailable
+from tests.support.clock import eventually_async
 
 requests: list[list[int]] = []
 
@@ -149,5 +150,40 @@ def test_it_is_known_when_a_request_is_about_to_leave() -> None:
             seen.append(carried.batcher.is_about_to_send)
             await asyncio.sleep(0)  # a turn of the loop
         assert seen == [False, True, True] and not carried.batcher.is_about_to_send
+
+    asyncio.run(scenario())
+
+
+def test_where_the_loop_ends_all_are_told_and_nothing_is_begun() -> None:
+    """What waited, or was on its way in another's request, was begun while the loop ended, and failed with it."""
+
+    async def scenario() -> None:
+        gone: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
+        requests: list[list[int]] = []
+
+        def hang(items: list[int]) -> asyncio.Future[Sequence[int]]:
+            requests.append(items)
+            return gone
+
+        hung: Batcher[int, int] = Batcher(hang, in_flight=1)
+        carried = Carried()
+
+        async def carry() -> None:
+            with carried.batcher.along(10):
+                await gone
+
+        carrying = asyncio.create_task(carry())
+        first, away = hung.submit(1), carried.batcher.submit(10)
+        await eventually_async(lambda: requests, "the first request")
+        waiting = hung.submit(2)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for _ in range(CARRIER_TURNS + 2):
+            await asyncio.sleep(0)  # a turn of the loop
+        assert [type(future.exception()) for future in (first, away, waiting)] == [Unavailable] * 3
+        assert hung.is_idle and carried.batcher.is_idle and carrying.cancelled()
+        assert requests == [[1]] and carried.requests == [] and len(asyncio.all_tasks()) == 1
 
     asyncio.run(scenario())

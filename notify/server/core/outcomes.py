@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,12 +16,14 @@ from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.capabilities import shard_names
 from notify.storage.checks import CheckAnswer
-from notify.storage.records import STATE_NAMES, Decided, State
+from notify.storage.records import STATE_NAMES, Decided, PartlyDecided, State
 from notify.storage.transactions import TransactionStore
 from notify.wire import Item, OutcomeItem
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
 UNKNOWN = "no transaction by this id is known here"
+_LATER = Item("", 0)
+"""In place of the item of an UNKNOWN, until the decisions of its request are recorded."""
 
 
 class Outcomes:
@@ -56,6 +59,8 @@ class Outcomes:
         """For each decision the token of the check that it answers, None where it answers none."""
         shards: list[str | None] = []
         """For each decision the shard that it names."""
+        unknown: dict[int, bytes] = {}
+        """The transaction of each UNKNOWN, by its place in the request."""
         several = len(self._shards) > 1
         for o in outcomes:
             try:
@@ -73,24 +78,24 @@ class Outcomes:
                 continue
             wanted = _OUTCOMES[o.outcome]
             if wanted is None:
-                items.append(await self._unknown(transaction_id, group, o))
+                unknown[len(items)] = transaction_id
+                items.append(_LATER)
             else:
                 shards.append(o.shard if several else None)
                 answers.append(None if o.check is None else _token(o.check))
                 decisions.append((transaction_id, group, wanted))
                 items.append(None)
-        if None not in items:
-            return [item for item in items if item is not None]
-        try:
-            results = iter(await self._decide(decisions, answers, shards))
-        except NotifyError as error:
-            if not error.retryable:
-                raise
-            return [item if item is not None else failed(o.id, error) for o, item in zip(outcomes, items, strict=True)]
-        return self._answered(outcomes, items, results)
+        results = await self._decide(decisions, answers, shards) if decisions else ()
+        told = self._answered(outcomes, items, iter(results))
+        if unknown:
+            # At the same time: the waits for the disk, or the database, of many would add up.
+            calls = [self._unknown_or_failed(name, group, outcomes[place]) for place, name in unknown.items()]
+            for place, item in zip(unknown, await asyncio.gather(*calls), strict=True):
+                told[place] = item
+        return told
 
     def _answered(
-        self, outcomes: Sequence[OutcomeItem], refused: list[Item | None], results: Iterator[Decided]
+        self, outcomes: Sequence[OutcomeItem], refused: list[Item | None], results: Iterator[Decided | NotifyError]
     ) -> list[Item]:
         """The item for each outcome: why it was refused, or what the storage says."""
         answered: list[Item] = []
@@ -98,6 +103,9 @@ class Outcomes:
         for o, item in zip(outcomes, refused, strict=True):
             if item is None:
                 result = next(results)
+                if isinstance(result, NotifyError):
+                    answered.append(failed(o.id, result))
+                    continue
                 if o.check is not None and result.found and not (result.foreign or result.stale):
                     self._check_log.add(ids.from_text(o.id), self._clock(), o.outcome, reason=o.reason or "")
                 if not result.found:
@@ -126,20 +134,55 @@ class Outcomes:
         decisions: Sequence[tuple[bytes, str | None, State]],
         answers: Sequence[int | None],
         shards: Sequence[str | None],
-    ) -> Sequence[Decided]:
-        """`answers`, `shards`: for each decision the token of the check that it answers, and the shard it names."""
+    ) -> Sequence[Decided | NotifyError]:
+        """The result for each; an error is that outcome's alone.
+
+        `answers`, `shards`: for each decision the token of the check that it answers, and the shard it names.
+        """
         tokens = {d[0]: token for d, token in zip(decisions, answers, strict=True) if token is not None}
         places = {d[0]: shard for d, shard in zip(decisions, shards, strict=True) if shard is not None}
         if not (tokens or places) or len({d[0] for d in decisions}) == len(decisions):
-            return await self._store.decide(decisions, self._clock(), tokens=tokens, shards=places)
+            return await self._decide_at_once(decisions, tokens, places)
         # A storage takes one token and one shard for each id. Here an id has several outcomes, and each may have its
-        # own: a producer's outcome and its answer to a check leave in one request, or a half is on two shards.
-        results: list[Decided] = []
-        for decision, token, shard in zip(decisions, answers, shards, strict=True):
-            own = {} if token is None else {decision[0]: token}
-            place = {} if shard is None else {decision[0]: shard}
-            results += await self._store.decide([decision], self._clock(), tokens=own, shards=place)
-        return results
+        # own: a producer's outcome and its answer to a check leave in one request, or a half is on two shards. So the
+        # second outcomes of ids are decided once the first ones are, and so on.
+        results: dict[int, Decided | NotifyError] = {}
+        left: Sequence[int] = range(len(decisions))
+        while left:
+            first: dict[bytes, int] = {}
+            for number in left:
+                first.setdefault(decisions[number][0], number)
+            numbers = list(first.values())
+            decided = await self._decide_at_once(
+                [decisions[n] for n in numbers],
+                {decisions[n][0]: token for n in numbers if (token := answers[n]) is not None},
+                {decisions[n][0]: shard for n in numbers if (shard := shards[n]) is not None},
+            )
+            results.update(zip(numbers, decided, strict=True))
+            left = [number for number in left if number not in results]
+        return [results[number] for number in range(len(decisions))]
+
+    async def _decide_at_once(
+        self,
+        decisions: Sequence[tuple[bytes, str | None, State]],
+        tokens: Mapping[bytes, int],
+        places: Mapping[bytes, str],
+    ) -> Sequence[Decided | NotifyError]:
+        try:
+            return await self._store.decide(decisions, self._clock(), tokens=tokens, shards=places)
+        except PartlyDecided as partly:
+            return partly.results
+        except NotifyError as error:
+            if not error.retryable:
+                raise
+            return [error] * len(decisions)
+
+    async def _unknown_or_failed(self, transaction_id: bytes, group: str, o: OutcomeItem) -> Item:
+        """As `_unknown`; what the storage refuses is said of this item alone."""
+        try:
+            return await self._unknown(transaction_id, group, o)
+        except NotifyError as error:
+            return failed(o.id, error)
 
     async def _unknown(self, transaction_id: bytes, group: str, o: OutcomeItem) -> Item:
         """UNKNOWN decides nothing. As the answer to the current check it counts, unless it was `unavailable`."""
@@ -154,24 +197,20 @@ class Outcomes:
             return Item(o.id, 200, state.name)
         if not token or token != _token(o.check):
             return _stale_check(o, state)
-        what = "unavailable" if o.unavailable else "UNKNOWN"
-        self._check_log.add(transaction_id, self._clock(), what, reason=o.reason or "")
-        if not o.unavailable:
-            attempts += 1
-            self._metrics.checks_answered += 1
-        else:
-            self._metrics.checks_unavailable += 1
+        attempts += not o.unavailable
         park = parked or attempts >= self.schedule.attempts
-        self._metrics.parked += park and not parked
         now_us = self._clock()
         next_us = now_us + self.schedule.delay_us(attempts, park, self._jitter)
-        try:
-            if not await self._store.answer_check(CheckAnswer(transaction_id, token, next_us, attempts, park, o.shard)):
-                return _stale_check(o, state)
-        except NotifyError as error:
-            if not error.retryable:
-                raise
-            return failed(o.id, error)
+        if not await self._store.answer_check(CheckAnswer(transaction_id, token, next_us, attempts, park, o.shard)):
+            return _stale_check(o, state)
+        self._check_log.add(
+            transaction_id, now_us, "unavailable" if o.unavailable else "UNKNOWN", reason=o.reason or ""
+        )
+        if o.unavailable:
+            self._metrics.checks_unavailable += 1
+        else:
+            self._metrics.checks_answered += 1
+        self._metrics.parked += park and not parked
         return Item(o.id, 200, (State.PARKED if park else State.PREPARED).name)
 
     async def states(self, group: str, texts: Sequence[str]) -> list[Item]:

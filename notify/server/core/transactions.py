@@ -74,12 +74,7 @@ class Transactions:
 
         `principal`: who sends them, and may do so to some topics.
         """
-        check_name("producer_group", request.producer_group)
-        if request.source is not None:
-            check_text("source", request.source)
-        if request.instance is not None:
-            check_text("instance", request.instance)
-        check_count(request.transactions)
+        self.check(request)
         now_us = self._clock()
         refused, accepted = await self._accept(request, now_us, _bound(principal))
         detail = "the id belongs to another transaction: other content, or another producer group"
@@ -89,6 +84,15 @@ class Transactions:
         if self._with_spans and accepted:
             self._trace(request, now_us)
         return items
+
+    def check(self, request: JsonTransactions | PackedTransactions) -> None:
+        """Raises InvalidRequest for what refuses a request as a whole."""
+        check_name("producer_group", request.producer_group)
+        if request.source is not None:
+            check_text("source", request.source)
+        if request.instance is not None:
+            check_text("instance", request.instance)
+        check_count(request.transactions)
 
     async def _accept(
         self, request: JsonTransactions | PackedTransactions, now_us: int, sender: Principal | None

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError
-from notify.limits import LIMITS, bounds_of_clients, check_between, check_name
+from notify.limits import LIMITS, bounds_of_clients, check_between, check_count, check_name
 from notify.server.access.principal import EVERYONE
+from notify.server.core.admission import failed
 from notify.server.core.core import Core
 from notify.server.data.addresses import reached
 from notify.server.data.answer import Answer, fault_of
@@ -164,14 +165,26 @@ class DataRoutes:
         check(request, "check", asked.producer_group)
         if self._is_for_any_worker(request) and any(t.committed for t in asked.transactions):
             self._check_names_worker(request)
-        put = self.core.transactions.put(asked, request.principal)
         if asked.outcomes:
-            with Begun(self.core.outcomes.record(asked.producer_group, asked.outcomes)) as recorded:
-                items, outcomes = await put, await recorded
+            # Whatever refuses the request as a whole does so before anything of either kind is recorded.
+            self.core.transactions.check(asked)
+            check_count(asked.outcomes)
+            with Begun(self._recorded(request, asked)) as recorded:
+                items, outcomes = await self.core.transactions.put(asked, request.principal), await recorded
         else:
-            items, outcomes = await put, None
+            items, outcomes = await self.core.transactions.put(asked, request.principal), None
         crash_point.reached("half.before_answer")
         return _encode_items(request, items, outcomes)
+
+    async def _recorded(self, request: Request, asked: JsonTransactions | PackedTransactions) -> list[Item]:
+        """The results of the outcomes beside halves. A failure is theirs alone: the halves have been stored by then."""
+        try:
+            return await self.core.outcomes.record(asked.producer_group, asked.outcomes)
+        except NotifyError as error:
+            failure = error
+        except Exception:
+            failure = fault_of("outcomes_failed", request.method, request.path)
+        return [failed(o.id, failure) for o in asked.outcomes]
 
     async def outcomes(self, request: Request) -> bytes:
         asked: Outcomes = request.decode(_OUTCOMES)
