@@ -152,7 +152,7 @@ def count_calls(function: Callable[..., Awaitable[Any]], calls: list[int]) -> Ca
 
 
 def test_one_id_with_two_outcomes_makes_no_wait_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a producer's outcome and its answer to a check: each outcome of the request waited for the disk alone."""
+    """A producer's outcome and its answer to a check, say: each outcome of the request waited for the disk alone."""
 
     async def scenario() -> None:
         store = MemoryStore()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from notify import ids
@@ -146,21 +147,23 @@ class Outcomes:
         # A storage takes one token and one shard for each id. Here an id has several outcomes, and each may have its
         # own: a producer's outcome and its answer to a check leave in one request, or a half is on two shards. So the
         # second outcomes of ids are decided once the first ones are, and so on.
+        rounds: list[list[int]] = []
+        """The places of the first outcomes of ids, of the second ones, and so on."""
+        seen: Counter[bytes] = Counter()
+        for place, decision in enumerate(decisions):
+            if seen[decision[0]] == len(rounds):
+                rounds.append([])
+            rounds[seen[decision[0]]].append(place)
+            seen[decision[0]] += 1
         results: dict[int, Decided | NotifyError] = {}
-        left: Sequence[int] = range(len(decisions))
-        while left:
-            first: dict[bytes, int] = {}
-            for number in left:
-                first.setdefault(decisions[number][0], number)
-            numbers = list(first.values())
+        for some in rounds:
             decided = await self._decide_at_once(
-                [decisions[n] for n in numbers],
-                {decisions[n][0]: token for n in numbers if (token := answers[n]) is not None},
-                {decisions[n][0]: shard for n in numbers if (shard := shards[n]) is not None},
+                [decisions[n] for n in some],
+                {decisions[n][0]: token for n in some if (token := answers[n]) is not None},
+                {decisions[n][0]: shard for n in some if (shard := shards[n]) is not None},
             )
-            results.update(zip(numbers, decided, strict=True))
-            left = [number for number in left if number not in results]
-        return [results[number] for number in range(len(decisions))]
+            results.update(zip(some, decided, strict=True))
+        return [results[place] for place in range(len(decisions))]
 
     async def _decide_at_once(
         self,
