@@ -155,7 +155,7 @@ def test_it_is_known_when_a_request_is_about_to_leave() -> None:
 
 
 def test_where_the_loop_ends_all_are_told_and_nothing_is_begun() -> None:
-    """What waited, or was on its way in another's request, was begun while the loop ended, and failed with it."""
+    """Items that waited, or were in another's request, were begun while the loop ended, and failed with it."""
 
     async def scenario() -> None:
         gone: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
