@@ -167,6 +167,38 @@ def test_it_is_full_by_count_bytes_span_and_failures() -> None:
     assert by_failures.is_full
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_failures_that_are_not_fetched_yet_do_not_fill_it(is_begun: bool) -> None:
+    """Where a process ended while as many records failed as a window may have, its successor fetched nothing, and the
+    group stood still for good: the failures of its progress alone had filled the window."""
+    count = MOST_BEGUN if is_begun else MOST_FAILED
+    offsets = range(10, 10 + 2 * MOST_FAILED, 2)[:count]
+    progress = Progress(
+        10, failed={} if is_begun else dict.fromkeys(offsets, 1), begun=frozenset(offsets if is_begun else ())
+    )
+    w = window(Progress.of(progress.offset, progress.metadata()), most=1000)
+    assert not w.is_full and w.has_room
+    for offset in range(10, 10 + 2 * MOST_FAILED):
+        w.add(Item(offset, None, 1, None))
+    assert w.is_full is not is_begun, "they have failed, whoever fetched them"
+    assert w.progress().failed == dict.fromkeys(offsets, 1)
+    while items := taken(w):
+        for item in items:
+            assert item.attempt == (2 if item.offset in offsets else 1)
+            w.finish(item)
+    assert not w.is_full and w.has_room and w.progress().offset == 10 + 2 * MOST_FAILED
+
+
+def test_failures_of_records_that_are_gone_do_not_fill_it() -> None:
+    """Retention deleted them before they were tried again: nobody will finish them."""
+    w = window(Progress(0, failed=dict.fromkeys(range(MOST_FAILED), 1), left=True))
+    w.add(Item(1000, None, 1, None))
+    assert not w.is_full
+    (item,) = taken(w)
+    w.finish(item)
+    assert w.has_room and w.progress() == Progress(1001)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_histories_with_kills(seed: int) -> None:
     """Records of a few keys come, fail, leave, are done; the process is killed between. The model is a list.

@@ -51,6 +51,8 @@ class Window:
         self._failed = dict(progress.failed)
         for offset in progress.begun:
             self._failed[offset] = self._failed.get(offset, 0) + 1
+        self._failing: set[int] = set()
+        """The offsets of open items that have failed: those of the progress are fetched first, and may be gone."""
         self._orphans = progress.begun
         self._to_note = 0 if progress.left else NOTED
         self._not_noted: deque[Item] = deque()
@@ -85,6 +87,8 @@ class Window:
         item.attempt += self._failed.get(item.offset, 0)
         item.is_orphan = item.offset in self._orphans
         self._open[item.offset] = item
+        if item.offset in self._failed:
+            self._failing.add(item.offset)
         self._bytes += item.size
         if self.in_order and item.key is not None:
             line = self._lines.setdefault(item.key, deque())
@@ -165,6 +169,7 @@ class Window:
         self._leaving.discard(offset)
         self._begun.discard(offset)
         self._failed.pop(offset, None)
+        self._failing.discard(offset)
         self._bytes -= item.size
         self._done.add(offset)
         self._forget_passed()
@@ -182,6 +187,7 @@ class Window:
         self._handled.discard(item.offset)
         self._begun.discard(item.offset)
         self._failed[item.offset] = self._failed.get(item.offset, 0) + 1
+        self._failing.add(item.offset)
         item.is_orphan = False
         item.attempt += 1
         item.due_us = due_us
@@ -237,7 +243,7 @@ class Window:
             len(self._open) >= self._most
             or self._bytes >= self._most_bytes
             or self._next - self.position >= MOST_SPAN
-            or len(self._failed) >= MOST_FAILED
+            or len(self._failing) >= MOST_FAILED
         )
 
     @property
@@ -247,7 +253,7 @@ class Window:
             len(self._open) <= self._most // 2
             and self._bytes <= self._most_bytes // 2
             and self._next - self.position <= MOST_SPAN // 2
-            and len(self._failed) <= MOST_FAILED // 2
+            and len(self._failing) <= MOST_FAILED // 2
         )
 
     @property
