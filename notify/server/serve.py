@@ -20,7 +20,7 @@ import structlog
 import uvicorn
 
 from notify import tracing
-from notify.clock import wall_clock
+from notify.clock import steady_clock
 from notify.ending import Wishes, end_by
 from notify.errors import InvalidRequest, StorageFailed
 from notify.log_output import STDOUT
@@ -160,7 +160,7 @@ def serve(
 
     store = _store(settings, stop_at_once)
     _prepare(settings)
-    app = App(settings, lambda: store, wall_clock, started, stop_serving, workers)
+    app = App(settings, lambda: store, steady_clock, started, stop_serving, workers)
     app.connections.most = allowed_by_files(settings.connections)
     config = _config(app, settings, certificates)
     with channel or bound or listen(settings) as listening:
