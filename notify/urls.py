@@ -18,6 +18,7 @@ _SECRET = re.compile(
     r"([?&;][^=&;\s]*(?:password|passwd|secret|token|key\.pem|oauthbearer\.config)[^=&;\s]*=)[^&;\s]*", re.IGNORECASE
 )
 _WITH_USER = re.compile(r"\s*https?://[^?#]*@", re.IGNORECASE)
+_PLACE = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?(?:[/\\]{2})?[^/\\?#\s]*", re.IGNORECASE)
 
 
 def without_secrets(text: str) -> str:
@@ -25,6 +26,14 @@ def without_secrets(text: str) -> str:
     settings in a URL that may be secret."""
     text = _PASSWORD.sub(rf"\1{HIDDEN}@", text)
     return _SECRET.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
+
+
+def place_of(address: str) -> str:
+    """Scheme, host and port of a webhook's address: its path and query may be what lets a caller in."""
+    shown = without_secrets(address)
+    place = _PLACE.match(shown)
+    end = 0 if place is None else place.end()
+    return shown if shown[end:] in ("", "/") else f"{shown[:end]}/{HIDDEN}"
 
 
 def has_user(url: str) -> bool:

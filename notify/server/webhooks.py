@@ -17,14 +17,14 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httptools
 
 from notify.errors import InvalidRequest, Unavailable
 from notify.settings import Settings
 from notify.threads import in_thread
-from notify.urls import without_secrets
+from notify.urls import HIDDEN, place_of
 
 SECONDS = 10.0
 """For the whole of a call, from the look-up of the name to the last byte of the answer."""
@@ -62,7 +62,7 @@ def _parsed(url: str) -> _Address:
         parts, port = urlsplit(""), None
     is_plain = url.isascii() and url.isprintable() and " " not in url
     if not is_plain or parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise InvalidRequest(f"{without_secrets(url)[:200]!r} is not an address of a webhook", "invalid_webhook")
+        raise InvalidRequest(f"{place_of(url)[:200]!r} is not an address of a webhook", "invalid_webhook")
     is_https = parts.scheme == "https"
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return _Address(is_https, parts.hostname, port or (443 if is_https else 80), target)
@@ -107,16 +107,43 @@ async def send(url: str, body: bytes, settings: Settings) -> tuple[int, bytes]:
             return await _asked(to, reader, writer, body, settings.webhook_secret)
     except TimeoutError:
         reason = f"no {'answer' if connected else 'connection'} within {SECONDS:g} s"
+    except ssl.SSLError as error:
+        reason = _of_tls(error)
     except (OSError, httptools.HttpParserError, _NoAnswer) as error:
         reason = str(error) or type(error).__name__
-    raise (Unavailable if connected else Unreachable)(f"webhook {without_secrets(url)}: {reason}")
+    raise (Unavailable if connected else Unreachable)(f"webhook {place_of(url)}: {reason}")
+
+
+def _of_tls(error: ssl.SSLError) -> str:
+    """A failure of TLS, and what to do about it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if "mismatch" in error.verify_message:
+            remedy = "give the address by a name that is in the certificate"
+        elif "expired" in error.verify_message:
+            remedy = "renew the certificate"
+        else:
+            remedy = "start the servers with SSL_CERT_FILE=FILE, which has the authority that signed the certificate"
+        return f"{error.verify_message.rstrip('.')}: {remedy}"
+    if error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS there: is it an http:// address?"
+    return str(error)
+
+
+def said(url: str, answer: bytes, most: int) -> str:
+    """At most so many characters of a receiver's answer, without the address's path, which some repeat."""
+    text = answer.decode(errors="replace")
+    target = _parsed(url).target
+    for part in (target, target.partition("?")[0]):
+        for asked in (part, unquote(part)):
+            text = text.replace(asked, f"/{HIDDEN}") if asked != "/" else text
+    return text[:most].strip()
 
 
 async def post(url: str, body: bytes, settings: Settings) -> bytes:
     """Send JSON; the answer's body. Raises InvalidRequest for a bad address, Unavailable for anything but a 200."""
     status, found = await send(url, body, settings)
     if status != 200:
-        raise Unavailable(f"webhook {without_secrets(url)} answered {status}; 200 is wanted")
+        raise Unavailable(f"webhook {place_of(url)} answered {status}; 200 is wanted")
     return found
 
 

@@ -22,7 +22,7 @@ from notify.backoff import Backoff
 from notify.errors import InvalidRequest
 from notify.spark.watch.ledger import Alarm, Ledger
 from notify.storage import crash_point
-from notify.urls import has_user, without_secrets
+from notify.urls import has_user, place_of
 
 log = logging.getLogger("notify.audit")
 
@@ -67,7 +67,7 @@ class Alarms:
         """Raises InvalidRequest for a URL that is none."""
         if url and (not url.startswith(("http://", "https://")) or has_user(url)):
             raise InvalidRequest(
-                f"--alarm-url {without_secrets(url)!r} is no http:// or https:// URL without a user and a password"
+                f"--alarm-url {place_of(url)!r} is no http:// or https:// URL without a user and a password"
             )
         self._ledger = ledger
         self._url = url
@@ -125,9 +125,7 @@ class Alarms:
 
     def _refused(self, alarm: Alarm, status: int) -> None:
         if alarm.tries + 1 >= MOST_REFUSALS:
-            log.error(
-                "an alarm is dropped, because %s refuses it with %d: %s", without_secrets(self._url), status, alarm.key
-            )
+            log.error("an alarm is dropped, because %s refuses it with %d: %s", place_of(self._url), status, alarm.key)
             self._ledger.alarm_done(alarm.id)
             return
         wait = min(FIRST_WAIT_SECONDS * 2.0**alarm.tries, LONGEST_WAIT_SECONDS)
@@ -136,5 +134,5 @@ class Alarms:
     def _away(self, error: OSError) -> bool:
         wait = self._backoff.next()
         self._again = self._clock() + wait
-        log.warning("alarms do not reach %s, again in %.0f s: %s", without_secrets(self._url), wait, error)
+        log.warning("alarms do not reach %s, again in %.0f s: %s", place_of(self._url), wait, error)
         return False

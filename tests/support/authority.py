@@ -24,23 +24,27 @@ class Authority:
         certificate = self._signed(self._name, self._key, is_authority=True)
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def _signed(self, subject: x509.Name, key: Any, is_authority: bool = False) -> x509.Certificate:
+    def _signed(
+        self, subject: x509.Name, key: Any, is_authority: bool = False, address: str = "127.0.0.1", days: int = 1
+    ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key.public_key())
-            .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=9))
+            .not_valid_after(now + datetime.timedelta(days=days))
             .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
         )  # fmt: skip
         if not is_authority:
-            names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+            names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
             builder = builder.add_extension(names, critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
-    def issue(self, name: str) -> Path:
-        """Make a file with a certificate for this common name, and its key."""
+    def issue(self, name: str, address: str = "127.0.0.1", days: int = 1) -> Path:
+        """Make a file with a certificate for this common name and address, and its key. It is valid for so many days
+        more, or has not been for so many."""
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._signed(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._signed(subject, key, address=address, days=days)
         file = self.directory / f"{name}-issued.pem"
         file.write_bytes(
             certificate.public_bytes(serialization.Encoding.PEM)

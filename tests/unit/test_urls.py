@@ -19,7 +19,7 @@ from notify.sinks.sink import open_sink
 from notify.spark.watch.alarms import Alarms
 from notify.storage.shipped.filesystem import opened
 from notify.storage.sql.engines import open_engine, visitor_engine
-from notify.urls import server_address, without_secrets
+from notify.urls import place_of, server_address, without_secrets
 
 SECRET = "s3cret"
 
@@ -45,6 +45,25 @@ SECRET = "s3cret"
 )
 def test_what_is_shown_of_a_url(given: str, shown: str) -> None:
     assert without_secrets(given) == shown
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("https://hooks.example/services/T0/B0/s3cret", "https://hooks.example/***"),
+        ("https://hooks.example:8443?s3cret", "https://hooks.example:8443/***"),
+        ("https://user:a/s3cret@hooks.example/s3cret", "https://***@hooks.example/***"),
+        ("hooks.example/s3cret", "hooks.example/***"),
+        ("https:/hooks.example/s3cret", "https:/***"),
+        ("http:\\\\hooks.example\\s3cret", "http:\\\\hooks.example/***"),
+        ("https://hooks.example s3cret", "https://hooks.example/***"),
+        ("http://[::1]:9/", "http://[::1]:9/"),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9"),
+    ],
+)
+def test_only_the_place_of_a_webhook_is_shown(given: str, shown: str) -> None:
+    """Its path lets in whoever knows it, as with those of chats."""
+    assert place_of(given) == shown
 
 
 @pytest.mark.parametrize(
@@ -120,8 +139,11 @@ def test_an_engine_is_shown_without_its_password() -> None:
 def test_other_addresses_are_refused_without_their_passwords() -> None:
     for refuse in (
         lambda: check_address(f"http://user:{SECRET}@h/x", Settings()),
+        lambda: check_address(f"h/{SECRET}", Settings()),
+        lambda: check_address(f"http://h/{SECRET}", Settings()),
         lambda: Provider(f"https://user:{SECRET}@issuer", "notify", "rights"),
         lambda: Alarms(None, f"https://user:{SECRET}@h", lambda: 0.0),  # type: ignore[arg-type]
+        lambda: Alarms(None, f"h/{SECRET}", lambda: 0.0),  # type: ignore[arg-type]
         lambda: opened(f"s3://key:{SECRET}@bucket/prefix"),
         lambda: opened(f"s3://key:{SECRET}/x@bucket/prefix"),
     ):

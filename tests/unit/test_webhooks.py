@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from notify.errors import InvalidRequest, Unavailable
 from notify.server import webhooks
 from notify.settings import Settings
+from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def posted(serve: Serve, calls: int = 1) -> list[bytes | BaseException]:
+async def posted(
+    serve: Serve, calls: int = 1, path: str = "/hook?x=1", tls: ssl.SSLContext | None = None, scheme: str = "http"
+) -> list[bytes | BaseException]:
     """The results of so many `calls` at once to a receiver that does `serve` with each connection."""
     loop = asyncio.get_running_loop()
     begun: list[asyncio.Task[None]] = []
@@ -27,11 +33,11 @@ async def posted(serve: Serve, calls: int = 1) -> list[bytes | BaseException]:
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         begun.append(loop.create_task(_served(serve, reader, writer)))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     settings = Settings(webhook_hosts=place, webhook_secret="s")
     try:
-        results = [webhooks.post(f"http://{place}/hook?x=1", b"{}", settings) for _ in range(calls)]
+        results = [webhooks.post(f"{scheme}://{place}{path}", b"{}", settings) for _ in range(calls)]
         return list(await asyncio.gather(*results, return_exceptions=True))
     finally:
         server.close()
@@ -202,3 +208,88 @@ def test_what_is_no_address_is_said_so(url: str) -> None:
     """An invalid address is refused with a 4xx. Python's parser raises ValueError for some: that was a 500."""
     with pytest.raises(InvalidRequest, match="not an address"):
         webhooks.check_address(url, Settings(webhook_hosts="127.0.0.1:9", webhook_secret="s"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nlocation: http://h/s3cret\r\ncontent-length: 0\r\n\r\n",
+        b"",
+        b"no HTTP s3cret",
+    ],
+)
+def test_what_fails_names_no_path(answer: bytes) -> None:
+    """An address such as a chat's lets in whoever knows its path: that was in the log, and in dead letters."""
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+
+    (failed,) = asyncio.run(posted(say, path="/hooks/s3cret?key=s3cret"))
+    assert isinstance(failed, Unavailable)
+    assert "s3cret" not in str(failed) and "http://127.0.0.1:" in str(failed)
+
+
+@pytest.mark.parametrize("path", ["/a/s3cret", "/a/s3cret?x=s3cret", "/%61/s3cr%65t"])
+def test_an_answer_that_repeats_the_path_is_told_without_it(path: str) -> None:
+    for repeated in (path, path.partition("?")[0], unquote(path)):
+        told = webhooks.said(f"http://h:1{path}", f"Cannot POST {repeated}".encode() + b"\xff" * 1000, 100)
+        assert "s3cret" not in told and told.startswith("Cannot POST /***") and len(told) <= 100
+    assert webhooks.said("http://h:1/", b" no / here ", 100) == "no / here"
+
+
+@pytest.mark.parametrize(
+    ("issued", "told"),
+    [
+        ({}, ""),
+        ({"days": -1}, "certificate has expired: renew the certificate"),
+        ({"address": "127.0.0.2"}, "give the address by a name that is in the certificate"),
+        (None, "SSL_CERT_FILE"),
+    ],
+)
+def test_a_certificate_that_is_refused_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, issued: dict[str, Any] | None, told: str
+) -> None:
+    """The receiver has seen nothing: that counts as away, and uses up no attempt."""
+    authority, other = Authority(tmp_path, "authority"), Authority(tmp_path, "other")
+    trusting = ssl.create_default_context(cafile=str(authority.file))
+    monkeypatch.setattr(webhooks, "_tls", lambda: trusting)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(other.issue("hooks") if issued is None else authority.issue("hooks", **issued))
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    (answer,) = asyncio.run(posted(say, tls=tls, scheme="https"))
+    if told:
+        assert isinstance(answer, webhooks.Unreachable) and told in str(answer)
+    else:
+        assert answer == b"{}"
+
+
+def test_a_receiver_without_tls_is_told_apart_from_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first says what to do; neither handshake outlasts the call."""
+    (plain,) = asyncio.run(answered_at_once(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    assert isinstance(plain, webhooks.Unreachable) and "is it an http:// address?" in str(plain)
+    monkeypatch.setattr(webhooks, "SECONDS", 0.2)
+    (hanging,) = asyncio.run(answered_at_once(b""))
+    assert isinstance(hanging, webhooks.Unreachable) and "no connection within 0.2 s" in str(hanging)
+
+
+async def answered_at_once(answer: bytes) -> list[bytes | BaseException]:
+    """The result of a call by TLS to a receiver that says this, and then nothing."""
+    ended = asyncio.Event()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    settings = Settings(webhook_hosts=place, webhook_secret="s")
+    try:
+        return await asyncio.gather(webhooks.post(f"https://{place}/", b"{}", settings), return_exceptions=True)
+    finally:
+        ended.set()
+        server.close()

@@ -18,7 +18,7 @@ from notify.errors import NotifyError
 from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.tasks import ended
-from notify.urls import without_secrets
+from notify.urls import place_of
 from notify.wire import OutcomeItem, Outcomes, Poll, encode_json
 
 POLL_SECONDS = 5.0
@@ -64,7 +64,7 @@ class CheckWebhooks:
                     await self._ask(group, url, checks)
                 backoff.reset()
             except Exception as error:
-                faults.note("check_webhook_failed", error, group=group, url=without_secrets(url))
+                faults.note("check_webhook_failed", error, group=group, url=place_of(url))
                 await asyncio.sleep(backoff.next())
 
     async def _ask(self, group: str, url: str, checks: list[dict[str, Any]]) -> None:

@@ -22,7 +22,7 @@ from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.delivery.leases import Handed
 from notify.server.tasks import ended
-from notify.urls import without_secrets
+from notify.urls import place_of
 from notify.wire import Receive, SettleItem, encode_json, instant
 
 MOST_BATCH, MOST_AT_ONCE = 1000, 64
@@ -35,7 +35,7 @@ LEASE_SECONDS = 60.0
 CHECK_US = 20_000_000
 """So often, and whenever nothing came, a group's modes are looked at, to say why nothing is posted."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 1.0, 30.0
-REASON_BYTES = 300
+REASON_CHARACTERS = 300
 """A failure's reason has so much of the receiver's answer."""
 AWAY = frozenset((429, 502, 503, 504))
 INSTANCE = "webhook"
@@ -145,7 +145,7 @@ class Pushes:
                 backoff.reset()
             except Exception as error:
                 self._fails(group, str(error) or type(error).__name__)
-                faults.note("push_failed", error, group=group, url=without_secrets(push.url))
+                faults.note("push_failed", error, group=group, url=place_of(push.url))
                 await asyncio.sleep(backoff.next())
 
     def _may_post(self, group: str, topic: str) -> bool:
@@ -190,8 +190,8 @@ class Pushes:
             return True, str(error)
         if 200 <= status < 300:
             return False, ""
-        said = answer[:REASON_BYTES].decode(errors="replace").strip()
-        return status in AWAY, f"webhook {without_secrets(push.url)} answered {status}" + (f": {said}" if said else "")
+        said = webhooks.said(push.url, answer, REASON_CHARACTERS)
+        return status in AWAY, f"webhook {place_of(push.url)} answered {status}" + (f": {said}" if said else "")
 
     async def _renewed(self, group: str, parts: list[Messages]) -> list[Messages]:
         """Renew the leases of messages; those that are still leased."""
