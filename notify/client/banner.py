@@ -1,4 +1,4 @@
-"""A consumer's first lines: where it receives, as whom, which topics, and where it begins."""
+"""What a consumer says at its start (where it receives, as whom, which topics, and where it begins), and at its end."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ def _said(handler: Handler, answer: Mapping[str, Any]) -> Iterable[str]:
         yield "1 topic meets the pattern" if topics == 1 else f"{topics} topics meet the pattern"
     if "lag" in answer:
         yield "1 message waits" if answer["lag"] == 1 else f"{answer['lag']:,} messages wait"
+
+
+def stopping_text(drain: float, under_way: int) -> str:
+    """The text for a consumer that is told to stop while so many messages are under way."""
+    return (
+        f"the consumer stops: it waits for handlers for {drain:g} s at most (the setting drain); messages under way: "
+        f"{under_way}"
+    )
 
 
 def announce(log: Logger, text: str, *, is_seen: bool) -> None:

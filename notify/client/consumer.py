@@ -205,7 +205,7 @@ class _Consumer:
                 from notify.client.kafka.plan import Plan
 
                 self._announce(begun("Kafka", self.group, self.instance, self._handlers.values(), {}))
-                given = (bool(self._token or self._tls), self._inbox is not None)
+                given = (bool(self._token or self._tls), self._inbox is not None, self._announce, lambda: self._is_cut)
                 bounds: Any = (self._concurrency, self._in_hand, self._lease, self._drain, *given)
                 named = (self.url, self.group, self.instance, self._handlers, self._call_counted)
                 await consume(Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds), self._stopping)

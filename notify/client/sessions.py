@@ -7,6 +7,7 @@ import contextlib
 import logging
 import ssl
 
+from notify.client.banner import stopping_text
 from notify.client.handlers import refuse_offsets
 from notify.client.http import HttpClient
 from notify.client.keeping import Keeping
@@ -85,10 +86,7 @@ class Sessions:
         for session, _ in self._sessions.values():
             session.end()
         if work.in_hand:
-            work.announce(
-                f"the consumer stops: it waits for handlers for {work.drain:g} s at most (the setting drain); messages "
-                f"under way: {len(work.in_hand)}"
-            )
+            work.announce(stopping_text(work.drain, len(work.in_hand)))
         ending = [*(task for _, task in self._sessions.values()), *self._leaving]
         if ending:
             await asyncio.wait(ending)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,9 @@ from notify.client.kafka.window import Window
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import retry_topic
-from tests.support.kafka import Wrapped, committed
+from tests.support.kafka import KafkaNode, Wrapped, committed
 from tests.support.kafka_consumers import is_assigned, make_topic, produce, progress, worker
+from tests.support.told import CONSUMING, Told
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -176,3 +179,29 @@ def test_a_process_whose_brokers_say_nothing_ends_when_it_is_told_to(unique: str
             consumer.process.terminate()
             assert consumer.process.wait(PATIENCE_SECONDS) == 0, "it ended before it had learned of silent brokers"
             connection.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "stands_still"),
+    [("shared", False), ("shared", True), pytest.param("failover", True, marks=pytest.mark.long)],
+)
+def test_a_second_signal_ends_a_consumer_at_once(
+    kafka_node: KafkaNode, unique: str, mode: str, stands_still: bool
+) -> None:
+    """It waited for its last commit and its leave for a minute where a broker stood still, and said nothing before."""
+    make_topic(kafka_node.url, unique)
+    produce(kafka_node.url, unique, ["a"])
+    with Told(CONSUMING, kafka_node.url, unique, mode) as consumer:
+        consumer.wait_for("handling")
+        if stands_still:
+            kafka_node.cluster.signal_node(0, signal.SIGSTOP)
+        try:
+            consumer.tell("handling", signal.SIGTERM)
+            consumer.tell("the consumer stops", signal.SIGTERM)
+            told = time.monotonic()
+            assert consumer.end() == 128 + signal.SIGTERM
+            took = time.monotonic() - told
+        finally:
+            kafka_node.cluster.signal_node(0, signal.SIGCONT)
+    assert took < PATIENCE_SECONDS / 3, "it waited for more than a moment"
+    assert "ended" not in consumer.output and "Traceback" not in consumer.output, consumer.output

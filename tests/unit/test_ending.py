@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -13,8 +10,8 @@ import pytest
 from notify import ending
 from notify.client import Message, TransactionProducer
 from notify.testing import InMemoryServer
-from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import lag
+from tests.support.told import CONSUMING, Told
 
 WORKING = """
 import asyncio, sys
@@ -33,48 +30,6 @@ async def work():
 run_until_told(work)
 print("ended", flush=True)
 """
-CONSUMING = """
-import sys, threading
-from notify.client import Consumer
-
-consumer = Consumer(sys.argv[1], group="cut")
-
-@consumer.subscribe("cut", start="earliest")
-def hang(message):
-    print("handling", flush=True)
-    threading.Event().wait()
-
-consumer.run()
-print("ended", flush=True)
-"""
-
-
-class Told:
-    """A process whose output is waited for before each signal."""
-
-    def __init__(self, script: str, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.output = ""
-
-    def tell(self, after: str, number: int) -> None:
-        """Send a signal once a line with `after` has come."""
-        assert self._process.stdout is not None
-        while after not in self.output and (line := self._process.stdout.readline()):
-            self.output += line
-        assert after in self.output, self.output
-        time.sleep(ending.ONE_WISH_SECONDS)  # what comes sooner after another signal counts as the same one
-        self._process.send_signal(number)
-
-    def end(self) -> int:
-        """Its exit code, and the rest of its output."""
-        try:
-            self.output += self._process.communicate(timeout=PATIENCE_SECONDS)[0]
-        finally:
-            self._process.kill()
-            self._process.wait()
-        return self._process.returncode
 
 
 def test_signals_close_together_are_one_wish(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,21 +45,21 @@ def test_signals_close_together_are_one_wish(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("number", ending.SIGNALS)
 def test_work_is_cancelled_by_the_first_signal_and_cut_by_the_second(number: int) -> None:
-    heeding, deaf = Told(WORKING, "heeds"), Told(WORKING, "ignores")
-    heeding.tell("begun", number)
-    deaf.tell("begun", number)
-    deaf.tell("told", number)
-    assert (heeding.end(), heeding.output) == (0, "begun\ntold\nended\n")
-    assert (deaf.end(), deaf.output) == (-number, "begun\ntold\n")
+    with Told(WORKING, "heeds") as heeding, Told(WORKING, "ignores") as deaf:
+        heeding.tell("begun", number)
+        deaf.tell("begun", number)
+        deaf.tell("told", number)
+        assert (heeding.end(), heeding.output) == (0, "begun\ntold\nended\n")
+        assert (deaf.end(), deaf.output) == (-number, "begun\ntold\n")
 
 
 def test_a_second_signal_ends_a_consumer_and_its_message_comes_again(memory: InMemoryServer) -> None:
     """It went on until the handlers had returned, or `drain` was over, however often it was told."""
     with TransactionProducer(memory.url, group="cut") as producer:
         producer.publish(Message("cut", "a"))
-    consumer = Told(CONSUMING, memory.url)
-    consumer.tell("handling", signal.SIGTERM)
-    consumer.tell("the consumer stops", signal.SIGTERM)
-    assert consumer.end() == 128 + signal.SIGTERM
+    with Told(CONSUMING, memory.url, "cut", "shared") as consumer:
+        consumer.tell("handling", signal.SIGTERM)
+        consumer.tell("the consumer stops", signal.SIGTERM)
+        assert consumer.end() == 128 + signal.SIGTERM
     assert "ended" not in consumer.output and "Traceback" not in consumer.output
     assert lag(memory.url, "cut") == 1

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from notify.client.handler_threads import HandlerThreads
 from notify.client.kafka.control import Orders
 from notify.client.kafka.handling import NAMED_IN_LOG, Handling
 from notify.client.kafka.partitions import Partitions, Place
@@ -40,7 +41,9 @@ class Assignment:
         orders: Orders,
         noted: Subscriptions | None,
         ids: TopicIds,
+        threads: HandlerThreads,
     ) -> None:
+        """`threads` note what is for audits."""
         self._plan = plan
         self._partitions = partitions
         self._handling = handling
@@ -48,6 +51,7 @@ class Assignment:
         self._orders = orders
         self._noted = noted
         self._ids = ids
+        self._threads = threads
 
     async def open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> dict[Place, int]:
         """Open windows: where the group is known to be, else where it begins. The offsets to fetch from.
@@ -134,6 +138,7 @@ class Assignment:
         if self._noted is None or not subscribed:
             return
         try:
-            await asyncio.to_thread(partial(self._noted.note, subscribed, begins=begins, renews=renews))
+            note = partial(self._noted.note, subscribed, begins=begins, renews=renews)
+            await asyncio.get_running_loop().run_in_executor(self._threads, note)
         except NotifyError as error:
             log.warning("the subscriptions could not be noted for audits: %s", error)

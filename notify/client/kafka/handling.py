@@ -179,6 +179,11 @@ class Handling:
         else:
             window.fail(item, retries.due_after(seconds))
 
+    @property
+    def under_way(self) -> int:
+        """How many messages are with handlers."""
+        return len(self._tasks)
+
     # --- the end ----------------------------------------------------------------------------------------------
 
     async def finished(self, seconds: float, windows: Iterable[Window] | None = None) -> list[str]:

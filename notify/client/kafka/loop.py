@@ -6,6 +6,8 @@ import asyncio
 import logging
 import time
 
+from notify.client.banner import stopping_text
+from notify.client.handler_threads import HandlerThreads
 from notify.client.kafka.assignment import Assignment
 from notify.client.kafka.control import Orders
 from notify.client.kafka.feed import LEAVE_SECONDS, Feed
@@ -38,6 +40,8 @@ LAST_TRIES = 50
 STOP_SECONDS, REST_SECONDS = 1.0, 5.0
 """A consumer that stops within its start, or has no partition, waits so long for the call that is under way. Nothing is
 lost by leaving it to itself; one that has partitions gives them back first."""
+CUT_SECONDS = 1.0
+"""So long a consumer that is ended at once tells its group, where the brokers answer: nothing is lost without that."""
 PROVEN_SECONDS = 30.0
 """Rights that the consumer lacks from the beginning show within this time."""
 RENEW_SECONDS = 3600.0
@@ -55,7 +59,9 @@ class KafkaLoop:
         self._cluster = cluster
         self._partitions = Partitions(max(plan.batch, WINDOW_RECORDS))
         self._feed = Feed(self._cluster, plan.kafka_group, plan.instance, self._partitions)
-        self._settling = Settling(plan, self._cluster, self._feed, self._partitions)
+        self._threads = HandlerThreads(3, "notify-kafka-call")
+        """One for commits, the others for notes. A call of theirs that hangs does not keep the process from ending."""
+        self._settling = Settling(plan, self._cluster, self._feed, self._partitions, self._threads)
         self._lot = Lot(plan.batch)
         self._handling = Handling(plan, self._partitions, self._settling, self._lot)
         self._noting = Noting(self._partitions, self._settling, self._handling)
@@ -64,7 +70,8 @@ class KafkaLoop:
         noted = None if plan.sharing == "broadcast" else Subscriptions(self._cluster, plan.group)
         ids = TopicIds(self._cluster)
         self._starts = Starts(plan, self._feed.consumer, self._cluster, self._orders, noted, ids)
-        self._assignment = Assignment(plan, self._partitions, self._handling, self._settling, self._orders, noted, ids)
+        kept = (self._partitions, self._handling, self._settling, self._orders)
+        self._assignment = Assignment(plan, *kept, noted, ids, self._threads)
         self._resets = Resets(self._feed, self._starts, self._assignment, self._partitions, self._orders, ids)
         self._modes = OtherModes(plan, self._cluster)
         self._sharing: Membership | Ownership
@@ -252,6 +259,8 @@ class KafkaLoop:
         self._is_stopping = True
         self._handling.is_held = True
         deadline = time.monotonic() + self._plan.drain
+        if self._handling.under_way:
+            self._plan.announce(stopping_text(self._plan.drain, self._handling.under_way))
         left = await self._handling.finished(self._plan.drain)
         if left:
             log.warning(
@@ -271,13 +280,25 @@ class KafkaLoop:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self._end()
+        finally:
+            self._modes.close()
+            if isinstance(self._sharing, Ownership):
+                self._sharing.leave_to_itself()
+            self._threads.shutdown()
+
+    async def _end(self) -> None:
+        """End the last commit and the clients, or for CUT_SECONDS try to."""
+        if self._plan.is_cut():
+            await asyncio.gather(self._feed.close(CUT_SECONDS), self._orders.close(CUT_SECONDS))
+            return
         await self._settling.finished()
         if self._partitions.items():
             seconds = LEAVE_SECONDS
         else:
             seconds = STOP_SECONDS if self._started_at == float("inf") else REST_SECONDS
         await asyncio.gather(self._feed.close(seconds), self._orders.close(STOP_SECONDS))
-        self._modes.close()
         if isinstance(self._sharing, Ownership):
             await self._sharing.close()
 

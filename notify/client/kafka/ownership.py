@@ -11,12 +11,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from notify.client.handler_threads import HandlerThreads
 from notify.client.kafka.assignment import Assignment
 from notify.client.kafka.feed import SESSION_SECONDS, Feed
 from notify.client.kafka.partitions import Place
@@ -52,7 +52,7 @@ class Ownership:
         self._settling = settling
         self._assignment = assignment
         self._group = owner_topic(plan.group)
-        self._pool = ThreadPoolExecutor(1, "notify-kafka-owner")
+        self._pool = HandlerThreads(1, "notify-kafka-owner")
         self._consumer: Consumer = cluster.consumer(
             {
                 "group.id": self._group,
@@ -140,7 +140,7 @@ class Ownership:
         """Fence the former owner first, then go on where it committed."""
         self._feed.member = await self._feed.call(self._feed.consumer.consumer_group_metadata)
         try:
-            await asyncio.to_thread(self._settling.claim)
+            await self._settling.claim()
         except KafkaException as raised:
             if is_final(error_of(raised)):
                 raise refusal(error_of(raised), self._cluster, self._plan.group) from raised
@@ -184,4 +184,7 @@ class Ownership:
         """Let another instance own the topics."""
         with contextlib.suppress(NotifyError):
             await self._call(partial(leave, self._group, self._consumer.close))
-        self._pool.shutdown(wait=False)
+
+    def leave_to_itself(self) -> None:
+        """Make no further call, and wait for none: the topics are another's once Kafka misses this instance."""
+        self._pool.shutdown()

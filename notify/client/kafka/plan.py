@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from notify.client.handlers import Handler, handler_of
@@ -11,6 +12,7 @@ from notify.errors import InvalidRequest
 from notify.kafka.groups import OWN_TOPICS, kafka_group
 from notify.message import ReceivedMessage
 
+log = logging.getLogger("notify.consumer")
 Sharing = Literal["group", "broadcast", "owner"]
 SHARING: Mapping[str, Sharing] = {
     "shared": "group", "ordered": "group", "broadcast": "broadcast", "exclusive": "owner", "failover": "owner",
@@ -21,7 +23,8 @@ SHARING: Mapping[str, Sharing] = {
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`call` runs a handler for a message and raises what it raises. `is_stopped`: whether no handler is to begin any
-    more. Times in seconds; see Consumer.
+    more. `is_cut`: whether nothing is waited for any more, since the process ends at once. `announce` tells a person.
+    Times in seconds; see Consumer.
 
     Raises InvalidRequest for handlers that cannot run beside each other.
     """
@@ -39,6 +42,8 @@ class Plan:
     has_login: bool = False
     """Whether a token or TLS of a Notify server was given."""
     has_inbox: bool = False
+    announce: Callable[[str], None] = field(default=log.info)
+    is_cut: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         if self.has_login:

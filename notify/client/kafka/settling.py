@@ -14,6 +14,7 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicPartition
 
 from notify.backoff import Backoff
+from notify.client.handler_threads import HandlerThreads
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.plan import Plan
@@ -53,11 +54,15 @@ class InDoubt:
 class Settling:
     """One commit at a time. `for_owner`: all of them are transactions, in which Kafka refuses a former owner."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, feed: Feed, partitions: Partitions) -> None:
+    def __init__(
+        self, plan: Plan, cluster: Cluster, feed: Feed, partitions: Partitions, threads: HandlerThreads
+    ) -> None:
+        """`threads` make the calls of transactions."""
         self._plan = plan
         self._cluster = cluster
         self._feed = feed
         self._partitions = partitions
+        self._threads = threads
         self._for_owner = plan.sharing == "owner"
         self._transactions = Transactions(plan, cluster)
         self._committed: dict[Window, int] = {}
@@ -166,7 +171,7 @@ class Settling:
     async def _resolve(self, doubt: InDoubt) -> None:
         """Learn whether a transaction was committed: what left with it would leave again. Raises KafkaException."""
         if not self._transactions.are_claimed:
-            await asyncio.to_thread(self.claim)  # the transaction has ended by then
+            await self.claim()  # the transaction has ended by then
         left = {(d.item.record.topic(), d.item.record.partition()) for d in doubt.leaving if not d.window.is_closed}
         sent = {(p.topic, p.partition): (p.offset, p.metadata) for p in doubt.offsets}
         asked = [TopicPartition(*place) for place in left if place in sent]
@@ -199,7 +204,9 @@ class Settling:
         ]
         if leaving or self._for_owner:
             try:
-                await asyncio.to_thread(self._transactions.commit, leaving, offsets, self._feed.member)
+                await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._transactions.commit, leaving, offsets, self._feed.member
+                )
             except KafkaException as raised:
                 are_gone = error_of(raised).code() in GONE and await self._leave_out(windows)
                 if not are_gone or self._for_owner:  # by now the group may be another's: the next commit goes on
@@ -266,9 +273,9 @@ class Settling:
         level = logging.DEBUG if error.code() in OTHERS_NOW else logging.WARNING
         log.log(level, "Kafka does not take the offsets of group %s now: %s", self._plan.kafka_group, error.str())
 
-    def claim(self) -> None:
-        """In a thread: make the producer of transactions; whoever has its id is fenced. Raises KafkaException."""
-        self._transactions.claim()
+    async def claim(self) -> None:
+        """Make the producer of transactions; whoever has its id is fenced. Raises KafkaException."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._transactions.claim)
         self.is_fenced = False
 
 
