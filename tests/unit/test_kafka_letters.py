@@ -91,3 +91,20 @@ def test_letters_are_held_without_their_content() -> None:
     kept = letter(3, size=1_000_000).place_alone()
     assert (kept.id, kept.spot, kept.size < 1000) == ("m3", letter(3).spot, True)
     assert SimpleNamespace(headers=kept.headers).headers == [(records.ID, b"m3")]
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_a_list_is_bounded_in_bytes_and_in_what_it_looks_at(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """It had all that `max` allows, 10,000 letters of a megabyte; a search that found little read the whole topic, and
+    nobody else could ask Kafka meanwhile."""
+    monkeypatch.setattr(dead_letters, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(dead_letters, "LOOKED_AT", 10)
+    held = [letter(number, size=200 if number % 5 else 15_000) for number in range(10, 90) if number % 7]
+    group, offset, numbers = letters_of(held), 0, []
+    while (answer := group._listed("g", Wanted(), offset, most))[1] > offset:
+        page, offset = answer
+        numbers += [x.number for x in page]
+        assert len(page) <= most and sum(x.size for x in page) < 20_000 + 16_000
+    assert numbers == [x.number for x in held]
+    page, offset = group._listed("g", Wanted(contains="nothing like it"), 0, most)
+    assert (page, offset) == ([], held[9].number + 1)

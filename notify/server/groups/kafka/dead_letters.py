@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from notify.errors import InvalidRequest, NotFound
 from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_topic
 from notify.kafka.redriven import Spot
+from notify.limits import LIMITS
 from notify.server.groups import Change, Chosen, Edited
 from notify.server.groups.kafka import letters, offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
@@ -32,8 +33,8 @@ from notify.wire import microseconds
 LOT_BYTES = 8 << 20
 FIRST_WINDOW, LARGEST_WINDOW, LOOKED_AT = 500, 8_000, 20_000
 """Numbers of letters that are read at a time where the newest are wanted, and in one call at most."""
-HELD_BYTES = 16 << 20
-"""Letters that are held for a page of the newest."""
+HELD_BYTES = LIMITS.reply_bytes
+"""Letters that are held for a page, and a letter more."""
 NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and drop the letter"
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
@@ -80,10 +81,26 @@ class KafkaLetters:
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
         def find() -> dict[str, Any]:
-            chosen = list(itertools.islice((x for x in self._letters(name, offset) if _is_wanted(wanted, x)), most))
-            return {"messages": self._shown(name, chosen), "next_offset": chosen[-1].number + 1 if chosen else offset}
+            chosen, next_offset = self._listed(name, wanted, offset, most)
+            return {"messages": self._shown(name, chosen), "next_offset": next_offset}
 
         return await self._thread.call(find)
+
+    def _listed(self, name: str, wanted: Wanted, offset: int, most: int) -> tuple[list[Letter], int]:
+        """The next of the letters from a number on, and the number to go on from.
+
+        There may be fewer than `most` where few match, or where letters are large.
+        """
+        chosen: list[Letter] = []
+        size = 0
+        for letter in itertools.islice(self._letters(name, offset), LOOKED_AT):
+            offset = letter.number + 1
+            if _is_wanted(wanted, letter):
+                chosen.append(letter)
+                size += letter.size
+                if len(chosen) == most or size >= HELD_BYTES:
+                    break
+        return chosen, offset
 
     async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
         def find() -> dict[str, Any]:
