@@ -9,21 +9,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from notify.errors import Conflict, NotifyError
+from notify.errors import Conflict, NotifyError, Unavailable
 from tests.history.actors import RETRIES
 from tests.history.administration import admin, redrive
 from tests.history.messages import FEW, ORDERED, TOPIC, TOPICS
 from tests.history.stage import Stage
 
+T = TypeVar("T")
 MOST_QUEUES = 200
 UNDONE_SECONDS = 120.0
 """The longest wait for a fault to be undone, from when no other is made any more."""
-COMMAND_SECONDS = 60.0
+COMMAND_SECONDS = 90.0
+"""A server that waits for Kafka takes 60 s at most."""
 AGAIN_SECONDS = 0.2
-REPLAY_SECONDS = 60.0
-"""A replay that is refused is asked for again for so long: there are few, and each server is killed often."""
+PATIENCE_SECONDS = 60.0
+"""A change that is refused is asked for again for so long: there are few, and each server is killed often, and away for
+half a minute where its disk is full meanwhile."""
+REFUSED_SECONDS = 1.0
+"""The pause between two such requests."""
 REPLAYED_SECONDS = (2.0, 20.0)
 REPLAYED_SECONDS_OF_KAFKA = (20.0, 60.0)
 LONGER = 2.0
@@ -50,11 +56,12 @@ class Changes:
     def kinds(self) -> Mapping[str, Callable[[], None]]:
         everywhere: dict[str, Callable[[], None]] = {
             "replayed": self._replay,
-            "redriven": lambda: self._redrive(by_command=False),
+            "redriven": lambda: self._patiently(partial(self._redrive, by_command=False)),
             "paused": self._pause,
         }
         if self._stage.scene.kafka:  # Kafka keeps no modes, and a topic that grows there moves its keys
-            return everywhere | {"redriven by command": lambda: self._redrive(by_command=True)}
+            by_command = partial(self._redrive, by_command=True)
+            return everywhere | {"redriven by command": lambda: self._patiently(by_command)}
         return everywhere | {"topic grown": self._grow, "mode changed": self._change_mode}
 
     def _admin(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -73,10 +80,13 @@ class Changes:
             redrive(self._stage.url, group)
             return
         words = ["dead-letter", "redrive", group, "--reason", "a history", "--url", self._stage.url]
-        done = subprocess.run(
-            [sys.executable, "-m", "notify.cli.main", *words],
-            capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "notify.cli.main", *words],
+                capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"{' '.join(words)}: no answer within {COMMAND_SECONDS:g} s") from None
         if done.returncode:
             raise Conflict(f"{' '.join(words)}: {done.stderr}")
 
@@ -99,21 +109,22 @@ class Changes:
     def _replay(self) -> None:
         """Reset a group by some seconds; a partition that is further behind would skip messages."""
         behind: list[str] = []
-        until = time.monotonic() + REPLAY_SECONDS
+        until = time.monotonic() + PATIENCE_SECONDS
         for group in self._chance.sample(list(STEERED), len(STEERED)):
-            skipped = self._replay_patiently(group, until)
+            skipped = self._patiently(partial(self._replay_of, group), until)
             if not skipped:
                 return
             behind.append(f"{group}: {skipped[:3]}")
         raise Conflict(f"all groups are too far behind: {behind}")
 
-    def _replay_patiently(self, group: str, until: float) -> list[dict[str, Any]]:
-        """As `_replay_of`, asked for again while the server, or Kafka, is away, until that instant."""
+    def _patiently(self, change: Callable[[], T], until: float | None = None) -> T:
+        """The result of a change that is asked for again while the server, or Kafka, is away, until that instant."""
+        until = time.monotonic() + PATIENCE_SECONDS if until is None else until
         while True:
             try:
-                return self._replay_of(group)
+                return change()
             except NotifyError:
-                if time.monotonic() > until or self._over.wait(AGAIN_SECONDS):
+                if time.monotonic() > until or self._over.wait(REFUSED_SECONDS):
                     raise
 
     def _replay_of(self, group: str) -> list[dict[str, Any]]:
@@ -142,7 +153,7 @@ class Changes:
         # Consumers over Kafka obey within 5 s.
         seconds = self._chance.uniform(0.3, 6.0) if self._stage.scene.kafka else 0.3
         try:
-            self._admin("POST", f"groups/{group}/pause")
+            self._patiently(partial(self._admin, "POST", f"groups/{group}/pause"))
             time.sleep(seconds)  # how long it is paused
         finally:  # also where the answer was lost
             self._insist("POST", f"groups/{group}/resume")

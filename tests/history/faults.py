@@ -26,6 +26,7 @@ STOPPED_SECONDS = (1.0, 5.0)
 STOPPED_SECONDS_OF_KAFKA = (1.0, 9.0)
 """Longer and shorter than the 6 s after which Kafka gives a silent member's partitions to others."""
 JOINED_SECONDS = (2.0, 8.0)
+ACTORS = ("consumer ", "producer ", "bridge ", "relay ")
 Kinds = Mapping[str, Callable[[], None]]
 
 
@@ -60,7 +61,9 @@ def _pid_of(server: ServerProcess) -> int:
 class Faults:
     """Makes faults in turn, each kind equally often, until it is stopped."""
 
-    def __init__(self, stage: Stage, seed: int) -> None:
+    def __init__(self, stage: Stage, seed: int, calm_seconds: float = 0.0) -> None:
+        """Servers, databases and Kafka's nodes are stopped from when each change was made once, or has been tried for
+        `calm_seconds`: beside all stops a short history on a busy machine made some changes never."""
         self._stage = stage
         self._chance = random.Random(seed)
         self._stopped_seconds = STOPPED_SECONDS_OF_KAFKA if stage.scene.kafka else STOPPED_SECONDS
@@ -75,7 +78,8 @@ class Faults:
         self.died: list[str] = []
         """A sentence for each server that ended by itself."""
         self._over = threading.Event()
-        changes = Changes(stage, self._chance, self._over)
+        self._changes = Changes(stage, self._chance, self._over).kinds()
+        self._calm_until = time.monotonic() + calm_seconds
         pauses = PAUSES_OVER_KAFKA if stage.scene.kafka else PAUSES
         self._kinds = [
             (kinds, pause)
@@ -85,7 +89,7 @@ class Faults:
                 (self._stops_of_nodes(), pauses.nodes),
                 *self._stops_of_actors(pauses),
                 (self._rebalances(), pauses.rebalances),
-                (changes.kinds(), pauses.changes),
+                (self._changes, pauses.changes),
             )
             if kinds
         ]
@@ -114,10 +118,14 @@ class Faults:
 
     def _go_on(self, kinds: Kinds, pause: float) -> None:
         waiting = [name for name in kinds if name in ("server killed", "node killed")]  # however short the history is
+        is_of_actors = any(name.startswith(ACTORS) for name in kinds)
         try:
             while not self._over.wait(pause * 2 * self._chance.random()):
+                if self._is_calm and kinds is not self._changes and not is_of_actors:
+                    continue
                 if not waiting:
-                    turns = [name for name in kinds for _ in range(TURNS.get(name, 1))]
+                    new = [name for name in kinds if not self.done[name]] if kinds is self._changes else []
+                    turns = new or [name for name in kinds for _ in range(TURNS.get(name, 1))]
                     waiting = self._chance.sample(turns, len(turns))
                 name = waiting.pop()
                 try:
@@ -133,6 +141,11 @@ class Faults:
                     self.done[name] += 1
         except BaseException as error:
             self._failure = error
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether what everybody needs is left alone: not every change was made once, and it is still early."""
+        return time.monotonic() < self._calm_until and not all(self.done[name] for name in self._changes)
 
     # --- kinds -------------------------------------------------------------------------------------------------
 

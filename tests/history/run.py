@@ -41,6 +41,7 @@ DISK_MEGABYTES = 1024
 KAFKA_NODES = 3
 SETTLE_SECONDS = 180.0
 LOOK_SECONDS = 2.0
+CALM_SECONDS = 60.0
 
 
 LONG_SECONDS, LONG_DELAY, SHORT_DELAY = 120.0, 70.0, 5.0
@@ -85,7 +86,7 @@ def play(directory: Path, seconds: float, seed: int, scene: Scene, least: Least)
         stage = Stage(directory, room, scene)
         stack.callback(stage.keep_output)
         stage.start(stack)
-        faults = Faults(stage, seed)
+        faults = Faults(stage, seed, min(seconds / 3, CALM_SECONDS) if scene.kafka else 0.0)
         faults.start()
         try:
             end = time.monotonic() + seconds
