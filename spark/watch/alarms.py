@@ -6,7 +6,6 @@ They are in the ledger with what they announce. The header `idempotency-key` is 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import logging
 import sqlite3
@@ -14,7 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import Any
 
 from prometheus_client import Gauge
 
@@ -22,6 +20,7 @@ from notify.backoff import Backoff
 from notify.errors import InvalidRequest
 from notify.spark.watch.ledger import Alarm, Ledger
 from notify.storage import crash_point
+from notify.timed_call import answer_to
 from notify.urls import has_user, place_of
 
 log = logging.getLogger("notify.audit")
@@ -36,26 +35,15 @@ MOST_REFUSALS = 10
 WAITING = Gauge("notify_audit_alarms_waiting", "Alarms that their receiver has not taken.")
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows nothing: a POST would go on as a GET without its body, and that answer would count."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Nothing: the redirect itself is the answer, as an HTTPError."""
-
-
-_opener = urllib.request.build_opener(_Stay)
-
-
 def post(url: str, alarm: Alarm) -> None:
     """Raises OSError; HTTPError, one of them, where the receiver refuses."""
     name = hashlib.sha256(alarm.key.encode()).hexdigest()
     headers = {"content-type": "application/json", "idempotency-key": name}
-    request = urllib.request.Request(url, json.dumps(alarm.body).encode(), headers)
     try:
-        with _opener.open(request, timeout=CALL_SECONDS):
-            pass
-    except (http.client.HTTPException, ValueError) as error:  # ValueError: a host's name that is none
-        raise OSError(f"no answer of HTTP: {error!r}") from error
+        request = urllib.request.Request(url, json.dumps(alarm.body).encode(), headers)
+    except ValueError as error:
+        raise OSError(f"no address of HTTP: {error}") from error
+    answer_to(request, CALL_SECONDS, 0, follow=False)
 
 
 class Alarms:

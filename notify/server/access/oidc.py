@@ -6,13 +6,13 @@ import base64
 import binascii
 import json
 import time
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
 import jwt
 
 from notify.errors import InvalidRequest, Unauthorized, Unavailable
+from notify.timed_call import answer_to
 from notify.urls import has_user, without_secrets
 
 FETCH_SECONDS = 5
@@ -139,8 +139,7 @@ def _part(text: str) -> dict[str, Any]:
 def _fetched(address: str) -> dict[str, Any]:
     """A JSON document. Raises Unavailable."""
     try:
-        with urllib.request.urlopen(address, timeout=FETCH_SECONDS) as answer:
-            found = json.loads(answer.read(ANSWER_BYTES))
+        found = json.loads(answer_to(address, FETCH_SECONDS, ANSWER_BYTES))
     except (OSError, ValueError) as error:
         raise Unavailable(f"{address} cannot be read: {error!r}") from None
     if not isinstance(found, dict):

@@ -1,0 +1,95 @@
+"""A call by urllib that ends in time, however slowly the other side answers: urllib's own time begins anew with each
+byte. Proxies are those of the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import urllib.request
+from typing import Any
+
+
+def answer_to(request: urllib.request.Request | str, seconds: float, most: int, *, follow: bool = True) -> bytes:
+    """At most so many bytes of the answer's body. Without `follow` a redirect is an error.
+
+    Raises OSError: HTTPError, which is one, for a status that is none of success.
+    """
+    deadline = _Deadline(seconds)
+    handlers: list[Any] = [_Plain(deadline), _Secure(deadline), *([] if follow else [_Stay])]
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
+            body: bytes = answer.read(most)
+        if deadline.is_over:  # a head that is cut off passes for a whole one
+            raise TimeoutError(f"no whole answer within {seconds:g} s")
+        return body
+    except (http.client.HTTPException, ValueError) as error:  # ValueError: a host's name that is none
+        raise OSError(f"no answer of HTTP: {error!r}") from error
+    finally:
+        deadline.end()
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows nothing: a POST would go on as a GET without its body, and that answer would count."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Nothing: the redirect itself is the answer, as an HTTPError."""
+
+
+class _Deadline:
+    """Cuts the connections of a call when its time is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self.is_over = False
+        self._connections: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def watch(self, connection: socket.socket) -> None:
+        """A connection of the call."""
+        self._connections.append(connection)
+
+    def _cut(self) -> None:
+        self.is_over = True
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):  # it is closed
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """The call is over."""
+        self._timer.cancel()
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__()
+        self._deadline = deadline
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        deadline = self._deadline
+
+        class Watched(http.client.HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                deadline.watch(self.sock)
+
+        return self.do_open(Watched, req)
+
+
+class _Secure(urllib.request.HTTPSHandler):
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__()
+        self._deadline = deadline
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        deadline = self._deadline
+
+        class Watched(http.client.HTTPSConnection):
+            def connect(self) -> None:
+                super().connect()
+                deadline.watch(self.sock)
+
+        return self.do_open(Watched, req)
