@@ -63,6 +63,10 @@ def _call(future: Future[Any], function: Callable[[], Any]) -> None:
         return
     try:
         result = function()
+    except StopIteration as error:  # no future of asyncio holds it, and whoever waits for one would wait for ever
+        unheld = RuntimeError("StopIteration was raised")
+        unheld.__cause__ = error
+        future.set_exception(unheld)
     except BaseException as error:
         future.set_exception(error)
     else:

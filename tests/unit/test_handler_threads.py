@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from notify.client import Message, TransactionProducer
 from notify.client.handler_threads import HandlerThreads
+from notify.client.handlers import in_a_thread
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 
@@ -40,6 +42,19 @@ def test_what_work_raises_is_its_result() -> None:
 
         assert threads.submit(fail).exception(PATIENCE_SECONDS) is error
     assert threads.submit(lambda: "goes on").result(PATIENCE_SECONDS) == "goes on"
+    threads.shutdown()
+
+
+def test_a_stop_of_an_iteration_is_an_error_that_asyncio_holds() -> None:
+    """It may come from a listener of the inbox's session. No future of asyncio takes it: the message was never settled,
+    and its lease was renewed for ever."""
+
+    async def run() -> None:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(in_a_thread(threads, next, iter(())), PATIENCE_SECONDS)
+
+    threads = HandlerThreads(1, "test")
+    asyncio.run(run())
     threads.shutdown()
 
 
