@@ -1,4 +1,4 @@
-"""What a consumer says at its start (where it receives, as whom, which topics, and where it begins), and at its end."""
+"""A consumer tells at its start where it receives, as whom, which topics, from where on; at its end what it awaits."""
 
 from __future__ import annotations
 

@@ -40,6 +40,8 @@ OUTBOX_CALLER = 3
 """The caller that sends in outbox mode alone: a bridge or relay keeps the order in which it committed its messages."""
 HALF_SECONDS = 3.0
 MAX_ATTEMPTS = 6
+MAX_ATTEMPTS_OF_BROADCAST = 1000
+"""Dead letters of a broadcast cannot be sent again: a database that was away for six attempts cost its messages."""
 RETRIES = {"retry_min": 0.2, "retry_max": 2.0}
 
 
@@ -227,7 +229,8 @@ def _row(who: str, message: ReceivedMessage) -> EffectRow:
 def _subscription(spec: dict[str, Any]) -> dict[str, Any]:
     tags = [spec["tag"]] if spec["tag"] else []
     return {
-        "mode": spec["mode"], "tags": tags, "filter": spec["filter"], "start": "earliest", "max_attempts": MAX_ATTEMPTS,
+        "mode": spec["mode"], "tags": tags, "filter": spec["filter"], "start": "earliest",
+        "max_attempts": MAX_ATTEMPTS if spec["mode"] != "broadcast" else MAX_ATTEMPTS_OF_BROADCAST,
         "batch": spec["batch"],
     } | RETRIES  # fmt: skip
 

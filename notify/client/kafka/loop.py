@@ -59,8 +59,8 @@ class KafkaLoop:
         self._cluster = cluster
         self._partitions = Partitions(max(plan.batch, WINDOW_RECORDS))
         self._feed = Feed(self._cluster, plan.kafka_group, plan.instance, self._partitions)
-        self._threads = HandlerThreads(3, "notify-kafka-call")
-        """One for commits, the others for notes. A call of theirs that hangs does not keep the process from ending."""
+        self._threads = HandlerThreads(4, "notify-kafka-call")
+        """For commits, claims and notes. A call of theirs that hangs does not keep the process from ending."""
         self._settling = Settling(plan, self._cluster, self._feed, self._partitions, self._threads)
         self._lot = Lot(plan.batch)
         self._handling = Handling(plan, self._partitions, self._settling, self._lot)
