@@ -6,7 +6,9 @@ import random
 
 import pytest
 
+from notify.client.kafka import partitions, retries
 from notify.client.kafka.window import Item, Window
+from notify.clock import SteadyClock
 from notify.kafka.progress import MOST_BEGUN, MOST_FAILED, MOST_SPAN, Progress
 
 BIG = 1 << 30
@@ -259,3 +261,22 @@ def test_random_histories_with_kills(seed: int) -> None:
     for offset in offsets[fetched:]:  # killed in that moment, it knows these as done
         w.add(Item(offset, keys[offset], 1, None))
     assert w.progress() == Progress(offsets[-1] + 1)
+
+
+def test_what_failed_comes_again_although_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key stood still for as long as the clock was behind."""
+    wall_us, steady_us = 1_800_000_000_000_000, 0
+    clock = SteadyClock(lambda: wall_us, lambda: 1000 * steady_us)
+    for module in (partitions, retries):
+        monkeypatch.setattr(module, "steady_clock", clock)
+    kept = partitions.Partitions(10)
+    w = kept.open(("t", 0), Progress(0, left=True), in_order=True)
+    kept.add(w, Item(0, b"a", 1, None))
+    taken_one = kept.take()
+    assert taken_one is not None
+    w.fail(taken_one[1], retries.due_after(10))
+    kept.look(w)
+    wall_us -= 7_200_000_000
+    assert kept.take() is None
+    wall_us, steady_us = wall_us + 21_000_000, 21_000_000
+    assert kept.take() == taken_one

@@ -17,6 +17,7 @@ from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.window import Item, Window
+from notify.clock import steady_clock
 from notify.errors import DeadLetter, InvalidRequest
 from notify.filter import Filter
 from notify.kafka import records
@@ -115,7 +116,7 @@ class Handling:
             self._timer = None
         due_us = self._partitions.next_due_us
         if due_us is not None and not self.is_held:
-            seconds = max(0.001, due_us / 1e6 - time.time())
+            seconds = max(0.001, (due_us - steady_clock()) / 1e6)
             self._timer = asyncio.get_running_loop().call_later(seconds, self.begin)
 
     def _put_down(self, task: asyncio.Task[None]) -> None:

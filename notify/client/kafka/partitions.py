@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Iterable
 
 from notify.client.kafka.window import Item, Window
+from notify.clock import steady_clock
 from notify.kafka.progress import Progress
 
 log = logging.getLogger("notify.consumer")
@@ -119,7 +119,7 @@ class Partitions:
 
     def take(self) -> tuple[Window, Item] | None:
         """The next item to handle, the partitions by turns; None where nothing is ready."""
-        self._wake(time.time_ns() // 1000)
+        self._wake(steady_clock())
         for _ in range(len(self._turns)):
             window, _ = self._turns.popitem(last=False)
             item = window.take()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from notify.client.handlers import Handler, reason_of
 from notify.client.kafka.window import Item, Window
+from notify.clock import steady_clock
 from notify.errors import DeadLetter
 from notify.kafka import records
 from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_partition, retry_topic
@@ -75,7 +75,7 @@ def without_body(group: str, departure: Departure) -> Departure:
 
 def due_after(seconds: float) -> int:
     """The instant so many seconds from now, in microseconds since 1970."""
-    return time.time_ns() // 1000 + round(seconds * 1_000_000)
+    return steady_clock() + round(seconds * 1_000_000)
 
 
 def id_of(record: Any) -> str:
