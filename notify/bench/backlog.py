@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.bench import children
+from notify.bench.reference import measure as measure_reference
 from notify.bench.requests import subscribe
 from notify.testing.process import ServerProcess
 
@@ -58,6 +59,7 @@ def run(plan: Plan) -> dict[str, Any]:
         beside = _beside_a_drain(plan, piled, directory)
         sent += beside.pop("sent")
         caches_dropped = drop_caches(directory) and caches_dropped
+        reference = measure_reference(plan.clients)
         drained = _drain(piled, PILE_GROUP, plan.messages + sent)
         log_bytes = sum(f.stat().st_size for f in (directory / "piled").rglob("*") if f.is_file())
     return {
@@ -70,6 +72,8 @@ def run(plan: Plan) -> dict[str, Any]:
         "ready_seconds": round(ready, 2),
         "drain_per_second": round(drained["unique"] / drained["seconds"]),
         "drain_per_second_by_part": _rates(drained["marks"]),
+        "reference_rate": round(reference.transactions_per_second),
+        "reference_seconds": reference.p50_ms / 1000,
         "caches_dropped": caches_dropped,
         **beside,
         "messages": plan.messages,

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-from collections.abc import Callable
 
 from notify.bench import delayed, delivery, slow_group, topics
+from notify.bench.bars.judged import Tell, judge
+from notify.bench.reference import measure as measure_reference
 
-Tell = Callable[[str], None]
-
-
-def bar(tell: Tell, name: str, value: float, limit: float, *, at_most: bool = False, spread: str = "") -> list[str]:
-    """Print whether a bar is met; return its name in a list if it is missed."""
-    met = value <= limit if at_most else value >= limit
-    sign = "≤" if at_most else "≥"
-    tell(f"{name}: {value:,.3f}, bar {sign} {limit:,g}: {'met' if met else 'MISSED'} {spread}".rstrip())
-    return [] if met else [name]
+CALLERS = 1024
+"""Of the reference beside which deliveries and delayed messages are put."""
 
 
 def measure_topics(tell: Tell, runs: int) -> list[str]:
     figures = topics.run(topics.Plan(runs=runs))
     tell(f"topics: {figures}")
-    missed = bar(tell, "10,000 topics against 16", figures["ratio_10000_to_16"], 0.9)
-    missed += bar(tell, "100,000 topics against 16", figures["ratio_100000_to_16"], 0.75)
-    missed += bar(tell, "bytes an idle topic", figures["bytes_per_idle_topic"], 600, at_most=True)
+    missed = judge(tell, "10,000 topics against 16", [figures["ratio_10000_to_16"]], 0.9)
+    missed += judge(tell, "100,000 topics against 16", [figures["ratio_100000_to_16"]], 0.75)
+    missed += judge(tell, "bytes an idle topic", [figures["bytes_per_idle_topic"]], 600, at_most=True)
     return missed + ["topics lost or doubled"] * bool(figures["lost"] or figures["duplicated"])
 
 
 def measure_delivery(tell: Tell, runs: int) -> list[str]:
     missed = []
     for name, plan, limit in (
-        ("15 groups over one topic, deliveries/s", delivery.Plan(), 300_000),
-        ("ordered, 10,000 keys, messages/s", delivery.Plan(1, 300_000, mode="ordered", keys=10_000), 20_000),
+        ("15 groups over one topic, deliveries/s", delivery.Plan(), 1.5),
+        ("ordered, 10,000 keys, messages/s", delivery.Plan(1, 300_000, mode="ordered", keys=10_000), 0.5),
     ):
-        results = [delivery.run(plan) for _ in range(runs)]
-        values = [r["deliveries_per_second"] for r in results]
-        missed += bar(tell, name, statistics.median(values), limit, spread=f"({min(values):,} to {max(values):,})")
+        references, results = [], []
+        for _ in range(runs):
+            references.append(measure_reference(CALLERS).transactions_per_second)
+            results.append(delivery.run(plan))
+        rates = [r["deliveries_per_second"] for r in results]
+        missed += judge(tell, name, rates, limit, references=references)
         missed += [f"{name}: lost or doubled"] * any(r["lost"] or r["duplicated"] for r in results)
     return missed
 
@@ -45,13 +41,14 @@ def measure_delivery(tell: Tell, runs: int) -> list[str]:
 def measure_slow_group(tell: Tell, runs: int) -> list[str]:
     figures = slow_group.run(slow_group.Plan(runs=runs))
     tell(f"one of 15 groups stopped: {figures}")
-    missed = bar(tell, "the other 14 with one of 15 stopped", figures["ratio_others"], 0.95)
-    return missed + bar(tell, "producers with one of 15 stopped", figures["ratio_producers"], 0.95)
+    missed = judge(tell, "the other 14 with one of 15 stopped", [figures["ratio_others"]], 0.95)
+    return missed + judge(tell, "producers with one of 15 stopped", [figures["ratio_producers"]], 0.95)
 
 
 def measure_delayed(tell: Tell, _: int) -> list[str]:
     missed = []
     for kills in (0, 2):
+        seconds = measure_reference(CALLERS).p50_ms / 1000
         try:
             came, words = delayed.run(1_000_000, 60, 30, kills)
         except AssertionError as error:
@@ -62,7 +59,7 @@ def measure_delayed(tell: Tell, _: int) -> list[str]:
         if not came.was_filled_in_time:
             missed.append("delayed messages: filling took longer than the lead")
         elif not kills:
-            missed += bar(tell, "p99 lateness in s", came.p99, 0.2, at_most=True)
+            missed += judge(tell, "p99 lateness in s", [came.p99], 10, at_most=True, references=[seconds])
     return missed
 
 
