@@ -19,12 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import google_crc32c
 import msgspec
 
 from notify.bench import children
@@ -139,7 +139,7 @@ def serve(path: Path, connection: socket.socket) -> None:
             chunks: list[bytes] = []
             for record in records:
                 content = record.id + record.body
-                chunks.append(_LENGTH.pack(google_crc32c.value(content)) + content)
+                chunks.append(_LENGTH.pack(zlib.crc32(content)) + content)
             os.write(log, b"".join(chunks))
             os.fdatasync(log)
             line.send(_encode([record.id for record in records]))
