@@ -52,7 +52,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the reference reached with a number of callers."""
+    """The figures that the reference reached with a number of callers."""
 
     callers: int
     transactions_per_second: float

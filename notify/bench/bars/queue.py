@@ -10,7 +10,7 @@ from notify.bench.bars.judged import Tell, judge
 from notify.bench.reference import measure as measure_reference
 
 CALLERS = 1024
-"""Of the reference beside which deliveries and delayed messages are put."""
+"""The reference of deliveries and of delayed messages has so many callers."""
 
 
 def measure_topics(tell: Tell, runs: int) -> list[str]:
