@@ -248,16 +248,20 @@ class SqlShards:
             raise Unavailable(MAY_KNOW)
         return answer
 
-    async def states(self, ids: Sequence[bytes]) -> list[State | None]:
-        if len(self.healthy()) < len(self.by_name):
+    async def _all(self, ask: Callable[[SqlStore], Awaitable[T]]) -> list[T]:
+        """The answers of all. Raises Unavailable where one does not answer, also if it did a moment ago: it may be the
+        one that knows."""
+        answers = await self._each(ask)
+        if len(answers) < len(self.by_name):
             raise Unavailable(MAY_KNOW)
-        answers = await self._each(lambda store: store.states(ids))
+        return answers
+
+    async def states(self, ids: Sequence[bytes]) -> list[State | None]:
+        answers = await self._all(lambda store: store.states(ids))
         return [next((s for s in states if s is not None), None) for states in zip(*answers, strict=True)]
 
     async def producer_groups(self, ids: Sequence[bytes]) -> list[str | None]:
-        if len(self.healthy()) < len(self.by_name):
-            raise Unavailable(MAY_KNOW)
-        answers = await self._each(lambda store: store.producer_groups(ids))
+        answers = await self._all(lambda store: store.producer_groups(ids))
         return [next((g for g in groups if g is not None), None) for groups in zip(*answers, strict=True)]
 
     # --- checks -----------------------------------------------------------------------------------------------

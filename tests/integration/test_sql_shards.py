@@ -153,6 +153,28 @@ def test_a_half_on_two_shards_is_decided_on_each_by_its_own_outcome(tmp_path: Pa
     asyncio.run(run())
 
 
+def test_no_transaction_is_said_to_be_unknown_while_a_shard_fails_that_may_have_it(tmp_path: Path) -> None:
+    """The first question that a database did not answer was answered without it: 404, after which a producer may purge
+    the row that would answer a check."""
+
+    async def run() -> None:
+        places = " ".join(f"{name}=sqlite:///{tmp_path}/{name}.db" for name in "ab")
+        store = open_storage(places, "main", retention_us=0, writers=1)
+        await store.open(now())
+        t = sent()
+        await store.by_name["a"].put([t], now())
+        assert await store.states([t.id]) == [State.PREPARED] and await store.producer_groups([t.id]) == ["g"]
+        with store.by_name["a"].engine.begin() as connection:
+            server_half_message.drop(connection)
+        for asked in (store.states([t.id]), store.producer_groups([t.id])):
+            assert len(store.healthy()) == 2
+            with pytest.raises(Unavailable):
+                await asked
+        await store.close()
+
+    asyncio.run(run())
+
+
 def test_a_webhooks_answers_go_to_the_shards_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[list[OutcomeItem]] = []
     asked = [{"id": "x", "shard": shard, "token": token, "messages": []} for shard, token in (("a", "1"), ("b", "2"))]

@@ -23,6 +23,9 @@ from notify.wire import Item, OutcomeItem
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
 UNKNOWN = "no transaction by this id is known here"
+AT_ONCE = 16
+"""So many outcomes UNKNOWN of a request are looked up at a time: one after the other, their waits for the disk or the
+database would add up, and all at once they would fill the line before others' questions."""
 _LATER = Item("", 0)
 """In place of the item of an UNKNOWN, until the decisions of its request are recorded."""
 
@@ -88,10 +91,11 @@ class Outcomes:
                 items.append(None)
         results = await self._decide(decisions, answers, shards) if decisions else ()
         told = self._answered(outcomes, items, iter(results))
-        if unknown:
-            # At the same time: the waits for the disk, or the database, of many would add up.
-            calls = [self._unknown_or_failed(name, group, outcomes[place]) for place, name in unknown.items()]
-            for place, item in zip(unknown, await asyncio.gather(*calls), strict=True):
+        places = list(unknown)
+        for first in range(0, len(places), AT_ONCE):
+            some = places[first : first + AT_ONCE]
+            calls = [self._unknown_or_failed(unknown[place], group, outcomes[place]) for place in some]
+            for place, item in zip(some, await asyncio.gather(*calls), strict=True):
                 told[place] = item
         return told
 
