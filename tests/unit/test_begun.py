@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -79,6 +80,21 @@ def test_what_nobody_awaits_is_closed() -> None:
         assert work.reached == ["begun", "ended"]
 
     on_a_loop(scenario)
+
+
+def test_an_error_that_nobody_awaits_is_no_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that fails has two waits of one request fail; the request says so once."""
+
+    async def scenario() -> None:
+        work = Work()
+        with pytest.raises(ZeroDivisionError), Begun(work.run()):
+            work.first.set_exception(KeyError("the same fault"))
+            raise ZeroDivisionError
+        assert work.reached == ["begun", "ended"]
+
+    on_a_loop(scenario)
+    gc.collect()
+    assert caplog.records == []
 
 
 def test_a_cancelled_task_ends_it() -> None:

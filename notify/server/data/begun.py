@@ -6,6 +6,7 @@ for each would cost more than the smaller of the two (asyncio's eager tasks came
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -39,6 +40,9 @@ class Begun(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._coroutine.close()
+        waited_for = self._awaited
+        if isinstance(waited_for, asyncio.Future) and waited_for.done() and not waited_for.cancelled():
+            waited_for.exception()  # else the loop's logger would say that nobody was told of it
 
     def __await__(self) -> Generator[Any, Any, T]:
         if self._error is not None:
