@@ -3,12 +3,13 @@ to health, everything else through FastAPI."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notify import __version__
 from notify.clock import Clock, steady_clock
@@ -36,6 +37,7 @@ def _nothing() -> None:
     pass
 
 
+STOPPED = "this server has stopped meanwhile: what was asked for may have been done; look, and try again"
 SHOWS_ONLY = (
     "this server shows the consumer groups of Kafka, and takes no messages: producers send to a server with a storage, "
     "consumers read kafka://…"
@@ -173,10 +175,25 @@ class App:
             # only one that counts has been read.
             scope["headers"] = [field for field in scope["headers"] if field[0] != b"cookie"]
             receive = guard.bounded(receive, self.settings.body_timeout_seconds)
-            with contextlib.suppress(Exception):  # raised once more behind the answer that `problems` gave
-                await self._spread(scope, receive, send)
+            await self._answer(scope, receive, send)
             return
         await self.fastapi(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            with contextlib.suppress(Exception):  # raised once more behind the answer that `problems` gave
+                await self._spread(scope, receive, sending)
+        except asyncio.CancelledError:  # by uvicorn, some seconds after this server was told to stop
+            if has_begun:
+                raise
+            await problems.refused(scope, Unavailable(STOPPED))(scope, receive, send)
 
 
 def _add_routes(api: FastAPI, app: App, admin_routes: ASGIApp) -> None:

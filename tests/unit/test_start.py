@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import structlog.testing
+from starlette.types import Message, Receive, Scope, Send
 
 from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.server.access import guard
 from notify.server.app import App
 from notify.server.data.request import PROBES, Request
 from notify.server.serve import serve
@@ -137,3 +139,41 @@ def test_a_mistyped_setting_is_told_with_the_one_that_was_meant(tmp_path: Path) 
         file.write_text(line)
         with pytest.raises(InvalidRequest, match=said):
             load(file=file, environ={})
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_request_that_outlasts_the_stop_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    """It was a fault of the server, 500, although nothing but its stop was to blame."""
+
+    async def admit(*_: Any) -> None:
+        """Everybody."""
+
+    monkeypatch.setattr(guard, "admit", admit)
+    app = App(Settings(data_dir=str(tmp_path)), MemoryStore)
+    said: list[Message] = []
+
+    async def scenario() -> None:
+        is_asked = asyncio.Event()
+
+        async def hang(scope: Scope, receive: Receive, send: Send) -> None:
+            if has_begun:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            is_asked.set()
+            await asyncio.Event().wait()
+
+        async def send(message: Message) -> None:
+            said.append(message)
+
+        monkeypatch.setattr(app, "_spread", hang)
+        scope = {"type": "http", "method": "POST", "path": "/v1/admin/groups/g/pause", "headers": []}
+        asked = asyncio.create_task(app(scope, send, send))  # nothing is received
+        await is_asked.wait()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert [message["status"] for message in said if "status" in message] == [200 if has_begun else 503]
+    if not has_begun:
+        assert b"may have been done" in said[-1]["body"]
