@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, call, fields, show_rows, show_write, write
 from notify.server.access.rights import ACTIONS
+
+
+@contextlib.contextmanager
+def _new_file(path: Path | None) -> Iterator[TextIO | None]:
+    """A new file that only its owner may read, open for writing; it is removed again if nothing was written.
+
+    It is made before a credential is: nobody would know the token of one whose file cannot be made.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise typer.BadParameter(f"{path} exists: remove it, or name another file") from None
+    try:
+        with open(handle, "w") as file:
+            yield file
+    finally:
+        if not path.stat().st_size:
+            path.unlink()
+
 
 RIGHTS = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
 
@@ -58,11 +82,9 @@ def register(app: typer.Typer) -> None:
             fields |= {"kind": "certificate", "subject": certificate}
         elif subject is not None:
             fields |= {"kind": "subject", "subject": subject}
-        if out is not None and out.exists():
-            raise typer.BadParameter(f"{out} exists: remove it, or name another file")
-        answer = call(url, "POST", "credentials", body=write(reason, dry_run, **fields))
-        if out is not None and "token" in answer:
-            with open(out, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        with _new_file(out if not dry_run else None) as file:
+            answer = call(url, "POST", "credentials", body=write(reason, dry_run, **fields))
+            if file is not None and "token" in answer:
                 file.write(answer.pop("token") + "\n")
         show_write("credential.add", answer, as_json)
 

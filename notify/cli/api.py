@@ -27,6 +27,7 @@ from notify.cli.printed import (
 )
 from notify.client.http import read_answer
 from notify.client.servers import Servers
+from notify.errors import InvalidRequest
 from notify.told import told
 from notify.told.form import Told
 from notify.wire import JSON
@@ -71,6 +72,9 @@ def call(
 
     It goes to a server with queues; with `here`, and about transactions, to the one at `url`.
     """
+    for part in parts:
+        if "/" in part or part in ("", ".", ".."):  # in a path it would be more than one part, or none
+            raise InvalidRequest(f"{part[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -", "invalid_name")
     is_here = here or parts[0] == "transactions"
 
     async def ask() -> bytes:
@@ -197,4 +201,4 @@ def pairs(texts: Sequence[str]) -> dict[str, str]:
 
 def place(text: str) -> str | int:
     """An offset as a number; other text unchanged."""
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isdecimal() else text

@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from notify.cli.api import AS_JSON, REASON, URL, call, show, write
 from notify.cli.data_directory import place, sync, sync_all
+from notify.cli.printed import console
 from notify.client.login import tls_from_environment, token_from_environment
 from notify.errors import InvalidRequest, Unavailable
 
@@ -39,7 +40,7 @@ def backup(
     partial = directory.with_name(directory.name + ".partial")
     try:
         total = sum(file["size"] for file in made["files"])
-        with Progress(disable=as_json, transient=True) as progress:
+        with Progress(console=console(stderr=True), disable=as_json, transient=True) as progress:
             task = progress.add_task("copying", total=total)
             for file in made["files"]:
                 _fetch(url, made["name"], file, partial, lambda count: progress.advance(task, count))

@@ -8,14 +8,16 @@ from notify.bench import backlog as backlog_bench
 from notify.bench import delivery as delivery_bench
 from notify.bench import topics as topics_bench
 from notify.bench import transactions as transactions_bench
+from notify.cli.database import opened
 from notify.cli.printed import Rows, console, say_json
+from notify.errors import InvalidRequest
 from notify.limits import MODES
 
 _AS_JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
 _BODY = typer.Option(256, min=0, max=1 << 20, help="Bytes in a message's body.")
 
 
-group = typer.Typer(help="Measure this machine through the public SDK; every run is verified.")
+group = typer.Typer(help="Measure this machine through the public SDK; every run is verified.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -78,6 +80,9 @@ def bridge(
     """Measure rows/s from a binlog to the durable log, and the lag of new rows."""
     from notify.bench import bridge as bridge_bench
 
+    with opened(dsn) as engine:
+        if engine.dialect.name not in ("mysql", "mariadb"):
+            raise InvalidRequest(f"{engine.dialect.name} has no binlog: name a MySQL or MariaDB with --dsn")
     show(bridge_bench.run(bridge_bench.Plan(dsn, rows, rate, seconds, body)), as_json)
 
 

@@ -100,5 +100,5 @@ def _instant_us(text: str) -> int:
     """Microseconds since 1970. Raises InvalidRequest."""
     try:
         return microseconds(datetime.fromisoformat(text))
-    except ValueError as error:
-        raise InvalidRequest(f"--backfill-from {text!r}: {error}") from None
+    except ValueError:
+        raise InvalidRequest(f"--backfill-from {text!r} is no instant: write 2026-11-21T08:00:00Z") from None

@@ -21,7 +21,7 @@ def begun(data_dir: Path, *, goes_on: bool = False) -> Path:
     was interrupted has left there.
     """
     partial = data_dir / PARTIAL
-    if data_dir.exists() and any(path != partial for path in data_dir.iterdir()):
+    if data_dir.is_dir() and any(path != partial for path in data_dir.iterdir()):
         raise InvalidRequest(f"{data_dir} is not empty: name an empty directory, or one that does not exist")
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not goes_on:

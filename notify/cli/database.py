@@ -28,6 +28,7 @@ from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
 from notify.sinks.sink import running_beside
 from notify.storage.sql.engines import visitor_engine
+from notify.told.form import transactions as counted
 from notify.urls import without_secrets
 
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAlchemy URL. [env: NOTIFY_DSN]")
@@ -69,7 +70,7 @@ def relay(
             say("".join(traceback.format_exception(error)), err=True)
             raise NotifyError(f"the relay ended, and nobody stopped it: {error!r}") from error
     done = dataclasses.asdict(mover.total)
-    say_json(done) if as_json else say(f"{done['sent']} transactions sent, {done['refused']} refused")
+    say_json(done) if as_json else say(f"{counted(done['sent'])} sent, {done['refused']} refused")
     raise typer.Exit(1 if done["refused"] else 0)
 
 
@@ -103,7 +104,7 @@ def purge_rows(
         else:
             result = asyncio.run(_purge(engine, url, older_than))
     done = dataclasses.asdict(result)
-    say_json(done) if as_json else say(f"{done['rows']} rows deleted, {done['kept']} transactions kept")
+    say_json(done) if as_json else say(f"{done['rows']} rows deleted, {counted(done['kept'])} kept")
 
 
 async def _purge(engine: sa.Engine, url: str, older_than: float) -> Purged:
@@ -134,6 +135,9 @@ def doctor(
     """Check the server or Kafka, and a database; each finding says what to do. Exit code 1 if there are findings."""
     if role and not kafka:
         raise InvalidRequest("--as goes with --kafka: name the cluster")
+    for flag, is_given in (("--create-tables", create), ("--bridge", bridge), ("--new-source", fresh_source)):
+        if is_given and dsn is None:
+            raise InvalidRequest(f"{flag} goes with --dsn: name the database")
     lines = _kafka_lines(kafka, role) if kafka else []
     bad = [f"{line.check}: {line.text}" for line in lines if line.level in ("warn", "fail")]
     findings = bad if kafka else _server_findings(url)
@@ -178,7 +182,7 @@ def _server_findings(url: str) -> list[str]:
         if error.status in (401, 403):
             return [f"the server at {shown} refuses: {error}. Set NOTIFY_TOKEN to a token with the right `view`."]
         return [
-            f"the server at {shown} does not answer: {error}. Start it with `notify serve`, or name another with --url."
+            f"the server at {shown} does not answer ({error}): start it with `notify serve`, or name another with --url"
         ]
     # Parked and old transactions have findings of their own below.
     findings = [alarm["text"] for alarm in overview["alarms"] if alarm["name"] not in ("parked", "in_doubt")]

@@ -77,6 +77,7 @@ def list_dead(
     """List a group's dead letters with the reasons."""
     query = f"?max={max}" + (f"&failure={quote(failure)}" if failure else "")
     result = call(url, "GET", "groups", group_name, "dead-letters", query=query)
+    _check_known(url, group_name, result["messages"])
     show_rows(result, as_json, "messages", COLUMNS, wide)
 
 
@@ -89,6 +90,7 @@ def list_failures(
 ) -> None:
     """List the causes of a group's dead letters: one for each exception type and function that raised it."""
     result = call(url, "GET", "groups", group_name, "dead-letters", "failures")
+    _check_known(url, group_name, result["failures"])
     show_rows(result, as_json, "failures", FAILURES, wide)
     if not as_json and result["looked_at"] < result["of"]:
         say(f"{result['looked_at']:,} of {result['of']:,} dead letters were counted so far; ask again", err=True)
@@ -183,3 +185,9 @@ def edit(
 
 def _wanted(**conditions: str) -> dict[str, str]:
     return {name: value for name, value in conditions.items() if value}
+
+
+def _check_known(url: str, group_name: str, rows: list[Any]) -> None:
+    """Raises NotFound for a group that there is not, whose list would be empty as that of a group without a failure."""
+    if not rows:
+        call(url, "GET", "groups", group_name)

@@ -96,7 +96,7 @@ def subscribe(
     as_json: bool = AS_JSON,
 ) -> None:
     """Make or change a subscription."""
-    position = int(start) if start is not None and start.isdigit() else start
+    position = None if start is None else place(start)
     body = write(
         reason, dry_run, start=position, mode=mode, tags=tag, filter=filter, max_attempts=max_attempts,
         retry_min=retry_min, retry_max=retry_max, force=force,
@@ -112,12 +112,18 @@ def priorities(
         [], "--class", help="NAME=WEIGHT:PATTERN,PATTERN (repeatable, in order); default weights: 6, 3, 1."
     ),
     share: list[str] = typer.Option([], help="TOPIC=TURNS, a topic's turns within its class (repeatable)."),
-    reason: str = typer.Option("", help="Why you change them; required with --class."),
+    reason: str = typer.Option(
+        "", envvar="NOTIFY_REASON", help="Why you change them; required with --class. [env: NOTIFY_REASON]"
+    ),
     dry_run: bool = DRY_RUN,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """Show a group's priority classes, or set them with --class."""
+    if share and not klass:
+        raise typer.BadParameter("--share goes with --class: name all classes")
+    if klass and not reason:
+        raise typer.BadParameter("say why with --reason")
     if not klass:
         show(call(url, "GET", "groups", name, "priorities"), as_json)
         return
@@ -132,7 +138,9 @@ def push(
     batch: int = typer.Option(1, min=1, max=1000, help="Messages of a call, at most."),
     at_once: int = typer.Option(4, min=1, max=64, help="Calls at once, at most, of each server."),
     stop: bool = typer.Option(False, "--stop", help="Post no more; the messages wait for consumers."),
-    reason: str = typer.Option("", help="Why you change it; required to set or stop it."),
+    reason: str = typer.Option(
+        "", envvar="NOTIFY_REASON", help="Why you change it; required to set or stop it. [env: NOTIFY_REASON]"
+    ),
     dry_run: bool = DRY_RUN,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -171,13 +179,13 @@ def _class(text: str) -> dict[str, Any]:
     """A class from NAME[=WEIGHT][:PATTERN,…]."""
     head, _, patterns = text.partition(":")
     name, _, weight = head.partition("=")
-    if weight and not weight.isdigit():
+    if weight and not weight.isdecimal():
         raise typer.BadParameter(f"{weight!r} is not a weight; write NAME=WEIGHT:PATTERN,PATTERN")
     return {"name": name, "weight": int(weight) if weight else None, "topics": [p for p in patterns.split(",") if p]}
 
 
 def _share(text: str) -> tuple[str, int]:
     topic, _, turns = text.rpartition("=")
-    if not topic or not turns.isdigit():
+    if not topic or not turns.isdecimal():
         raise typer.BadParameter(f"{text!r} is not a share; write TOPIC=TURNS")
     return topic, int(turns)

@@ -75,6 +75,8 @@ def to_the_end(name: str, url: str, answer: dict[str, Any], as_json: bool, *, he
     job = answer["result"].get("job")
     if job is None:
         show_write(name, answer, as_json)
+        if any((item.get("status") or 0) >= 400 for item in answer["result"].get("items") or ()):
+            raise typer.Exit(1)
         return
     numbers = answer["result"].get("jobs") or [job]  # one of each worker
     ended = [followed(url, number, as_json, here=here) for number in numbers]

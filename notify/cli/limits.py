@@ -33,6 +33,8 @@ def set_limits(
     as_json: bool = AS_JSON,
 ) -> None:
     """Change limits; `NAME=` removes one, and others stay."""
+    if not (topic or producer_group or consumer_group):
+        raise typer.BadParameter("say what to change: --topic, --producer-group or --consumer-group")
     known: dict[str, dict[str, Any]] = call(url, "GET", "limits")
     for kind, changes in (
         ("topics", topic),
@@ -44,7 +46,14 @@ def set_limits(
             if not equals:
                 raise typer.BadParameter(f"{change!r} is not NAME=RATE")
             if rate:
-                known[kind][name] = float(rate)
+                known[kind][name] = _rate(rate)
             else:
                 known[kind].pop(name, None)
     show_write("limits.put", call(url, "PUT", "limits", body=write(reason, dry_run, **known)), as_json)
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no rate: write NAME=RATE, a number a second, or NAME=") from None

@@ -13,7 +13,7 @@ import typer.core
 import typer.main
 
 from notify import __version__
-from notify.cli import of_database
+from notify.cli import of_database, of_files
 from notify.cli.printed import ERRORS_AS_JSON, say, say_json
 from notify.errors import NotifyError
 from notify.extras import remedy
@@ -27,7 +27,7 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as raised:
-            error = raised if isinstance(raised, NotifyError) else of_database.told(raised)
+            error = raised if isinstance(raised, NotifyError) else of_database.told(raised) or of_files.told(raised)
             if error is None:
                 raise
             if not ctx.meta.get(ERRORS_AS_JSON):

@@ -9,6 +9,7 @@ from notify.errors import InvalidRequest, NotifyError, Unavailable
 
 _NO_TABLE_STATE, _NO_TABLE_CODE = "42P01", 1146
 _MAY_NOT_STATE = "42501"
+_NO_SQLITE = "file is not a database"
 
 
 def told(error: BaseException) -> NotifyError | None:
@@ -23,6 +24,8 @@ def told(error: BaseException) -> NotifyError | None:
             f"the database lacks a table ({reason}): make a server's with `notify storage upgrade --storage …`, and a "
             "service's with `notify doctor --dsn … --create-tables`, or name the right database"
         )
+    if reason == _NO_SQLITE:
+        return InvalidRequest("the file that the URL names is no database of SQLite: name another one")
     if state == _MAY_NOT_STATE or isinstance(error, alchemy.OperationalError | alchemy.InterfaceError):
         return Unavailable(
             f"the database does not answer, or refuses this: {reason}. Start it, or correct its URL, or the rights of "

@@ -16,8 +16,10 @@ from notify.actor import signed
 from notify.cli import undelivered
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, WIDE, fields, show, show_rows
 from notify.cli.database import opened
+from notify.client.table import notify_refused
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
+from notify.outbox import present
 
 group = typer.Typer(help="Outbox transactions that the target never takes as they are.", no_args_is_help=True)
 
@@ -132,8 +134,12 @@ def _waiting(engine: sa.Engine) -> list[str]:
 
 @contextlib.contextmanager
 def _database(dsn: str) -> Iterator[sa.Engine]:
-    """A database that has the list. Raises InvalidRequest where it has none."""
+    """A database that has the list. Raises InvalidRequest where it has none, and where it has no outbox either."""
     with opened(dsn) as engine:
+        if not present(engine) and not sa.inspect(engine).has_table(notify_refused.name):
+            raise InvalidRequest(
+                "the database has neither half_message nor server_half_message: name one that a relay or bridge reads"
+            )
         if not refused.ensure(engine):
             raise InvalidRequest(
                 "the database has no table notify_refused, and this user may not make it: "

@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from notify.cli.api import AS_JSON, show
 from notify.cli.data_directory import begun, facts_of, place, sync, take_place
+from notify.cli.printed import console
 from notify.errors import InvalidRequest, NotifyError
 from notify.workers import MOST, SHARED, refuse_divided, worker_names
 
@@ -116,7 +117,7 @@ def _of_store(url: str, data_dir: Path, until: int | None, quiet: bool) -> dict[
     free = shutil.disk_usage(partial).free
     if total > free:
         raise InvalidRequest(f"{data_dir} has room for {free:,} bytes, and {total:,} are to be fetched: make room")
-    with Progress(disable=quiet, transient=True) as progress:
+    with Progress(console=console(stderr=True), disable=quiet, transient=True) as progress:
         task = progress.add_task("fetching", total=total)
         restoring.fetch(lambda size: progress.advance(task, size))
     restored = asyncio.run(restoring.finish(wall_clock()))

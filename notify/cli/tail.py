@@ -40,7 +40,7 @@ def tail(
             async for message in _messages(reader, name, last, follow):
                 _say(message, json_lines)
                 count += 1
-        if not count:
+        if not count and last:
             say(f"topic {name} has no messages", err=True)
 
     with contextlib.suppress(KeyboardInterrupt):

@@ -17,6 +17,7 @@ from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.kafka.transactional import TransactionalProducer
 from notify.text_files import text_of
+from notify.urls import without_secrets
 
 T = TypeVar("T")
 log = logging.getLogger("notify.kafka")
@@ -74,6 +75,8 @@ class Cluster:
         for a URL without brokers or with more than them before its settings, a file that cannot be read, and a setting
         that is Notify's own.
         """
+        if not url.startswith(SCHEME):
+            raise InvalidRequest(f"{without_secrets(url)!r} is no Kafka URL: write kafka://host:9092,host:9092")
         brokers, _, query = url.removeprefix(SCHEME).partition("?")
         brokers = brokers.rstrip("/")
         if not brokers:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import sqlite3
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -39,6 +41,16 @@ def _problem(error: NotifyError) -> Response:
     return Response(problem(error), error.status, headers, PROBLEM)
 
 
+def _what_is_wrong(error: Mapping[str, Any]) -> str:
+    """The sentence for one of pydantic's errors: what to write, where it names a pattern or the parts of a time."""
+    if error["type"].startswith(("datetime_", "timezone_")):
+        return "it should be an instant, such as 2026-01-31T12:00:00Z"
+    pattern = error.get("ctx", {}).get("pattern", "") if error["type"] == "string_pattern_mismatch" else ""
+    if (words := re.fullmatch(r"\^\(([A-Za-z_|]+)\)\$", pattern)) is not None:
+        return f"it should be one of {', '.join(words[1].split('|'))}"
+    return str(error["msg"])
+
+
 def answer_errors(api: FastAPI) -> None:
     """Have `api` answer every error that a route raises."""
 
@@ -70,7 +82,8 @@ def answer_errors(api: FastAPI) -> None:
         # collection.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         where = ".".join(str(part) for part in first["loc"])
-        return Response(problem(InvalidRequest(f"{where}: {first['msg']}", "invalid_schema")), 422, media_type=PROBLEM)
+        said = InvalidRequest(f"{where}: {_what_is_wrong(first)}", "invalid_schema")
+        return Response(problem(said), 422, media_type=PROBLEM)
 
     @api.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:

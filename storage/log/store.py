@@ -245,7 +245,7 @@ class LogStore:
     def complaints(self) -> list[str]:
         return [
             f"bytes {d.start} to {d.end} of segment {d.segment} were durable and are damaged; what is left of them is "
-            f"in {d.copy or 'no file'}. Compare with a backup (notify backup verify), and run notify audit"
+            f"in {d.copy or 'no file'}. `notify audit run` names the messages that are missing"
             for d in self.damages
             if not d.torn
         ]

@@ -276,7 +276,7 @@ class Shipper:
         with path.open("rb") as file:
             written = self.store.put(name, lambda sink: _copy(file, size, sink))
         if size is not None and written[0] != size:
-            raise Corrupt(f"{path} has {written[0]:,} bytes, its index speaks of {size:,}: run notify backup verify")
+            raise Corrupt(f"{path} has {written[0]:,} bytes, its index says {size:,}: see `notify audit run --log …`")
         return StoredObject(*written)
 
 

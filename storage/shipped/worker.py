@@ -42,14 +42,23 @@ def main() -> None:
     """Ship until standard input ends, or the store is refused."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the server tells it to stop by closing its input
         signal.signal(number, signal.SIG_IGN)
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    order = msgspec.json.decode(_first_line(), type=Order)
     os.nice(NICENESS)
     threading.Thread(target=_end_with_input, daemon=True).start()
     _Worker(order).run()
 
 
+def _first_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and (piece := os.read(0, 65_536)):
+        line += piece
+    return line
+
+
 def _end_with_input() -> None:
-    sys.stdin.buffer.read()
+    # Not by sys.stdin: an interpreter that ends while a thread reads there aborts, and says so on stderr.
+    while os.read(0, 1024):
+        pass
     os._exit(0)  # without waiting for the store: what is not listed is shipped again
 
 

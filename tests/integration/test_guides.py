@@ -175,7 +175,7 @@ def test_outbox(server: InMemoryServer) -> None:
     names = guide.run()
     (message,) = server.messages("order.placed")
     assert (message.json(), message.key) == ({"item": "book"}, "1")
-    assert "1 transactions sent" in guide.answers[0]["text"] and "book" in guide.answers[1]["text"]
+    assert "1 transaction sent" in guide.answers[0]["text"] and "book" in guide.answers[1]["text"]
     names["engine"].dispose()
 
 

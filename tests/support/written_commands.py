@@ -22,6 +22,27 @@ def in_blocks() -> Iterator[tuple[str, str]]:
                     yield page, re.split(r" (?:#|&&|\||>|&$)", found[1])[0]
 
 
+PRODUCT = [pages.DOCS.parent / folder for folder in ("notify", "storage", "spark")]
+
+
+def in_sentences() -> Iterator[tuple[str, str]]:
+    """(page or module, command) of each command of `notify` between backticks, in pages and in the product's texts."""
+    texts = {page: (pages.DOCS / page).read_text() for page in pages.pages() if page != "commands.md"}
+    for folder in PRODUCT:
+        for path in folder.rglob("*.py"):
+            joined = re.sub(r'"\s*\n\s*f?"', "", path.read_text())  # one string of several lines
+            texts[str(path.relative_to(pages.DOCS.parent))] = re.sub(r"\{[^}]*\}", "…", joined)
+    for name, text in texts.items():
+        for command in re.findall(r"`(notify [a-z][^`]*)`", text):
+            yield name, " ".join(command.split())
+
+
+def fault_of_part(line: str) -> str:
+    """As `fault`, for a command in a sentence, which may leave out what it needs."""
+    why = fault(line)
+    return "" if why.endswith(("is missing", "requires an argument.")) or why.startswith("Missing") else why
+
+
 def fault(line: str) -> str:
     """The reason for which `notify` would refuse the line, or ""; `…` stands for any value, or what is as above."""
     root: Any = command_page.root()

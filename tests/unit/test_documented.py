@@ -104,6 +104,22 @@ def test_commands_in_blocks_are_whole() -> None:
     assert wrong == {}
 
 
+def test_commands_in_sentences_exist() -> None:
+    """What an alarm, an error or a page tells a reader to run is there."""
+    said = set(written_commands.in_sentences())
+    assert len(said) > 150 and any(name.endswith("alarm.py") for name, _ in said)
+    wrong = {line: f"{name}: {why}" for name, line in sorted(said) if (why := written_commands.fault_of_part(line))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [("notify topic make", "no command make"), ("notify topic list --all", "--all"), ("notify relay", "")],
+)
+def test_what_is_wrong_with_a_command_in_a_sentence_is_said(line: str, why: str) -> None:
+    assert why in written_commands.fault_of_part(line) and bool(why) == bool(written_commands.fault_of_part(line))
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [

@@ -39,12 +39,14 @@ class Certificates:
         return context
 
     def _load(self, context: ssl.SSLContext) -> None:
+        files = f"the certificate {self._certificate} with its key {self._key or ''}".rstrip()
         try:
             context.load_cert_chain(self._certificate, self._key, lambda: "")
             if self._authorities:
+                files = f"the authorities {self._authorities}"
                 context.load_verify_locations(self._authorities)
         except (OSError, ssl.SSLError) as error:
-            raise InvalidRequest(f"TLS: the certificate, key or authorities cannot be read: {error}") from None
+            raise InvalidRequest(f"TLS: {files} cannot be read as PEM: {error}") from None
 
     def _versions(self) -> list[tuple[int, int, int]]:
         """A value that differs once one of the files is written or replaced."""

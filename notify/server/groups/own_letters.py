@@ -126,7 +126,7 @@ class OwnLetters:
     async def purge(self, name: str, before: str | int) -> Change:
         topic = self._core.queues.topic(dead_letter_topic(name))
         if topic is None:
-            raise NotFound(f"there is no topic {dead_letter_topic(name)[:100]!r}")
+            raise NotFound(f"group {name[:100]!r} has no dead letters")
         preview = purging.preview(self._core, topic, before)
         return Change(preview, lambda: purging.drop(self._core, topic, preview))
 

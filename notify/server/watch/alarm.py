@@ -80,7 +80,8 @@ MEANING = {
     ),
     "damage": (
         "Bytes of the log that were on the disk are damaged; the server keeps a copy of them in the file that the "
-        "alarm names. Compare with a backup (`notify backup verify`), and run `notify audit`."
+        "alarm names. `notify audit run` names the messages that are missing; send them again from the databases, or "
+        "have them from a backup (`notify restore`)."
     ),
 }
 """Each alarm's meaning and remedy; docs/operating.md has this table."""

@@ -1,0 +1,126 @@
+"""What commands say of a wrong file, number, name or database: one sentence, exit code 2, and nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.commands import cli
+from tests.support.groups import subscribe
+
+WHY = ("--reason", "r")
+
+
+def refusal(url: str, *words: str) -> str:
+    """What a command says that could not run."""
+    code, answer = cli(*words, "--url", url)
+    assert code == 2, answer
+    return " ".join(str(answer["text"]).replace("│", " ").split())
+
+
+def test_a_token_whose_file_cannot_be_made_is_not_made(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+    made = ("token", "create", unique, "--right", "view", *WHY)
+    assert f"{tmp_path}/none/token cannot be used: No such file" in refusal(
+        memory.url, *made, "--out", f"{tmp_path}/none/token", "--json"
+    )
+    (tmp_path / "token").write_text("mine")
+    assert "exists: remove it" in refusal(memory.url, *made, "--out", str(tmp_path / "token"))
+    assert unique not in [c["name"] for c in cli("token", "list", "--url", memory.url, "--json")[1]["credentials"]]
+
+
+def test_a_file_is_left_only_where_there_is_a_token(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+    out = tmp_path / "token"
+    made = ("token", "create", unique, "--out", str(out), *WHY)
+    for more in (
+        ["--right", "nonsense"],
+        ["--right", "view", "--dry-run"],
+        ["--right", "view", "--certificate", unique],
+    ):
+        cli(*made, *more, "--url", memory.url)
+        assert not out.exists(), more
+    assert cli(*made, "--right", "view", "--url", memory.url)[0] == 0
+    assert out.read_text().strip() and out.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("limits", "set", "--topic", "t=many", *WHY), "'many' is no rate"),
+        (("limits", "set", *WHY), "say what to change"),
+        (("group", "priorities", "g", "--class", "high"), "say why with --reason"),
+        (("group", "priorities", "g", "--share", "t=2"), "--share goes with --class"),
+        (("topic", "create", "orders/new", *WHY), "'orders/new' is not a name"),
+        (("topic", "delete", "..", *WHY), "'..' is not a name"),
+        (("message", "find", "--topic", "t", "--from", "2h"), "should be an instant, such as 2026-01-31T12:00:00Z"),
+        (("group", "subscribe", "g", "t", "--mode", "keyed", *WHY), "should be one of shared, ordered, exclusive"),
+        (("dead-letter", "list", "nobody-has-this-group"), "there is no group"),
+        (("dead-letter", "failures", "nobody-has-this-group"), "there is no group"),
+        (("doctor", "--create-tables"), "--create-tables goes with --dsn"),
+        (("doctor", "--kafka", "a:9092"), "'a:9092' is no Kafka URL: write kafka://"),
+        (("bridge", "--dsn", "mysql://u@127.0.0.1:9/x", "--backfill-from", "noon"), "'noon' is no instant"),
+    ],
+)
+def test_the_sentence_says_what_to_write(memory: InMemoryServer, words: tuple[str, ...], said: str) -> None:
+    assert said in refusal(memory.url, *words)
+
+
+def test_a_group_without_dead_letters_says_so(memory: InMemoryServer, unique: str) -> None:
+    subscribe(memory.url, unique, unique)
+    code, answer = cli("dead-letter", "list", unique, "--url", memory.url, "--json")
+    assert (code, answer["messages"]) == (0, [])
+    purged = refusal(memory.url, "dead-letter", "purge", unique, "--before", "latest", *WHY)
+    assert f"group '{unique}' has no dead letters" in purged
+    assert cli("dead-letter", "redrive", unique, "--id", "x", *WHY, "--url", memory.url)[0] == 1
+
+
+def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("hello")
+    (tmp_path / "backup").mkdir()
+    (tmp_path / "backup" / "backup.json").write_text('{"name": "b", "files": []}')
+    for words, said in (
+        (("restore", str(tmp_path / "backup"), "--data-dir", str(text)), f"{text} cannot be used: File exists"),
+        (("storage", "upgrade", "--storage", f"sqlite:///{text}"), "no database of SQLite"),
+        (("bench", "bridge", "--dsn", "nonsense"), "no URL of a database"),
+        (("bench", "bridge", "--dsn", f"sqlite:///{tmp_path}/x.db"), "sqlite has no binlog"),
+        (("serve", "--tls-certificate", str(text), "--data-dir", str(tmp_path / "d")), f"the certificate {text}"),
+    ):
+        code, answer = cli(*words)
+        assert code == 2 and said in " ".join(str(answer["text"]).split()), (words, answer)
+
+
+def test_a_list_of_refused_messages_is_not_made_in_another_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/other.db"
+    code, answer = cli("refused", "list", "--dsn", url)
+    assert code == 2 and "neither half_message nor server_half_message" in str(answer["text"])
+    engine = sa.create_engine(url)
+    assert sa.inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+def test_no_messages_asked_for_is_not_no_messages(memory: InMemoryServer, unique: str) -> None:
+    assert cli("message", "send", unique, "hello", "--url", memory.url)[0] == 0
+    assert cli("topic", "tail", unique, "--last", "0", "--url", memory.url) == (0, {"text": ""})
+
+
+def test_the_process_that_ships_ends_without_a_word_of_its_own(tmp_path: Path) -> None:
+    """It was aborted by its interpreter, which said so on stderr, where the store was refused at once."""
+    order = b'{"url": "nonsense", "data_dir": "%s", "bytes_per_second": 1e6, "stall_seconds": 5, "keep_seconds": 0}\n'
+    child = subprocess.Popen(
+        [sys.executable, "-m", "notify.storage.shipped.worker"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+    )  # fmt: skip
+    with child:
+        assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+        child.stdin.write(order % os.fsencode(tmp_path))
+        child.stdin.flush()  # the input stays open, as a server keeps it
+        said = child.stdout.read()
+        assert child.wait(4 * PATIENCE_SECONDS) == 0
+        assert b"is no store" in said and child.stderr.read() == b""
