@@ -50,7 +50,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
-        self.used = False
+        self.used = self._has_answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -75,6 +75,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
 
     def answered(self, status: int, body: bytes, is_kept: bool) -> None:
         answer = self._ended()
+        self._has_answered = True
         if answer is not None and not answer.done():
             answer.set_result((status, body))
         if is_kept:
@@ -84,7 +85,9 @@ class _Connection(AnswerReader, asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._client.forget(self)
-        self._fail(Unavailable("the server closed the connection before it answered"))
+        may_speak_tls = self._client.tls is None and not self._has_answered
+        hint = "; if it speaks TLS, write https://" if may_speak_tls else ""
+        self._fail(Unavailable(f"the server closed the connection before it answered{hint}"))
 
     def _ended(self) -> asyncio.Future[tuple[int, bytes]] | None:
         """The future of the request on its way, which ends with this."""
@@ -109,6 +112,16 @@ class _Connection(AnswerReader, asyncio.Protocol):
     def cut(self) -> None:
         """Without TLS's farewell, which a busy or silent peer would have to answer first."""
         self.transport.abort()
+
+
+def _hint_of(error: Exception) -> str:
+    """What a person should look at where no connection came about."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else ""
+    if reason == "WRONG_VERSION_NUMBER":
+        return "it speaks no TLS: write http://"
+    if reason == "CERTIFICATE_VERIFY_FAILED":
+        return "name the authority of its certificate in NOTIFY_CA, and the server as its certificate does"
+    return "is it started, and is this its address?"
 
 
 class HttpClient:
@@ -221,9 +234,7 @@ class HttpClient:
         except (OSError, TimeoutError) as error:
             if isinstance(error, TimeoutError) and loop.time() >= deadline:
                 raise
-            speaks_no_tls = isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER"
-            hint = "it speaks no TLS: write http://" if speaks_no_tls else "is it started, and is this its address?"
-            raise Unavailable(f"no server at {self.url}: {error or 'no answer'}; {hint}") from None
+            raise Unavailable(f"no server at {self.url}: {error or 'no answer'}; {_hint_of(error)}") from None
         self._open.add(connection)
         return connection
 

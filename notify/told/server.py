@@ -67,7 +67,7 @@ def grant(target: str, result: Mapping[str, Any]) -> Told:
 def revoke(target: str, result: Mapping[str, Any]) -> Told:
     """A credential that is revoked."""
     return Told(
-        [f"Requests with credential {result['id']} of {result['name']} are refused, at all servers within a second."]
+        [f"Requests with credential {result['id']} of {result['name']} are refused, at all servers within two seconds."]
     )
 
 

@@ -41,6 +41,7 @@ from notify.settings import Settings
 from notify.testing.process import ServerProcess
 from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.commands import cli
 from tests.support.connection import Served, head, of_uvicorn
 from tests.support.http import ask
 from tests.support.servers import GuardedInMemory
@@ -102,6 +103,25 @@ def test_tokens_over_tls(secured: Secured, unique: str) -> None:
         with pytest.deprecated_call():
             old.maximum_version = ssl.TLSVersion.TLSv1_1
         urllib.request.urlopen(secured.url + "/livez", timeout=PATIENCE_SECONDS, context=old)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "authority", "said"),
+    [
+        ("https", False, "name the authority of its certificate in NOTIFY_CA"),
+        ("http", False, "if it speaks TLS, write https://"),
+        ("https", True, "show that of NOTIFY_TOKEN"),
+    ],
+)
+def test_what_is_missing_to_reach_it_is_said(
+    secured: Secured, scheme: str, authority: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NOTIFY_CA", "NOTIFY_TOKEN", "NOTIFY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    if authority:
+        monkeypatch.setenv("NOTIFY_CA", str(secured.authority.file))
+    code, shown = cli("topic", "list", "--url", secured.url.replace("https", scheme))
+    assert code == 2 and said in shown["text"]
 
 
 def test_a_client_certificate_stands_for_its_principal(secured: Secured, unique: str) -> None:

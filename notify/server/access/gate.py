@@ -52,7 +52,10 @@ REFUSALS_A_SECOND = 10
 """How many refusals are logged."""
 
 _NOT_OURS = "this token is none of this server's, or was mistyped"
-_NOTHING_SHOWN = "show a token (Authorization: Bearer …), or a client certificate where mutual TLS is on"
+_NOTHING_SHOWN = (
+    "show a token (Authorization: Bearer …; the SDK and `notify` show that of NOTIFY_TOKEN), or a client certificate "
+    "where mutual TLS is on"
+)
 
 
 def provider_of(settings: Settings) -> Provider | None:
