@@ -121,6 +121,11 @@ def at_level(connection: Connection, level: str) -> Connection:
         raise sa.exc.OperationalError(statement, None, error, connection_invalidated=True) from error
 
 
+def reason_of(error: Exception) -> str:
+    """A database's driver's words for an error, on one line: not SQLAlchemy's statement, nor its link."""
+    return (str(getattr(error, "orig", None) or error).strip() or repr(error)).splitlines()[0]
+
+
 def shown_url(engine: Any) -> str:
     """The URL of an engine as errors and logs may show it."""
     return without_secrets(engine.url.render_as_string(hide_password=True))

@@ -34,7 +34,7 @@ from notify.binlog_bridge.retrying import Retrying
 from notify.binlog_bridge.stream import Damaged, SameServerId
 from notify.binlog_bridge.totals import Totals
 from notify.binlog_bridge.unfinished import Filling, sent_again, without
-from notify.databases import shown_url
+from notify.databases import reason_of, shown_url
 from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
 from notify.outbox import source_name
 from notify.refused import Refusal
@@ -153,7 +153,7 @@ class Bridge:
                         raise Superseded(str(error)) from error
                     self._count_damage(error)
                     wait = backoff.next()
-                    log.warning("again in %.1f s: %s", wait, error)
+                    log.warning("again in %.1f s: %s", wait, reason_of(error))
                     if not isinstance(error, Conflict | TargetAway) and len(self._engines) > 1:
                         self._at = (self._at + 1) % len(self._engines)
                 await asyncio.sleep(backoff.next() if wait is None else wait)

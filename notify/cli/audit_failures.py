@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import typer
 
-from notify.cli.printed import say, say_json
+from notify.cli.printed import forget_output, say, say_json
 from notify.errors import NotifyError, Unavailable
 
 
@@ -47,7 +45,7 @@ def never_one(as_json: bool) -> Iterator[None]:
         raise typer.Exit(2) from None
     except OSError as error:
         # Files of the audit have failed as Unavailable, see `spark_errors`: this is stdout, or stderr.
-        _forget_output()
+        forget_output()
         with suppress(OSError):
             say(f"notify: the result could not be printed: {error}", err=True)
         raise typer.Exit(2) from None
@@ -63,16 +61,7 @@ def _say_failed(as_json: bool, why: str) -> None:
         try:
             say_json({"verdict": "", "failed": why, "exit_code": 2})
         except OSError:
-            _forget_output()
-
-
-def _forget_output() -> None:
-    """Let stdout go nowhere: what is left in its buffer would fail once more at the end, with another exit code."""
-    with suppress(OSError, ValueError):
-        stdout = sys.stdout.fileno()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stdout)
-        os.close(nowhere)
+            forget_output()
 
 
 def cause_of(error: Exception) -> str:

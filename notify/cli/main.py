@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from contextlib import suppress
 from functools import cache
@@ -14,16 +16,31 @@ import typer.main
 
 from notify import __version__
 from notify.cli import of_database, of_files
-from notify.cli.printed import ERRORS_AS_JSON, say, say_json
+from notify.cli.printed import ERRORS_AS_JSON, forget_output, say, say_json
 from notify.errors import NotifyError
 from notify.extras import remedy
 from notify.log_output import STDERR
+
+_OUTPUT_LOST = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})
+"""Errors of stdout: nobody reads it any more, or the disk of its file is full. Nobody has seen the answer then."""
 
 
 class Commands(typer.core.TyperGroup):
     """All commands. One that was asked for JSON has its error printed as JSON, on stdout, too."""
 
     def invoke(self, ctx: Any) -> Any:
+        try:
+            return self._run(ctx)
+        except OSError as error:
+            if error.filename is not None or error.errno not in _OUTPUT_LOST:
+                raise
+            forget_output()
+            if error.errno != errno.EPIPE:
+                with suppress(OSError):
+                    say(f"notify: the output cannot be written: {error.strerror}", err=True)
+        ctx.exit(2)
+
+    def _run(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as raised:
@@ -144,6 +161,9 @@ def main() -> None:
     Every flag has an environment variable: NOTIFY_BENCH_TRANSACTIONS_CLIENTS is --clients of `notify bench
     transactions`. Flags that several commands share, and settings, have shorter names, which --help shows.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed by whoever runs this: what is printed goes nowhere
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it is used until the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # in a locale that lacks a character, its number is shown
             with suppress(OSError):  # what was a file when the stream was made may be a pipe now

@@ -6,10 +6,13 @@ title. All text passes `visible`; tests/unit/test_printed.py checks that no comm
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -31,6 +34,15 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(visible(text), err=err)
 
 
+def forget_output() -> None:
+    """Let stdout go nowhere: what is left in its buffer would fail once more at the end, with another exit code."""
+    with suppress(OSError, ValueError):
+        stdout = sys.stdout.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stdout)
+        os.close(nowhere)
+
+
 def say_paragraph(text: str, indent: int = 0) -> None:
     """Print a sentence, on as many lines as a terminal needs for it."""
     _wrapped(visible(text), indent, indent)
@@ -41,9 +53,16 @@ def say_json(value: Any) -> None:
     typer.echo(json.dumps(value))
 
 
+class _Console(Console):
+    """Its own way of ending where nobody reads is exit code 1, which stands for bad news."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console without markup, emoji and highlighting."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def cell(value: Any, style: str = "") -> Text:

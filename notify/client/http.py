@@ -115,7 +115,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
 
 
 def _hint_of(error: Exception) -> str:
-    """What a person should look at where no connection came about."""
+    """A hint for a person where no connection came about."""
     reason = error.reason if isinstance(error, ssl.SSLError) else ""
     if reason == "WRONG_VERSION_NUMBER":
         return "it speaks no TLS: write http://"

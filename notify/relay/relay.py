@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.backoff import Backoff
+from notify.databases import reason_of
 from notify.errors import Backpressure, InvalidRequest, Unavailable
 from notify.outbox import SERVER
 from notify.relay.by_id import ById
@@ -86,10 +87,10 @@ class Relay:
                     if isinstance(error, sa.exc.SQLAlchemyError) and not is_away(error):
                         raise
                     if once:
-                        raise Unavailable(f"the relay cannot go on: {error}") from error
+                        raise Unavailable(f"the relay cannot go on: {reason_of(error)}") from error
                     # Other topics may have rows by then, however long the one that waits has to.
                     wait = max(backoff.next(), min(getattr(error, "retry_after", 0.0), RETRY_MAX_SECONDS))
-                    log.warning("again in %.1f s: %s", wait, error)
+                    log.warning("again in %.1f s: %s", wait, reason_of(error))
                     if isinstance(error, sa.exc.SQLAlchemyError):
                         await in_thread(self._lose_sessions)
                     await asyncio.sleep(wait)

@@ -1,4 +1,4 @@
-"""What commands say of a wrong file, number, name or database: one sentence, exit code 2, and nothing is changed."""
+"""Commands with a wrong file, number, name or database say one sentence, end with exit code 2, and change nothing."""
 
 from __future__ import annotations
 
@@ -108,6 +108,31 @@ def test_a_list_of_refused_messages_is_not_made_in_another_database(tmp_path: Pa
 def test_no_messages_asked_for_is_not_no_messages(memory: InMemoryServer, unique: str) -> None:
     assert cli("message", "send", unique, "hello", "--url", memory.url)[0] == 0
     assert cli("topic", "tail", unique, "--last", "0", "--url", memory.url) == (0, {"text": ""})
+
+
+@pytest.mark.parametrize(
+    ("output", "command", "code", "said"),
+    [
+        ("full", "topic list", 2, "the output cannot be written"),
+        ("closed", "topic list", 0, ""),
+        ("unread", "topic list", 2, ""),
+        ("unread", "overview", 2, ""),  # rich prints it
+    ],
+)
+def test_an_output_that_nobody_gets_is_no_bad_news(
+    memory: InMemoryServer, output: str, command: str, code: int, said: str
+) -> None:
+    """Exit code 1 would say that the answer is bad news, and a traceback that the command is broken."""
+    reading, unread = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "notify", *command.split(), "--url", memory.url]
+    with open("/dev/full", "wb") as full, open(unread, "wb") as pipe:
+        run = subprocess.run(
+            ["sh", "-c", '"$@" >&-', "sh", *words] if output == "closed" else words,
+            stdout=full if output == "full" else pipe, stderr=subprocess.PIPE,
+            text=True, timeout=4 * PATIENCE_SECONDS, check=False,
+        )  # fmt: skip
+    assert (run.returncode, said in run.stderr, "Traceback" in run.stderr) == (code, True, False), run.stderr
 
 
 def test_the_process_that_ships_ends_without_a_word_of_its_own(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_commands_in_blocks_are_whole() -> None:
 
 
 def test_commands_in_sentences_exist() -> None:
-    """What an alarm, an error or a page tells a reader to run is there."""
+    """Each command that an alarm, an error or a page tells a reader to run is there."""
     said = set(written_commands.in_sentences())
     assert len(said) > 150 and any(name.endswith("alarm.py") for name, _ in said)
     wrong = {line: f"{name}: {why}" for name, line in sorted(said) if (why := written_commands.fault_of_part(line))}
