@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import typer
 
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, call, fields, show_rows, show_write, write
+from notify.cli.printed import say
 from notify.server.access.rights import ACTIONS
 
 
@@ -87,6 +88,8 @@ def register(app: typer.Typer) -> None:
             if file is not None and "token" in answer:
                 file.write(answer.pop("token") + "\n")
         show_write("credential.add", answer, as_json)
+        if "token" in answer and not as_json:
+            say(f"  Its token, which is shown this once: {answer['token']}")
 
     @group.command()
     def revoke(id: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:

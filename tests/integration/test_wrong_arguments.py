@@ -1,8 +1,9 @@
-"""Commands with a wrong file, number, name or database say one sentence, end with exit code 2, and change nothing."""
+"""Commands with a wrong file, number, name or database: one sentence, exit code 2, and nothing is changed."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ WHY = ("--reason", "r")
 
 
 def refusal(url: str, *words: str) -> str:
-    """What a command says that could not run."""
+    """The sentence of a command that could not run."""
     code, answer = cli(*words, "--url", url)
     assert code == 2, answer
     return " ".join(str(answer["text"]).replace("│", " ").split())
@@ -33,6 +34,15 @@ def test_a_token_whose_file_cannot_be_made_is_not_made(memory: InMemoryServer, u
     (tmp_path / "token").write_text("mine")
     assert "exists: remove it" in refusal(memory.url, *made, "--out", str(tmp_path / "token"))
     assert unique not in [c["name"] for c in cli("token", "list", "--url", memory.url, "--json")[1]["credentials"]]
+
+
+def test_a_token_is_shown_once(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+    """Without --json and --out nobody got it."""
+    made = ("token", "create", unique, "--right", "view", *WHY, "--url", memory.url)
+    shown = cli(*made)[1]["text"]
+    assert re.search(r"this once: nt_\w+_[\w-]{20,}$", shown.strip()), shown
+    assert "nt_" not in cli(*made, "--out", str(tmp_path / "token"))[1]["text"]
+    assert "nt_" not in cli(*made, "--dry-run")[1]["text"]
 
 
 def test_a_file_is_left_only_where_there_is_a_token(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
