@@ -1,1 +1,1 @@
-"""The `notify` command: one file a command group."""
+"""The `notify` command: one file for each command group."""

@@ -19,7 +19,7 @@ from notify.server.access.rights import ACTIONS
 def _new_file(path: Path | None) -> Iterator[TextIO | None]:
     """A new file that only its owner may read, open for writing; it is removed again if nothing was written.
 
-    It is made before a credential is: nobody would know the token of one whose file cannot be made.
+    It is created before the credential: if the file could not be created afterwards, the token would be lost.
     """
     if path is None:
         yield None
@@ -66,15 +66,15 @@ def register(app: typer.Typer) -> None:
             None, help="Instead of a token: the subject of an identity provider's tokens."
         ),
         days: float = typer.Option(90.0, min=0.001, max=3650, help="Days until it expires."),
-        requests: float = typer.Option(0.0, min=0, help="Most requests a second; 0: as the settings say."),
-        polls: int = typer.Option(0, min=0, help="Most polls that wait at once; 0: as the settings say."),
+        requests: float = typer.Option(0.0, min=0, help="Most requests a second; 0: the setting's value."),
+        polls: int = typer.Option(0, min=0, help="Most polls that wait at once; 0: the setting's value."),
         out: Path | None = typer.Option(None, help="Write the token to this new file instead of printing it."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Make a credential. Its token is printed once, or written to a file, and cannot be shown again."""
+        """Create a credential. Its token is printed once, or written to a file, and cannot be shown again."""
         if certificate is not None and subject is not None:
             raise typer.BadParameter("give --certificate or --subject, not both")
         fields: dict[str, Any] = {"name": name, "rights": right, "expires_in": days * 86_400}

@@ -56,6 +56,6 @@ def unsilence(
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Let an alarm be heard again before its silence is over."""
+    """End an alarm's silence early."""
     answer = call(url, "POST", "alarms", name, "unsilence", body=write(reason, dry_run, target=target))
     show_write("alarm.unsilence", answer, as_json)

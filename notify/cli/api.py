@@ -1,4 +1,4 @@
-"""Requests to a server's admin routes, and the printing of their answers."""
+"""Makes requests to a server's admin routes, and prints their answers."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from notify.wire import JSON
 URL = typer.Option("http://127.0.0.1:7400", envvar="NOTIFY_URL", help="The server's address. [env: NOTIFY_URL]")
 
 
-def _noted(context: typer.Context, value: bool) -> bool:
+def _note_json(context: typer.Context, value: bool) -> bool:
     context.meta[ERRORS_AS_JSON] = value
     return value
 
 
 AS_JSON = typer.Option(
-    False, "--json", envvar="NOTIFY_JSON", callback=_noted,
+    False, "--json", envvar="NOTIFY_JSON", callback=_note_json,
     help="Print one JSON object on stdout, and nothing else; for an error it has the field error.",
 )  # fmt: skip
 WATCH = typer.Option(
-    0.0, "--watch", min=0, max=3600, help="Show it again every so many seconds, until Ctrl-C; 0: once."
+    0.0, "--watch", min=0, max=3600, help="Show it again at this interval in seconds, until Ctrl-C; 0: once."
 )
 REASON = typer.Option(..., "--reason", envvar="NOTIFY_REASON", help="Why you do this; it is recorded with your name.")
 DRY_RUN = typer.Option(
@@ -57,10 +57,10 @@ WIDE = typer.Option(False, "--wide", envvar="NOTIFY_WIDE", help="Show every fiel
 REPLAY_EFFECTS = typer.Option(
     False,
     "--replay-effects",
-    help="Repeat the effects of handlers with an Inbox; without this they skip messages that they handled.",
+    help="Repeat the effects of handlers with an Inbox; without this flag they skip messages that they handled.",
 )
 BEFORE_INBOX = typer.Option(
-    False, "--force", help="Do it although the inbox rows of some of these messages may be purged."
+    False, "--force", help="Do it even if the inbox rows of some of these messages may be purged."
 )
 BEFORE = "latest (all messages), an instant (RFC 3339), or an offset if the topic has one queue."
 
@@ -70,10 +70,10 @@ def call(
 ) -> dict[str, Any]:
     """Make one admin request. Raises NotifyError with the server's error.
 
-    It goes to a server with queues; with `here`, and about transactions, to the one at `url`.
+    It goes to a server with queues. With `here`, and for transactions, it goes to the server at `url`.
     """
     for part in parts:
-        if "/" in part or part in ("", ".", ".."):  # in a path it would be more than one part, or none
+        if "/" in part or part in ("", ".", ".."):  # in a path, it would not be exactly one part
             raise InvalidRequest(f"{part[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -", "invalid_name")
     is_here = here or parts[0] == "transactions"
 
@@ -81,7 +81,7 @@ def call(
         http = Servers(url, "transactions" if is_here else "queue")
         try:
             if not is_here:
-                # The address may be that of a server without queues, which knows the servers that have them.
+                # The server at the address may have no queues, but it knows the servers that have them.
                 await http.refresh()
             path = "/v1/admin/" + "/".join(quote(part, safe="") for part in parts) + query
             data = msgspec.json.encode(body) if body is not None else b""
@@ -107,9 +107,10 @@ def show(result: dict[str, Any], as_json: bool) -> None:
 
 
 def show_write(name: str, answer: dict[str, Any], as_json: bool) -> None:
-    """Print what a write did, or with `dry_run` would do: as JSON, or in the sentences that the console has for it.
+    """Print what a write did, or would do with `dry_run`: as JSON, or in the console's sentences.
 
-    `name`: of the write in notify/told. A server of another version may answer in another form: then the fields.
+    `name`: the write's name in notify/told. If a server of another version answers in another format, the fields of the
+    answer are printed.
     """
     if as_json:
         say_json(answer)
@@ -117,21 +118,21 @@ def show_write(name: str, answer: dict[str, Any], as_json: bool) -> None:
     target = answer.get("target") or "-"
     say(f"{'dry run, nothing is changed' if answer['dry_run'] else 'done'}: {target}")
     try:
-        made = told(name, target, answer["result"])
+        description = told(name, target, answer["result"])
     except (KeyError, TypeError, AttributeError):
-        made = Told()
-    for sentence in made.sentences:
+        description = Told()
+    for sentence in description.sentences:
         say_paragraph(sentence, 2)
-    if not made.sentences:
+    if not description.sentences:
         say_record(answer["result"], 2)
-    elif made.rows and made.rows.cells:
-        say_table([heading.lower() for heading in made.rows.headings], made.rows.cells, 2)
-        if made.rows.left_out:
-            say_paragraph(f"and {made.rows.left_out:,} more", 2)
+    elif description.rows and description.rows.cells:
+        say_table([heading.lower() for heading in description.rows.headings], description.rows.cells, 2)
+        if description.rows.left_out:
+            say_paragraph(f"and {description.rows.left_out:,} more", 2)
 
 
 def watched(every: float, look: Callable[[], None]) -> None:
-    """Call `look` once, or every so many seconds until Ctrl-C; a terminal shows the last one alone."""
+    """Call `look` every `every` seconds until Ctrl-C, or once if it is 0. A terminal is cleared before each call."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             if every and is_terminal():
@@ -143,13 +144,13 @@ def watched(every: float, look: Callable[[], None]) -> None:
 
 
 Columns = Mapping[str, Callable[[dict[str, Any]], Any]]
-"""The columns of a list: heading, and what stands there for a row. The first one names the row, and is kept whole."""
+"""The columns of a list: the heading, and the function that gets a row's value. The first column identifies the row."""
 
 
 def show_rows(result: dict[str, Any], as_json: bool, rows: str, columns: Columns, wide: bool = False) -> None:
-    """Print the list `rows` of an answer: as JSON; as a table on a terminal; else with tabs, for other programs.
+    """Print the list `rows` of an answer: as JSON, as a table on a terminal, or with tabs for other programs.
 
-    `wide`: every field of the rows, whatever `columns` says.
+    `wide`: print every field of the rows instead of `columns`.
     """
     if as_json:
         say_json(result)
@@ -169,13 +170,13 @@ def show_rows(result: dict[str, Any], as_json: bool, rows: str, columns: Columns
 
 
 def fields(*names: str) -> Columns:
-    """Columns that show fields of these names as they are."""
+    """Columns that show the fields with these names unchanged."""
     return {name: itemgetter(name) for name in names}
 
 
-def place_of(m: dict[str, Any]) -> str:
-    """Where a message is: topic, queue and offset."""
-    return f"{m['topic']}/{m['queue']}@{m['offset']}"
+def place_of(message: dict[str, Any]) -> str:
+    """A message's topic, queue and offset."""
+    return f"{message['topic']}/{message['queue']}@{message['offset']}"
 
 
 def seconds(instant: str | None) -> str:
@@ -184,19 +185,19 @@ def seconds(instant: str | None) -> str:
 
 
 def given(**flags: bool) -> dict[str, bool]:
-    """Only the flags that are set, because an older server refuses fields that it does not know."""
+    """The flags that are set; the others are left out, because an older server refuses fields that it does not know."""
     return {name: True for name, value in flags.items() if value}
 
 
 def pairs(texts: Sequence[str]) -> dict[str, str]:
-    """Names and values of texts like NAME=VALUE. Raises BadParameter."""
-    read = {}
+    """The names and values of texts like NAME=VALUE. Raises BadParameter."""
+    values = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
-        read[name] = value
-    return read
+        values[name] = value
+    return values
 
 
 def place(text: str) -> str | int:

@@ -58,7 +58,7 @@ OBJECTIVE = typer.Option(
     help="The share of committed messages, in percent, that should be delivered and take effect within "
     "--deliver-seconds; missing it alone is no finding.",
 )  # fmt: skip
-FAIL_ON = typer.Option([], "--fail-on", help="A class that fails the audit, too, such as DEAD (repeatable).")
+FAIL_ON = typer.Option([], "--fail-on", help="A further class that fails the audit, such as DEAD (repeatable).")
 FULL = typer.Option(False, "--full", help="Read everything row by row, without a digest first.")
 REPORT = typer.Option(
     Path("notify-audit"), "--report", help="Directory for the report, and for copies of the log's segments."
@@ -95,13 +95,13 @@ def instant_us(option: str, text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"{option} {text!r} is no instant: write 2026-11-21T08:00:00Z, or 2h for two hours ago"
+            f"{option} {text!r} is not an instant: write 2026-11-21T08:00:00Z, or 2h for two hours ago"
         ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6)
 
 
 def effect_queries(given: list[str], names: list[str]) -> tuple[tuple[str, str], ...]:
-    """`NAME:SQL` as (name, query); the name "" stands for the first database."""
+    """The (name, query) of each `NAME:SQL`; the name "" means the first database."""
     pairs = []
     for text in given:
         name, colon, query = text.partition(":")
@@ -201,12 +201,12 @@ def explain(
             from notify.spark.explain.explained import explain as explained
 
             times = (max_transaction_seconds, deliver_seconds)
-            known = explained(inputs, transaction, scratch or str(report / "segments"), times, plan_file)
+            explanation = explained(inputs, transaction, scratch or str(report / "segments"), times, plan_file)
         if as_json:
-            say_json(known.plain(transaction))
+            say_json(explanation.plain(transaction))
         else:
-            show_explained(known)
-        raise typer.Exit(known.exit_code)
+            show_explained(explanation)
+        raise typer.Exit(explanation.exit_code)
 
 
 @audits.command("watch")
@@ -217,9 +217,9 @@ def watch(
     storage: list[str] = STORAGE,
     window_seconds: float = typer.Option(60.0, "--window-seconds", min=1, help="The length of a window."),
     since: str = typer.Option("", "--from", help="The start of the first window; default: now, before Spark starts."),
-    windows: int = typer.Option(0, "--windows", min=0, help="Stop after so many windows; 0: never."),
+    windows: int = typer.Option(0, "--windows", min=0, help="Stop after this number of windows; 0: never."),
     max_transaction_seconds: float = typer.Option(
-        60.0, "--max-transaction-seconds", min=0, help="A window is audited at least so long after its end."
+        60.0, "--max-transaction-seconds", min=0, help="The least time between a window's end and its audit."
     ),
     deliver_seconds: float = typer.Option(
         60.0, "--deliver-seconds", min=0, help="The time within which a message must be settled."
@@ -263,7 +263,7 @@ def watch(
                 plan,
                 state,
                 window_seconds=window_seconds,
-                emit=lambda line: say_json(line) if as_json else say(_said(line)),
+                emit=lambda line: say_json(line) if as_json else say(_line_of(line)),
                 alarm_url=alarm_url,
             )
             with closing(watching):
@@ -272,8 +272,8 @@ def watch(
 
 @contextmanager
 def alarmed(state: Path, alarm_url: str) -> Iterator[None]:
-    """As `spark_errors`; and a watch that was begun before and cannot go on is an alarm, such as where an input is gone
-    when it starts."""
+    """Like `spark_errors`, but also raise an alarm if a watch that ran before cannot continue, for example because an
+    input is gone when it starts."""
     try:
         with spark_errors():
             yield
@@ -285,8 +285,8 @@ def alarmed(state: Path, alarm_url: str) -> Iterator[None]:
         raise
 
 
-def _said(line: dict[str, Any]) -> str:
-    """A watch's line as text for people."""
+def _line_of(line: dict[str, Any]) -> str:
+    """A watch's result as a line of text for people."""
     moment = datetime.fromtimestamp(line["window_us"] / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if line["kind"] == "window":
         counts = ", ".join(f"{count} {name}" for name, count in line["counts"].items()) or "no finding"

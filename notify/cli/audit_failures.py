@@ -1,4 +1,4 @@
-"""How `notify audit` fails: with one line that says why, and never with the exit code that stands for findings."""
+"""Makes `notify audit` fail with one line that says why, and never with exit code 1, which means findings."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def spark_errors() -> Iterator[None]:
 
 @contextmanager
 def never_one(as_json: bool) -> Iterator[None]:
-    """Exit code 2 if the audit cannot run, fails, or cannot say what it found: 1 says that it found something.
+    """Exit with code 2 if the audit cannot run, fails, or cannot print its result, because 1 means findings.
 
-    With `as_json` the reason is in the JSON. All of a command belongs inside.
+    With `as_json` the reason is in the JSON. Put the whole command inside this context.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def never_one(as_json: bool) -> Iterator[None]:
         _say_failed(as_json, "interrupted")
         raise typer.Exit(2) from None
     except OSError as error:
-        # Files of the audit have failed as Unavailable, see `spark_errors`: this is stdout, or stderr.
+        # `spark_errors` turns errors of the audit's files into Unavailable, so this is an error of stdout or stderr.
         forget_output()
         with suppress(OSError):
             say(f"notify: the result could not be printed: {error}", err=True)

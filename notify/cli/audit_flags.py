@@ -1,4 +1,4 @@
-"""The flags of an audit as they were given, for commands that its report tells people to copy."""
+"""The flags that an audit was started with, for the commands in its report that people copy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 AS_JSON = typer.Option(
     False, "--json", envvar="NOTIFY_JSON",
-    help="Print one JSON object on stdout, and nothing else; where the audit fails, its field failed says why.",
+    help="Print one JSON object on stdout, and nothing else; if the audit fails, the field failed says why.",
 )  # fmt: skip
-"""As that of other commands, but for the failure, which is a kind of verdict here."""
+"""Like `--json` of other commands, except that a failure is a kind of verdict here."""
 INPUTS = {
     "database": "--database", "log": "--log", "kafka": "--kafka", "storage": "--storage", "report": "--report",
     "scratch": "--scratch",
@@ -29,11 +29,11 @@ PATHS = ("log", "report", "scratch")
 
 
 def commands_of(context: typer.Context, inputs: Inputs) -> Commands:
-    """The words that commands about this audit need. What the environment sets is left out: it stays set."""
+    """The flags that commands about this audit need. Flags from the environment are left out, because they stay set."""
     from notify.spark.causes.commands import Commands
 
-    given = context.params
-    urls = [_url(text) for text in given["database"]]
+    flags = context.params
+    urls = [_url(text) for text in flags["database"]]
     sources = [database.source_id() for database in inputs.databases]
     return Commands(
         tuple(_words(context, INPUTS)),
@@ -41,7 +41,7 @@ def commands_of(context: typer.Context, inputs: Inputs) -> Commands:
         tuple(_words(context, BOUNDS)),
         tuple(_words(context, {"url": "--url"})),
         tuple(zip(sources, urls, strict=True)),
-        without_secrets(given["kafka"][0]) if given["kafka"] and not given["log"] else "",
+        without_secrets(flags["kafka"][0]) if flags["kafka"] and not flags["log"] else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Opens what an audit works with: the inputs that its flags name, and a Spark session."""
+"""Opens the inputs that an audit's flags name, and a Spark session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def named_logs(given: list[str]) -> list[tuple[str, str]]:
-    """(name, place) of each: `NAME=PLACE`, or the last part of a path or URL; all of it where that is not unique."""
+    """The (name, place) of each `NAME=PLACE`; without NAME it is the last part of the place, or the whole place if that
+    is not unique."""
     pairs = []
     for text in given:
         name, equals, place = text.partition("=")
@@ -39,8 +40,8 @@ def opened(
     try:
         for text in (*database, *storage):
             name, equals, url = text.partition("=")
-            named = equals and "://" not in name
-            databases.append(Database(url if named else text, name if named else "", most_lag_seconds))
+            is_named = equals and "://" not in name
+            databases.append(Database(url if is_named else text, name if is_named else "", most_lag_seconds))
         readers: list[Any] = []
         if kafka:
             from notify.spark.kafka_input import KafkaInput
@@ -69,12 +70,12 @@ def session(
     try:
         yield spark
     finally:
-        with suppress(OSError, Py4JError):  # a JVM that died cannot be stopped, and its death was told
+        with suppress(OSError, Py4JError):  # a JVM that died cannot be stopped, and its death was reported
             spark.stop()
 
 
 def is_small(inputs: Inputs, from_us: int = 0) -> bool:
-    """Whether Spark reads what these inputs have of the time from an instant on within seconds."""
+    """Whether Spark can read the data of these inputs since `from_us` within seconds."""
     from notify.spark.session import SMALL_BYTES
 
     sizes = [_bytes_since(segment, from_us) for log in inputs.logs for segment in log.segments]
@@ -91,7 +92,7 @@ def _bytes_since(segment: SegmentFile, from_us: int) -> int:
 def opened_here(
     database: list[str], log: list[str], kafka: list[str], storage: list[str], most_lag_seconds: float = 0.0
 ) -> Any:
-    """As `opened`, after checking the flags and that pyspark is installed."""
+    """`opened`, after checking the flags, and that pyspark is installed."""
     if not database:
         raise InvalidRequest("name each service's database with --database URL")
     if not (log or kafka):

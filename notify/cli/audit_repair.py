@@ -1,4 +1,4 @@
-"""`notify audit run --plan FILE` and `--repair FILE`: what an audit would repair, for people, and carrying that out."""
+"""`notify audit run --plan FILE` and `--repair FILE`: writes the plan of an audit's repairs, and carries a plan out."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ PLAN = typer.Option(
     None, "--plan", help="Write what a repair would do to this file, each item with its evidence; change nothing."
 )
 REPAIR = typer.Option(None, "--repair", help="Carry out exactly this plan through the server, without another audit.")
-FORCE = typer.Option(False, "--force", help="Plan, or repair, although an input may be missing.")
+FORCE = typer.Option(False, "--force", help="Plan, or repair, even if an input may be missing.")
 REASON = typer.Option(
     "repair after an audit", "--reason", help="Why you repair; the server records it with each repair."
 )
 
 DONE = (200, 201)
-"""The statuses of an item that is done, or could be."""
+"""The statuses of an item that is done, or in a dry run would be done."""
 
 
 def check_files(plan: Path | None, repair: Path | None) -> None:
-    """Raises InvalidRequest where both are given, or a plan would be overwritten."""
+    """Raises InvalidRequest if both files are given, or if a plan would be overwritten."""
     if plan is not None and (repair is not None or plan.exists()):
         raise InvalidRequest("--plan writes a new file, and --repair carries one out: give one of them")
 
 
 def write_plan(result: Result, inputs: Inputs, path: Path, *, force: bool) -> str:
-    """Write the plan of a result's repairs; a sentence that says what it holds. Raises InvalidRequest."""
+    """Write the plan of a result's repairs; returns a sentence that summarizes it. Raises InvalidRequest."""
     from notify.spark.repair.journal import done_beside
     from notify.spark.repair.planning import plan_of
 
@@ -47,7 +47,7 @@ def write_plan(result: Result, inputs: Inputs, path: Path, *, force: bool) -> st
 
 
 def carry_out(inputs: Inputs, path: Path, url: str, reason: str, *, scratch: str, force: bool, dry_run: bool) -> Any:
-    """Carry out a plan; a row for each of its items. Raises InvalidRequest, Conflict, Unavailable."""
+    """Carry out a plan; returns a row for each item. Raises InvalidRequest, Conflict, Unavailable."""
     from notify.spark.repair.carrying_out import Repair
     from notify.spark.repair.plan import read_plan
 
@@ -57,21 +57,22 @@ def carry_out(inputs: Inputs, path: Path, url: str, reason: str, *, scratch: str
 
 
 def show(rows: list[dict[str, Any]], *, as_json: bool, dry_run: bool) -> int:
-    """Print what came of the items, or what would; the exit code: 0 if all are done, or could be, else 1."""
-    left = [row for row in rows if row["status"] not in DONE]
-    able = len(rows) - len(left)
+    """Print the result, or in a dry run the expected result, of each item. Returns the exit code: 0 if all items are
+    done, or would be, else 1."""
+    not_done = [row for row in rows if row["status"] not in DONE]
+    count = len(rows) - len(not_done)
     if as_json:
-        done = {"dry_run": dry_run, "would_do": able if dry_run else 0, "done": 0 if dry_run else able}
-        say_json({"repairs": rows, **done, "left": len(left), "summary": summary(rows, dry_run=dry_run)})
+        done = {"dry_run": dry_run, "would_do": count if dry_run else 0, "done": 0 if dry_run else count}
+        say_json({"repairs": rows, **done, "left": len(not_done), "summary": summary(rows, dry_run=dry_run)})
     else:
         for row in rows:
-            say(f"{row['finding']} {row['message_id']}: {_told(row, dry_run=dry_run)}")
+            say(f"{row['finding']} {row['message_id']}: {_result_of(row, dry_run=dry_run)}")
         say(summary(rows, dry_run=dry_run))
-    return 1 if left else 0
+    return 1 if not_done else 0
 
 
 def summary(rows: list[dict[str, Any]], *, dry_run: bool) -> str:
-    """All that was done, or would be, in one sentence."""
+    """One sentence about everything that was done, or would be done."""
     done = [row for row in rows if row["status"] in DONE]
     before = sum(1 for row in done if row["was_before"])
     counts = Counter((row["action"], row["group"]) for row in done if not row["was_before"])
@@ -90,15 +91,15 @@ _ACTIONS = {
     "redeliver": ("sent {n} to group {group} again", "would send {n} to group {group} again"),
     "decide": ("recorded the outcome of {n}", "would record the outcome of {n}"),
 }
-"""The words for what an action did, and for what it would do."""
+"""For each action, the words for what it did and for what it would do."""
 
 
 def _number(count: int) -> str:
     return f"{count:,} message" + ("" if count == 1 else "s")
 
 
-def _told(row: dict[str, Any], *, dry_run: bool) -> str:
-    """The fate of one item in words."""
+def _result_of(row: dict[str, Any], *, dry_run: bool) -> str:
+    """The result of one item in words."""
     if row["status"] not in DONE:
         status = "held back" if row["status"] == 0 else f"refused ({row['status']})"
         return f"{'would be ' if dry_run else ''}{status}: {row['detail']}; it was to {row['what']}"

@@ -1,4 +1,4 @@
-"""`notify audit --results URL`: results of audits as tables that outlive them."""
+"""`notify audit --results URL`: merges the results of audits into tables."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def keep(result: Result, url: str, tell: Callable[[str], object]) -> None:
 
 
 def concluded(report: Path, plan: Plan, inputs: Inputs, result: Result, before: Proved | None) -> Path:
-    """Note what is proved, and write the report; the path of its page. To be called once the results are kept: the
-    next audit does not read again what is proved."""
+    """Note what is proved, write the report, and return the path of its page. Call this only once the results are
+    merged, because the next audit does not read proved data again."""
     from notify.spark import proved
     from notify.spark.report.files import write
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from notify.spark.result import Covered, Result
 
 COVERED = 12
-"""The most lines of coverage; those that are not whole come first, and the report has all."""
+"""The most lines of coverage; incomplete inputs come first, and the report has all lines."""
 CASES = 3
 """The most cases of each class."""
 DEAD = 10
@@ -24,7 +24,7 @@ PAGE_CHARACTERS = 500_000
 
 
 def show(result: Result, page: Path, *, as_json: bool) -> None:
-    """Print the result. `page`: the report's."""
+    """Print the result. `page`: the path of the report's page."""
     from notify.spark.findings import FINDINGS
     from notify.spark.report.files import plain
 
@@ -33,12 +33,12 @@ def show(result: Result, page: Path, *, as_json: bool) -> None:
         return
     _coverage(result.coverage, page)
     _causes(result)
-    for f in FINDINGS:
-        count = result.counts.get(f.name, 0)
+    for finding in FINDINGS:
+        count = result.counts.get(finding.name, 0)
         if count:
-            say(f"  {f.name:<16} {count:,}")
-        if f.name in result.not_checked:
-            say(f"  {f.name:<16} not checked: {result.not_checked[f.name]}")
+            say(f"  {finding.name:<16} {count:,}")
+        if finding.name in result.not_checked:
+            say(f"  {finding.name:<16} not checked: {result.not_checked[finding.name]}")
     _dead(result)
     _cases(result, page)
     for note in result.notes:
@@ -84,31 +84,31 @@ def _dead(result: Result) -> None:
 
 
 def _cases(result: Result, page: Path) -> None:
-    of_class: Counter[str] = Counter()
+    cases_of_class: Counter[str] = Counter()
     for case in result.found:
-        of_class[case.finding] += 1
-        if of_class[case.finding] > CASES:
+        cases_of_class[case.finding] += 1
+        if cases_of_class[case.finding] > CASES:
             continue
         evidence = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in case.words().items())
         say(f"    {case.finding} {case.message_id or case.log}: {case.detail}" + (f" ({evidence})" if evidence else ""))
-    if more := sum(max(0, count - CASES) for count in of_class.values()):
+    if more := sum(max(0, count - CASES) for count in cases_of_class.values()):
         say(f"    … and {more:,} more, in {page.parent}/findings.parquet")
 
 
-def show_explained(known: Explained) -> None:
+def show_explained(explained: Explained) -> None:
     """Print one transaction: its events, its repairs, and the verdict as the last line."""
-    for event in known.events:
+    for event in explained.events:
         moment = datetime.fromtimestamp(event.at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
         say(f"{moment}  {event.source:<18} {event.what}")
-    for sent in known.repairs:
+    for sent in explained.repairs:
         say(f"repair of {sent.of}: {sent.sentence}")
-    if known.repeats:
-        say(known.repeats)
-    say(known.sentence)
+    if explained.repeats:
+        say(explained.repeats)
+    say(explained.sentence)
 
 
 def published(result: Result, page: Path) -> dict[str, object]:
-    """The part of an audit that a server keeps; without the page if that is too large."""
+    """The part of an audit that a server keeps; without the page if the page is too large."""
     text = page.read_text()
     return {
         "reason": "notify audit run",

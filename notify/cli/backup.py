@@ -1,4 +1,4 @@
-"""`notify backup` copies the log of a running server; `notify restore` (restore.py) makes a data directory of it."""
+"""`notify backup` copies the log of a running server; `notify restore` (restore.py) makes a data directory from it."""
 
 from __future__ import annotations
 
@@ -36,26 +36,29 @@ def backup(
     """Copy a server's log and its record of actions while the server runs."""
     if directory.exists():
         raise InvalidRequest(f"{directory} exists: name a directory that does not exist")
-    made = call(url, "POST", "backups", body=write(reason, False))["result"]
+    manifest = call(url, "POST", "backups", body=write(reason, False))["result"]
     partial = directory.with_name(directory.name + ".partial")
     try:
-        total = sum(file["size"] for file in made["files"])
+        total = sum(file["size"] for file in manifest["files"])
         with Progress(console=console(stderr=True), disable=as_json, transient=True) as progress:
             task = progress.add_task("copying", total=total)
-            for file in made["files"]:
-                _fetch(url, made["name"], file, partial, lambda count: progress.advance(task, count))
-        (partial / "backup.json").write_text(json.dumps(made, indent=2) + "\n")
+            for file in manifest["files"]:
+                _fetch(url, manifest["name"], file, partial, lambda count: progress.advance(task, count))
+        (partial / "backup.json").write_text(json.dumps(manifest, indent=2) + "\n")
         sync_all(partial)
         partial.rename(directory)
         sync(directory.parent)
     finally:
-        call(url, "DELETE", "backups", made["name"], body=write(reason, False))
+        call(url, "DELETE", "backups", manifest["name"], body=write(reason, False))
         shutil.rmtree(partial, ignore_errors=True)
-    show({"directory": str(directory), "name": made["name"], "files": len(made["files"]), "bytes": total}, as_json)
+    show(
+        {"directory": str(directory), "name": manifest["name"], "files": len(manifest["files"]), "bytes": total},
+        as_json,
+    )
 
 
 def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any) -> None:
-    """Fetch a file. Raises Unavailable if it does not come whole."""
+    """Fetch a file. Raises Unavailable if it is incomplete."""
     target = place(directory, file["name"])
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     address = f"{url.split(',')[0].rstrip('/')}/v1/admin/backups/{quote(name, safe='')}/files/{quote(file['name'])}"
@@ -70,7 +73,7 @@ def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any
                 out.write(chunk)
                 size += len(chunk)
                 if size > file["size"]:
-                    break  # it is longer than the server said
+                    break  # the file is longer than the server announced
                 done(len(chunk))
     except OSError as error:
         raise Unavailable(f"backup: {file['name']} could not be fetched: {error}") from None

@@ -39,10 +39,10 @@ def transactions(
     seconds: float = typer.Option(8.0, min=0.5, max=3600, help="Measured time, after a warm-up of 2 s."),
     rate: float = typer.Option(0.0, min=0, help="Transactions/s in all; 0: as fast as possible."),
     queue_outcomes: bool = typer.Option(
-        False, "--queue-outcomes", help="Callers go on once an outcome is queued, as sessions do after their commit."
+        False, "--queue-outcomes", help="Callers go on once an outcome is queued, like sessions after their commit."
     ),
     consume: bool = typer.Option(False, "--consume", help="Also deliver and acknowledge everything."),
-    no_batching: bool = typer.Option(False, "--no-batching", help="Send each half in a request of its own."),
+    no_batching: bool = typer.Option(False, "--no-batching", help="Send each half in a separate request."),
     url: str | None = typer.Option(None, help="A running server, instead of a new one."),
     storage: str | None = typer.Option(None, help="A database as the server's storage, instead of the log."),
     workers: int = typer.Option(1, min=1, max=64, help="Workers of the server."),

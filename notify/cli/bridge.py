@@ -37,8 +37,8 @@ def bridge(
     backfill_from: str = typer.Option(
         "",
         "--backfill-from",
-        help="Backfill from this instant on (RFC 3339), instead of from where the queue stands; needed to Kafka, "
-        "which takes again whatever is behind it.",
+        help="Backfill from this instant on (RFC 3339), instead of from the queue's newest message; required for "
+        "Kafka, which takes messages after this instant again.",
     ),
     once: bool = typer.Option(False, "--once", help="Stop when all present transactions are moved."),
     as_json: bool = AS_JSON,
@@ -52,9 +52,7 @@ def bridge(
     since_us = _instant_us(backfill_from) if backfill_from else None
     sources = _sources(dsn)
     if server_id and len(sources) > 1:
-        raise InvalidRequest(
-            "--server-id works with one source only: leave it out, and each source gets an id of its own"
-        )
+        raise InvalidRequest("--server-id works with one source only: leave it out, and each source gets a separate id")
     bridges = [Bridge(urls, url, name=name, server_id=server_id) for name, urls in sources.items()]
     bad: list[str] = []
 
@@ -82,7 +80,7 @@ def bridge(
 
 
 def _sources(dsn: list[str]) -> dict[str, list[str]]:
-    """The databases of each source by its name; "" where none is given."""
+    """The databases of each source, by the source's name; "" without a name."""
     sources: dict[str, list[str]] = {}
     for text in dsn:
         name, equals, address = text.partition("=")

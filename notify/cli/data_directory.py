@@ -1,4 +1,4 @@
-"""Making a data directory: in a place of its own within it, until all of it is verified and on the disk."""
+"""Makes a data directory: its files stay in a folder within it until all of them are verified and on the disk."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from notify.errors import InvalidRequest
 from notify.threads import in_thread
 
 PARTIAL = "restore.partial"
-"""Where a restore puts its files until all of them are verified and on the disk."""
+"""The folder of a restore's files until all of them are verified and on the disk."""
 
 
 def begun(data_dir: Path, *, goes_on: bool = False) -> Path:
-    """The place within a data directory for its files until `take_place`. Raises InvalidRequest where there are others.
+    """Make the folder within a data directory for its files until `take_place`, and return its path. Raises
+    InvalidRequest if the data directory has other files.
 
-    Within: a data directory may be a volume of its own, which cannot be renamed. `goes_on`: keep what a restore that
-    was interrupted has left there.
+    The folder is within the data directory because that may be a separate volume, which cannot be renamed. `goes_on`:
+    keep the files of an interrupted restore.
     """
     partial = data_dir / PARTIAL
     if data_dir.is_dir() and any(path != partial for path in data_dir.iterdir()):
@@ -38,7 +39,7 @@ def place(directory: Path, name: str) -> Path:
     parts = name.split("/")
     is_plain = name.isprintable() and "\\" not in name and all(part not in ("", ".", "..") for part in parts)
     if not is_plain:
-        raise InvalidRequest(f"backup: {name[:100]!r} is no valid file name in a backup: nothing was written to it")
+        raise InvalidRequest(f"backup: {name[:100]!r} is not a valid file name in a backup: nothing was written to it")
     target = directory / name
     if any(place.is_symlink() for place in (target, *target.parents) if directory in place.parents):
         raise InvalidRequest(f"backup: {name[:100]!r} leads elsewhere by a symbolic link: nothing was written to it")
@@ -46,7 +47,7 @@ def place(directory: Path, name: str) -> Path:
 
 
 def take_place(partial: Path, data_dir: Path) -> None:
-    """Move a verified copy to where a server looks for it, once all of it is on the disk; the log goes last."""
+    """Move a verified copy to its final place once all of it is on the disk; the log is moved last."""
     sync_all(partial)
     for path in sorted(partial.iterdir(), key=lambda path: path.name == "log"):
         path.rename(data_dir / path.name)
@@ -56,7 +57,7 @@ def take_place(partial: Path, data_dir: Path) -> None:
 
 
 def sync_all(directory: Path) -> None:
-    """Wait until every file in a directory is on the disk, and the names of all of them."""
+    """Wait until all files in a directory, and their names, are on the disk."""
     for path in directory.iterdir():
         if path.is_dir():
             sync_all(path)
@@ -74,17 +75,21 @@ def sync(path: Path) -> None:
 
 
 async def facts_of(log: Path, *, reads_all: bool = True) -> dict[str, Any]:
-    """Open the log as a server would; its counts, and its damages. `reads_all`: look at every frame for them."""
+    """Open the log as a server would, and return its counts and damages. `reads_all`: check every frame for damages."""
     from notify.clock import wall_clock
     from notify.storage.log import LogStore
 
     store = LogStore(log)
     await store.open(wall_clock())
     try:
-        damages = [str(d) for d in store.damages]
+        damages = [str(damage) for damage in store.damages]
         if reads_all:
             damages += await in_thread(store.verify)
-        counts = [store.count(t.name, q, *store.bounds(t.name, q)) for t in store.topics() for q in range(t.queues)]
+        counts = [
+            store.count(topic.name, queue, *store.bounds(topic.name, queue))
+            for topic in store.topics()
+            for queue in range(topic.queues)
+        ]
         doubt = await store.in_doubt()
         return {
             "topics": len(store.topics()),

@@ -36,7 +36,7 @@ DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAl
 
 @contextlib.contextmanager
 def opened(dsn: str) -> Iterator[sa.Engine]:
-    """An engine, disposed of at the end. Raises what `visitor_engine` raises."""
+    """An engine, which is disposed of at the end. Raises the errors of `visitor_engine`."""
     engine = visitor_engine(dsn)
     try:
         yield engine
@@ -91,7 +91,7 @@ def check(
 def purge_rows(
     dsn: str = DSN,
     url: str = URL,
-    older_than: float = typer.Option(86_400.0, min=0, help="Only rows older than so many seconds."),
+    older_than: float = typer.Option(86_400.0, min=0, help="Only rows older than this, in seconds."),
     force: bool = typer.Option(
         False, "--force", help="Do not ask the server; checks can no longer decide older halves."
     ),
@@ -125,10 +125,10 @@ def doctor(
     url: str = URL,
     create: bool = typer.Option(False, "--create-tables", help="Make missing tables in the database."),
     bridge: bool = typer.Option(False, "--bridge", help="Also check whether its binlog can be bridged without gaps."),
-    fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a source id of its own."),
+    fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a new source id."),
     kafka: str = typer.Option("", "--kafka", help="Check this Kafka cluster (kafka://…) instead of a server."),
     role: str = typer.Option(
-        "", "--as", help="With --kafka: the rights of bridge:SOURCE, consumer:GROUP, server or audit, too."
+        "", "--as", help="With --kafka: also check the rights of bridge:SOURCE, consumer:GROUP, server or audit."
     ),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -178,13 +178,14 @@ def _server_findings(url: str) -> list[str]:
         query = f"?state=PREPARED&older_than={DOUBT_SECONDS:g}&max=1000"
         in_doubt = call(url, "GET", "transactions", query=query)["transactions"]
     except NotifyError as error:
-        shown = without_secrets(url)
+        address = without_secrets(url)
         if error.status in (401, 403):
-            return [f"the server at {shown} refuses: {error}. Set NOTIFY_TOKEN to a token with the right `view`."]
+            return [f"the server at {address} refuses: {error}. Set NOTIFY_TOKEN to a token with the right `view`."]
         return [
-            f"the server at {shown} does not answer ({error}): start it with `notify serve`, or name another with --url"
+            f"the server at {address} does not answer ({error}): start it with `notify serve`, or name another with "
+            "--url"
         ]
-    # Parked and old transactions have findings of their own below.
+    # Parked and old transactions have separate findings below.
     findings = [alarm["text"] for alarm in overview["alarms"] if alarm["name"] not in ("parked", "in_doubt")]
     if parked:
         findings.append(
@@ -214,9 +215,9 @@ def _server_findings(url: str) -> list[str]:
 
 
 def _silent_workers(overview: dict[str, Any]) -> list[str]:
-    """Findings where workers do not answer. Nothing else is looked at, since each answer would lack theirs."""
+    """The findings if workers do not answer. Nothing else is checked, because each answer would lack their data."""
     findings = [
-        f"{name} does not answer, and what it has was not looked at: its parent starts a worker again that "
+        f"{name} does not answer, and its data was not checked: its parent restarts a worker that "
         "has died, or hangs for `worker_timeout_seconds`; find out why it hangs or "
         "dies in the server's output, then run this again"
         for name in overview["missing"]
@@ -246,27 +247,28 @@ SILENT_SECONDS, LAG_SECONDS, CLOCK_SECONDS = 30.0, 60.0, 1.0
 
 
 def _bridges_and_members(url: str) -> list[str]:
-    """Findings about bridges that are silent, lag or had messages refused, and about servers whose clock is off."""
+    """Findings about bridges that are silent, lag or had messages refused, and about servers whose clock is wrong."""
     findings = []
     try:
         bridges = call(url, "GET", "bridges")["bridges"]
     except NotifyError:
         bridges = []  # no server has queues
-    for b in bridges:
-        name = f"the bridge of source {b['source']}"
-        if b["silent_seconds"] > SILENT_SECONDS:
+    for bridge in bridges:
+        name = f"the bridge of source {bridge['source']}"
+        silent_seconds, lag_seconds, refused = bridge["silent_seconds"], bridge["lag_seconds"], bridge["refused"]
+        if silent_seconds > SILENT_SECONDS:
             findings.append(
-                f"{name} has been silent for {b['silent_seconds']:.0f} s: start it; its output says why it stops"
+                f"{name} has been silent for {silent_seconds:.0f} s: start it; its output says why it stops"
             )
-        elif b["lag_seconds"] > LAG_SECONDS:
-            findings.append(f"{name} is {b['lag_seconds']:.0f} s behind: look whether it or the queue server lacks CPU")
-        if b["refused"]:
-            findings.append(f"{name} had {b['refused']} transactions that no queue could take: its output names them")
-    for m in call(url, "GET", "nodes")["members"]:
-        offset = m["detail"].get("clock_offset_seconds", 0.0)
+        elif lag_seconds > LAG_SECONDS:
+            findings.append(f"{name} is {lag_seconds:.0f} s behind: look whether it or the queue server lacks CPU")
+        if refused:
+            findings.append(f"{name} had {refused} transactions that no queue could take: its output names them")
+    for member in call(url, "GET", "nodes")["members"]:
+        offset = member["detail"].get("clock_offset_seconds", 0.0)
         if abs(offset) > CLOCK_SECONDS:
             findings.append(
-                f"the clock of server {m['url']} differs from its database's by {offset:+.1f} s: run NTP on both"
+                f"the clock of server {member['url']} differs from its database's by {offset:+.1f} s: run NTP on both"
             )
     return findings
 
@@ -282,7 +284,7 @@ _DURABILITY = {
 
 
 def _bridge_findings(engine: sa.Engine) -> list[str]:
-    """Findings that keep `notify bridge` from reading the binlog, or could make it miss transactions later."""
+    """Findings that prevent `notify bridge` from reading the binlog, or could make it miss transactions later."""
     if engine.dialect.name not in ("mysql", "mariadb"):
         return [f"{engine.dialect.name} has no binlog: use `notify relay`"]
     from notify.binlog_bridge import source
@@ -305,7 +307,7 @@ def _not_ready(error: Exception) -> str:
 
 
 def _check_ready(engine: sa.Engine) -> None:
-    """Raises Unavailable where the database cannot answer checks."""
+    """Raises Unavailable if the database cannot answer checks."""
     try:
         engine.connect().close()
     except sa.exc.SQLAlchemyError as error:

@@ -1,4 +1,4 @@
-"""`notify dead-letter`: what a group could not handle."""
+"""`notify dead-letter`: messages that a group failed to handle."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_dead(
     group_name: str = typer.Argument(..., metavar="GROUP"),
-    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
+    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
     failure: str = FAILURE,
     wide: bool = WIDE,
     url: str = URL,
@@ -121,19 +121,19 @@ def redrive(
     key: str = KEY,
     contains: str = CONTAINS,
     filter: str = FILTER,
-    max: int = typer.Option(100, min=1, max=4096, help="Send at most so many; --all has no such bound."),
+    max: int = typer.Option(100, min=1, max=4096, help="The most to send; --all has no bound."),
     replay_effects: bool = REPLAY_EFFECTS,
     force: bool = BEFORE_INBOX,
-    all: bool = typer.Option(False, "--all", help="All of them, as a job; waits for its end and shows its progress."),
+    all: bool = typer.Option(False, "--all", help="Send all, as a job; waits for its end and shows its progress."),
     reason: str = REASON,
     dry_run: bool = DRY_RUN,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """Send dead letters to their group again; a repeated redrive sends each once."""
-    wanted = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
+    conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
     how = given(replay_effects=replay_effects, force=force)
-    body = write(reason, dry_run, ids=id or None, max=max, wanted=wanted, all=all, **how)
+    body = write(reason, dry_run, ids=id or None, max=max, wanted=conditions, all=all, **how)
     answer = call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body)
     to_the_end("dead-letters.redrive", url, answer, as_json)
 
@@ -154,8 +154,8 @@ def drop(
     as_json: bool = AS_JSON,
 ) -> None:
     """Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards."""
-    wanted = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
-    body = write(reason, dry_run, ids=id or None, wanted=wanted)
+    conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
+    body = write(reason, dry_run, ids=id or None, wanted=conditions)
     answer = call(url, "POST", "groups", group_name, "dead-letters", "drop", body=body)
     to_the_end("dead-letters.drop", url, answer, as_json)
 
@@ -164,10 +164,10 @@ def drop(
 def edit(
     group_name: str = typer.Argument(..., metavar="GROUP"),
     id: str = typer.Argument(..., help="The letter's message."),
-    body: str | None = typer.Option(None, help="The new body: text. What is left out stays as it is."),
-    key: str | None = typer.Option(None, help="The new key; an empty text: none."),
-    tag: str | None = typer.Option(None, help="The new tag; an empty text: none."),
-    header: list[str] = typer.Option([], help="NAME=VALUE (repeatable): these in place of all headers."),
+    body: str | None = typer.Option(None, help="The new body: text. Parts that are not given stay unchanged."),
+    key: str | None = typer.Option(None, help="The new key; an empty text: no key."),
+    tag: str | None = typer.Option(None, help="The new tag; an empty text: no tag."),
+    header: list[str] = typer.Option([], help="NAME=VALUE (repeatable): these replace all headers."),
     replay_effects: bool = REPLAY_EFFECTS,
     force: bool = BEFORE_INBOX,
     reason: str = REASON,
@@ -175,7 +175,7 @@ def edit(
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Correct a dead letter and send it to its group alone again, once; the letter itself stays as it was."""
+    """Correct a dead letter and send it, once, to its own group again; the dead letter itself stays unchanged."""
     fields = {"body": body, "key": key, "tag": tag, "headers": pairs(header) if header else None}
     changes: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     changes |= {"id": id} | given(replay_effects=replay_effects, force=force)
@@ -188,6 +188,6 @@ def _wanted(**conditions: str) -> dict[str, str]:
 
 
 def _check_known(url: str, group_name: str, rows: list[Any]) -> None:
-    """Raises NotFound for a group that there is not, whose list would be empty as that of a group without a failure."""
+    """Raises NotFound if the group does not exist, because its empty list would look like that of a healthy group."""
     if not rows:
         call(url, "GET", "groups", group_name)

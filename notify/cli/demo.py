@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
             None, envvar="NOTIFY_DEMO_DSN", help="An empty database instead of SQLite files."
         ),
         seconds: float = typer.Option(
-            SECONDS, min=5, max=600, help="How long processes are killed, at least, after the first order."
+            SECONDS, min=5, max=600, help="The least time for which processes are killed, after the first order."
         ),
         seed: int | None = typer.Option(None, help="The seed of the order of kills."),
         audit: Path | None = typer.Option(

@@ -89,13 +89,13 @@ def subscribe(
     max_attempts: int = typer.Option(16, min=1, max=1000, help="Attempts before a message is a dead letter."),
     retry_min: float = typer.Option(1.0, help="Seconds before the first retry; each later one waits twice as long."),
     retry_max: float = typer.Option(300.0, help="Seconds before any retry, at most."),
-    force: bool = typer.Option(False, "--force", help="Change the mode although consumers hold messages."),
+    force: bool = typer.Option(False, "--force", help="Change the mode even if consumers hold messages."),
     reason: str = REASON,
     dry_run: bool = DRY_RUN,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Make or change a subscription."""
+    """Create or change a subscription."""
     position = None if start is None else place(start)
     body = write(
         reason, dry_run, start=position, mode=mode, tags=tag, filter=filter, max_attempts=max_attempts,
@@ -134,9 +134,11 @@ def priorities(
 @group.command()
 def push(
     name: str,
-    webhook: str = typer.Argument("", help="The address that messages are posted to; without it what is set is shown."),
-    batch: int = typer.Option(1, min=1, max=1000, help="Messages of a call, at most."),
-    at_once: int = typer.Option(4, min=1, max=64, help="Calls at once, at most, of each server."),
+    webhook: str = typer.Argument(
+        "", help="The address that messages are posted to; without it the current one is shown."
+    ),
+    batch: int = typer.Option(1, min=1, max=1000, help="The most messages in a call."),
+    at_once: int = typer.Option(4, min=1, max=64, help="The most concurrent calls of each server."),
     stop: bool = typer.Option(False, "--stop", help="Post no more; the messages wait for consumers."),
     reason: str = typer.Option(
         "", envvar="NOTIFY_REASON", help="Why you change it; required to set or stop it. [env: NOTIFY_REASON]"
@@ -145,7 +147,7 @@ def push(
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Post a group's messages to a webhook, show where they are posted to, or stop that."""
+    """Post a group's messages to a webhook, show its address, or stop posting."""
     if stop and webhook:
         raise typer.BadParameter("give either an address or --stop")
     if (stop or webhook) and not reason:
@@ -159,7 +161,7 @@ def push(
     else:
         pushes = call(url, "GET", "pushes")["pushes"]
         if name not in pushes:
-            raise NotFound(f"the messages of group {name!r} are posted to no webhook")
+            raise NotFound(f"the messages of group {name!r} are not posted to a webhook")
         show(pushes[name], as_json)
 
 

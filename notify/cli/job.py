@@ -1,4 +1,4 @@
-"""`notify job`: long work of a server, and waiting for its end."""
+"""`notify job`: a server's jobs, and waiting for their ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_jobs(
-    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
+    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
     watch: float = WATCH,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -49,7 +49,7 @@ def list_jobs(
 def show_job(
     number: int,
     offset: int = typer.Option(0, min=0, help="The number of the first item to show."),
-    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
+    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
     watch: float = WATCH,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -68,9 +68,10 @@ def cancel_job(
 
 
 def to_the_end(name: str, url: str, answer: dict[str, Any], as_json: bool, *, here: bool = False) -> None:
-    """Show the answer of the write `name`; that of a job when the job has ended. Exit code 1 where a part failed.
+    """Show the answer of the write `name`; if it is a job, wait for its end and show the result. Exits with code 1 if a
+    part failed.
 
-    `here`: the server at `url` has the job, whether or not it has queues.
+    `here`: whether the server at `url` has the job, even if it has no queues.
     """
     job = answer["result"].get("job")
     if job is None:
@@ -78,7 +79,7 @@ def to_the_end(name: str, url: str, answer: dict[str, Any], as_json: bool, *, he
         if any((item.get("status") or 0) >= 400 for item in answer["result"].get("items") or ()):
             raise typer.Exit(1)
         return
-    numbers = answer["result"].get("jobs") or [job]  # one of each worker
+    numbers = answer["result"].get("jobs") or [job]  # one job for each worker
     ended = [followed(url, number, as_json, here=here) for number in numbers]
     show(ended[0] if len(ended) == 1 else {"jobs": ended}, as_json)
     if any(each["state"] != "done" or each["failed"] for each in ended):
@@ -86,7 +87,7 @@ def to_the_end(name: str, url: str, answer: dict[str, Any], as_json: bool, *, he
 
 
 def followed(url: str, number: int, as_json: bool, *, here: bool = False) -> dict[str, Any]:
-    """Wait for the end of a job, and show its progress."""
+    """Wait for the end of a job, show its progress, and return the job."""
     with Progress(console=console(stderr=True), disable=as_json) as progress:
         bar = progress.add_task(f"job {number}", total=1.0)
         while (job := call(url, "GET", "jobs", str(number), here=here))["state"] == "running":

@@ -1,4 +1,4 @@
-"""`notify limits`: the rates of topics and groups, shown and changed while servers run."""
+"""`notify limits`: shows and changes the rates of topics and groups while servers run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def set_limits(
     """Change limits; `NAME=` removes one, and others stay."""
     if not (topic or producer_group or consumer_group):
         raise typer.BadParameter("say what to change: --topic, --producer-group or --consumer-group")
-    known: dict[str, dict[str, Any]] = call(url, "GET", "limits")
+    limits: dict[str, dict[str, Any]] = call(url, "GET", "limits")
     for kind, changes in (
         ("topics", topic),
         ("producer_groups", producer_group),
@@ -46,10 +46,10 @@ def set_limits(
             if not equals:
                 raise typer.BadParameter(f"{change!r} is not NAME=RATE")
             if rate:
-                known[kind][name] = _rate(rate)
+                limits[kind][name] = _rate(rate)
             else:
-                known[kind].pop(name, None)
-    show_write("limits.put", call(url, "PUT", "limits", body=write(reason, dry_run, **known)), as_json)
+                limits[kind].pop(name, None)
+    show_write("limits.put", call(url, "PUT", "limits", body=write(reason, dry_run, **limits)), as_json)
 
 
 def _rate(text: str) -> float:

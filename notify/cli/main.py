@@ -22,11 +22,11 @@ from notify.extras import remedy
 from notify.log_output import STDERR
 
 _OUTPUT_LOST = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})
-"""Errors of stdout: nobody reads it any more, or the disk of its file is full. Nobody has seen the answer then."""
+"""The errors of writing to stdout: its reader is gone, or the disk of its file is full. The answer was not seen then."""
 
 
 class Commands(typer.core.TyperGroup):
-    """All commands. One that was asked for JSON has its error printed as JSON, on stdout, too."""
+    """All commands. With `--json`, a command's error is also printed as JSON, on stdout."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -44,7 +44,11 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as raised:
-            error = raised if isinstance(raised, NotifyError) else of_database.told(raised) or of_files.told(raised)
+            error = (
+                raised
+                if isinstance(raised, NotifyError)
+                else of_database.error_for(raised) or of_files.error_for(raised)
+            )
             if error is None:
                 raise
             if not ctx.meta.get(ERRORS_AS_JSON):
@@ -79,10 +83,10 @@ def root(
 
 
 def _log_to_stderr() -> None:
-    """Commands that open a log run the server's code; what it logs is not part of their result."""
+    """Let the server's code log to stderr: commands that open a log run it, and its log is not part of their output."""
     try:
         import structlog
-    except ImportError:  # the extra cli alone: there is no server's code to run
+    except ImportError:  # without the extra server there is no server code to run
         return
     if not structlog.is_configured():
         structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(cast(TextIO, STDERR)))
@@ -141,13 +145,13 @@ def register() -> None:
 def command() -> Any:
     """`app` with all commands, ready to be called; a fork server makes it once for all its children."""
     register()
-    made = typer.main.get_command(app)
-    hide_long_variables(made)
-    return made
+    root_command = typer.main.get_command(app)
+    hide_long_variables(root_command)
+    return root_command
 
 
 def hide_long_variables(command: Any) -> None:
-    """--help shows the variables that have a name of their own; one for each flag, by a rule, made it twice as long."""
+    """Let --help show only variables with explicit names; those that follow the rule would make it twice as long."""
     for parameter in command.params:
         if getattr(parameter, "envvar", None) is None:
             parameter.show_envvar = False
@@ -162,11 +166,11 @@ def main() -> None:
     transactions`. Flags that several commands share, and settings, have shorter names, which --help shows.
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed by whoever runs this: what is printed goes nowhere
+        if getattr(sys, name) is None:  # the caller has closed the stream: discard the output
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it is used until the end
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # in a locale that lacks a character, its number is shown
-            with suppress(OSError):  # what was a file when the stream was made may be a pipe now
+        if isinstance(stream, io.TextIOWrapper):  # print a character that the locale lacks as its number
+            with suppress(OSError):  # a stream that was made for a file may be a pipe now
                 stream.reconfigure(errors="backslashreplace")
     try:
         command()(auto_envvar_prefix="NOTIFY")
@@ -180,7 +184,7 @@ def main() -> None:
 
 
 def _fail(why: str) -> NoReturn:
-    with suppress(OSError):  # nobody may be reading any more
+    with suppress(OSError):  # the reader of stderr may be gone
         say(f"notify: {why}", err=True)
     sys.exit(2)
 

@@ -1,4 +1,4 @@
-"""`notify message`: one message, or those of a key or a topic."""
+"""`notify message`: shows, finds and sends messages."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def show_message(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
 def send_message(
     topic: str,
     body: str = typer.Argument(..., help="The body: text."),
-    key: str | None = typer.Option(None, help="Its key: messages of a key keep their order."),
-    tag: str | None = typer.Option(None, help="Its tag."),
+    key: str | None = typer.Option(None, help="The key: messages of a key keep their order."),
+    tag: str | None = typer.Option(None, help="The tag."),
     header: list[str] = typer.Option([], help="NAME=VALUE (repeatable)."),
-    delay: float | None = typer.Option(None, min=0, help="Seconds until it is delivered."),
+    delay: float | None = typer.Option(None, min=0, help="Seconds until the message is delivered."),
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Send a message without a transaction: to try a consumer, say."""
+    """Send a message without a transaction, for example to try a consumer."""
     headers = pairs(header)
     with TransactionProducer(url, group="notify-cli") as producer:
-        sent = producer.publish(Message(topic, body, key=key, tag=tag, headers=headers, delay=delay))
-    show({"id": sent, "topic": topic}, as_json)
+        message_id = producer.publish(Message(topic, body, key=key, tag=tag, headers=headers, delay=delay))
+    show({"id": message_id, "topic": topic}, as_json)
 
 
 @group.command("find")
@@ -68,12 +68,12 @@ def find_messages(
     topic: str | None = typer.Option(None, help="Messages of this topic."),
     since: str | None = typer.Option(None, "--from", help="Committed at or after this instant (RFC 3339)."),
     until: str | None = typer.Option(None, "--to", help="Committed before this instant."),
-    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
+    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
     wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """Find messages by key, or by topic and time."""
-    given = {"key": key, "topic": topic, "from": since, "to": until, "max": str(max)}
-    query = "?" + urlencode({name: value for name, value in given.items() if value is not None})
+    conditions = {"key": key, "topic": topic, "from": since, "to": until, "max": str(max)}
+    query = "?" + urlencode({name: value for name, value in conditions.items() if value is not None})
     show_rows(call(url, "GET", "messages", query=query), as_json, "messages", COLUMNS, wide)

@@ -1,4 +1,4 @@
-"""Errors of a database that a command meets, as a sentence that says what to do; not those that are a fault of ours."""
+"""Translates a database's errors in a command into a sentence that says what to do, except for faults of Notify."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MAY_NOT_STATE = "42501"
 _NO_SQLITE = "file is not a database"
 
 
-def told(error: BaseException) -> NotifyError | None:
-    """The error to show for one of SQLAlchemy's; None for any other, and where SQLAlchemy is not installed."""
+def error_for(error: BaseException) -> NotifyError | None:
+    """The error to show for an error of SQLAlchemy; None for any other error, and if SQLAlchemy is not installed."""
     alchemy: Any = sys.modules.get("sqlalchemy.exc")
     if alchemy is None or not isinstance(error, alchemy.DBAPIError):
         return None
@@ -21,8 +21,8 @@ def told(error: BaseException) -> NotifyError | None:
     state, number = getattr(error.orig, "sqlstate", None), (getattr(error.orig, "args", ()) or (None,))[0]
     if state == _NO_TABLE_STATE or number == _NO_TABLE_CODE or "no such table" in reason:
         return InvalidRequest(
-            f"the database lacks a table ({reason}): make a server's with `notify storage upgrade --storage …`, and a "
-            "service's with `notify doctor --dsn … --create-tables`, or name the right database"
+            f"the database lacks a table ({reason}): create a server's tables with `notify storage upgrade --storage "
+            "…`, and a service's with `notify doctor --dsn … --create-tables`, or name the right database"
         )
     if reason == _NO_SQLITE:
         return InvalidRequest("the file that the URL names is no database of SQLite: name another one")

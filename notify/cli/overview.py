@@ -1,4 +1,4 @@
-"""`notify top`, `overview`, `node`, `action`: figures of the whole, members, and who did what."""
+"""`notify top`, `overview`, `node`, `action`: the system's figures and alarms, its members, and who did what."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
     @actions.command("list")
     def list_actions(
-        max: int = typer.Option(20, min=1, max=10_000, help="Show at most so many."),
+        max: int = typer.Option(20, min=1, max=10_000, help="The most to show."),
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
@@ -57,11 +57,11 @@ def overview(url: str = URL, as_json: bool = AS_JSON) -> None:
 
 def top(
     interval: float = typer.Option(1.0, min=0.2, max=60, help="Seconds between two updates."),
-    rounds: int = typer.Option(0, min=0, help="Stop after so many updates; 0: at Ctrl-C."),
+    rounds: int = typer.Option(0, min=0, help="Stop after this number of updates; 0: at Ctrl-C."),
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show the overview continuously; with --json one line for each update."""
+    """Show the overview continuously; with --json, print one line for each update."""
     done = 0
     if as_json:
         while not rounds or done < rounds:
@@ -85,29 +85,29 @@ def heard(figures: dict[str, Any]) -> list[dict[str, Any]]:
     return [alarm for alarm in figures["alarms"] if not alarm.get("silence")]
 
 
-def screen_of(o: dict[str, Any]) -> Group:
-    rates, doubt, queues = o["rates"], o["in_doubt"], o["queues"]
+def screen_of(figures: dict[str, Any]) -> Group:
+    rates, doubt, queues = figures["rates"], figures["in_doubt"], figures["queues"]
     facts = Rows(show_header=False, box=None, pad_edge=False)
     facts.add_row("halves", f"{rates['halves']:,.0f}/s", "committed", f"{rates['committed']:,.0f}/s")
     oldest = "-" if doubt["oldest_seconds"] is None else f"oldest {doubt['oldest_seconds']:.0f} s"
-    facts.add_row("in doubt", f"{doubt['count']:,} {oldest}", "parked", f"{o['parked']['count']:,}")
-    if o.get("queues_away"):
-        facts.add_row("groups", f"not shown: {o['queues_away']}")
-    if queues is not None and queues.get("leased", 0) is not None:  # over Kafka consumers tell their rates to nobody
+    facts.add_row("in doubt", f"{doubt['count']:,} {oldest}", "parked", f"{figures['parked']['count']:,}")
+    if figures.get("queues_away"):
+        facts.add_row("groups", f"not shown: {figures['queues_away']}")
+    if queues is not None and queues.get("leased", 0) is not None:  # over Kafka, consumers do not report their rates
         facts.add_row("delivered", f"{rates['delivered']:,.0f}/s", "acknowledged", f"{rates['acked']:,.0f}/s")
     if queues is not None:
         undelivered = queues["oldest_undelivered_seconds"]
         age = "" if undelivered is None else f" oldest {undelivered:.0f} s"
         facts.add_row("lag", f"{queues['lag']:,}{age}", "dead letters", f"{queues['dead_letters']:,}")
         facts.add_row("topics", f"{queues['topics']:,}", "groups", f"{queues['groups']:,}")
-    if o.get("shipping"):
-        facts.add_row("shipping", _shipping(o["shipping"]), "to", o["shipping"]["to"])
-    facts.add_row("disk", f"{o['disk']['used_share']:.0%} full", "version", o["version"])
-    alarms = [cell(f"{a['text']} (since {a['since'][:19]})", "bold red") for a in heard(o)]
-    if silent := len(o["alarms"]) - len(alarms):
+    if figures.get("shipping"):
+        facts.add_row("shipping", _shipping(figures["shipping"]), "to", figures["shipping"]["to"])
+    facts.add_row("disk", f"{figures['disk']['used_share']:.0%} full", "version", figures["version"])
+    alarms = [cell(f"{a['text']} (since {a['since'][:19]})", "bold red") for a in heard(figures)]
+    if silent := len(figures["alarms"]) - len(alarms):
         alarms.append(cell(f"{silent} silenced: notify alarm list"))
     parts: list[Any] = [
-        cell(f"Notify {o['at'][:19]}", "bold"),
+        cell(f"Notify {figures['at'][:19]}", "bold"),
         *(alarms or [cell("no alarms", "green")]),
         facts,
     ]

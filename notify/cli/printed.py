@@ -1,7 +1,7 @@
 """The only module that prints. It makes text from servers, databases and messages safe for rich and for terminals.
 
-A key may be `[/red]`, which rich takes for markup, or hold escape sequences, which move a terminal's cursor or set its
-title. All text passes `visible`; tests/unit/test_printed.py checks that no command prints by itself.
+A key may be `[/red]`, which rich takes for markup, or contain escape sequences, which move a terminal's cursor or set
+its title. All text passes `visible`; tests/unit/test_printed.py checks that no command prints in another way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.text import Text
 from notify.visible import visible
 
 GAP = 2
-"""Blanks between columns."""
+"""The number of blanks between columns."""
 ERRORS_AS_JSON = "notify.errors_as_json"
 """The key in a command's context under which `--json` is noted."""
 
@@ -35,16 +35,16 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def forget_output() -> None:
-    """Let stdout go nowhere: what is left in its buffer would fail once more at the end, with another exit code."""
+    """Redirect stdout to /dev/null: otherwise the flush at the process's end would fail too, with another exit code."""
     with suppress(OSError, ValueError):
         stdout = sys.stdout.fileno()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stdout)
-        os.close(nowhere)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, stdout)
+        os.close(devnull)
 
 
 def say_paragraph(text: str, indent: int = 0) -> None:
-    """Print a sentence, on as many lines as a terminal needs for it."""
+    """Print a sentence, wrapped to the terminal's width."""
     _wrapped(visible(text), indent, indent)
 
 
@@ -54,7 +54,7 @@ def say_json(value: Any) -> None:
 
 
 class _Console(Console):
-    """Its own way of ending where nobody reads is exit code 1, which stands for bad news."""
+    """Run the command without typer's own exit code 1 for a closed pipe, because 1 means bad news."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
@@ -66,7 +66,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def cell(value: Any, style: str = "") -> Text:
-    """A value as a table cell: the items of a list on lines of their own, a dict as its fields."""
+    """A value as a table cell: the items of a list on separate lines, a dict as its fields."""
     return Text(_text(value), style=style)
 
 
@@ -84,13 +84,13 @@ def is_terminal() -> bool:
 
 
 def say_fields(values: Iterable[Any]) -> None:
-    """Print a row for another program: fields with tabs between them, on one line, nothing cut off."""
+    """Print a row for another program: all fields in full, on one line, with tabs between them."""
     typer.echo("\t".join(visible(_text(value).replace("\n", "; ")) for value in values))
 
 
 def say_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], indent: int = 0) -> None:
-    """Print a list: the first columns beside each other, as many as the terminal is wide enough for, and what the other
-    ones say on a line of its own below. No column is cut."""
+    """Print a list: as many columns beside each other as the terminal has room for, and the others on a further line
+    below. No column is cut."""
     cells = [[_text(value).replace("\n", ", ") for value in row] for row in rows]
     names = [visible(heading) for heading in headings]
     widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
@@ -107,14 +107,14 @@ def say_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], indent: in
 
 
 def say_record(values: Mapping[str, Any], indent: int = 0) -> None:
-    """Print what has fields: those of one value, then those with several as parts of their own."""
+    """Print a record: first the fields with one value, then each field with several values as a separate part."""
     parts = {name: value for name, value in values.items() if value and _has_fields(value)}
     names = {name: visible(name.replace("_", " ")) for name in values}
     width = max([cell_len(names[name]) for name in values if name not in parts], default=0)
     for name, value in values.items():
         if name not in parts:
-            shown = "none" if value in ([], {}) else _text(value).replace("\n", ", ") or "-"
-            _wrapped(f"{set_cell_size(names[name], width)}  {shown}", indent, indent + width + GAP)
+            value_text = "none" if value in ([], {}) else _text(value).replace("\n", ", ") or "-"
+            _wrapped(f"{set_cell_size(names[name], width)}  {value_text}", indent, indent + width + GAP)
     for name, value in parts.items():
         _line([f"{names[name]}:"], indent, style="bold")
         if isinstance(value, dict):
@@ -130,7 +130,7 @@ def _has_fields(value: Any) -> bool:
 
 
 def _width() -> int:
-    """The terminal's columns; for other programs a line has no end."""
+    """The terminal's columns; for other programs a line is as long as it needs to be."""
     return console().width if is_terminal() else 1_000_000
 
 
@@ -140,7 +140,7 @@ def _line(texts: Sequence[str], indent: int, style: str = "") -> None:
 
 
 def _wrapped(text: str, indent: int, below: int) -> None:
-    """Print a text, its first line indented by `indent` and the others by `below`."""
+    """Print a text, with its first line indented by `indent` and the others by `below`."""
     width = max(_width(), below + 20)
     for line in textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * below) or [text]:
         _line([line], 0)

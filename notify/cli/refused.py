@@ -1,4 +1,4 @@
-"""`notify refused`: transactions that no target takes, on the list beside their outbox (notify/refused.py)."""
+"""`notify refused`: the list of transactions that their target refuses (notify/refused.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.outbox import present
 
-group = typer.Typer(help="Outbox transactions that the target never takes as they are.", no_args_is_help=True)
+group = typer.Typer(help="Outbox transactions that the target will never take unchanged.", no_args_is_help=True)
 
 DSN = typer.Option(
     ...,
@@ -31,7 +31,7 @@ DSN = typer.Option(
     "were due. [env: NOTIFY_DSN]",
 )
 IDS = typer.Option([], "--id", help="Only these transactions (repeatable).")
-ALL = typer.Option(False, "--all", help="All that wait for a decision.")
+ALL = typer.Option(False, "--all", help="All transactions that wait for a decision.")
 
 
 def register(app: typer.Typer) -> None:
@@ -42,13 +42,13 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_refused(
     dsn: str = DSN,
-    state: str | None = typer.Option(None, help="Only those in this state: WAITING, RETRY (Kafka: SENT) or DROPPED."),
-    after: str = typer.Option("", help="Only those with ids above this one."),
-    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
+    state: str | None = typer.Option(None, help="Only this state: WAITING, RETRY (Kafka: SENT) or DROPPED."),
+    after: str = typer.Option("", help="Only transactions with ids above this one."),
+    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
     wide: bool = WIDE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List them with the target's reasons. Exit code 1 if any waits for a decision."""
+    """List refused transactions with the target's reasons. Exit code 1 if any waits for a decision."""
     if dsn.startswith(SCHEME):
         waiting, rows = undelivered.listed(dsn, state, after, max)
         columns = fields("offset", "topic", "state", "code", "detail")
@@ -60,9 +60,9 @@ def list_refused(
         with engine.connect() as connection:
             waiting = refused.count(connection)
             rows = refused.listed(connection, state=state, after=after, limit=max)
-    shown = [row | {"refused_at": row["refused_at"].replace(tzinfo=UTC).isoformat()} for row in rows]
+    dated_rows = [row | {"refused_at": row["refused_at"].replace(tzinfo=UTC).isoformat()} for row in rows]
     columns = fields("transaction_id", "topic", "state", "code", "detail")
-    show_rows({"waiting": waiting, "refused": shown}, as_json, "refused", columns, wide)
+    show_rows({"waiting": waiting, "refused": dated_rows}, as_json, "refused", columns, wide)
     raise typer.Exit(1 if waiting else 0)
 
 
@@ -75,7 +75,7 @@ def retry_refused(
     dry_run: bool = DRY_RUN,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Have the relay or bridge send them again. They come behind later ones of their keys."""
+    """Let the relay or bridge send transactions again. They come after later messages of their keys."""
     _decide(dsn, id, all, reason, dry_run, as_json, refused.retry)
 
 
@@ -88,53 +88,55 @@ def drop_refused(
     dry_run: bool = DRY_RUN,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Give them up: they are never sent, and their rows may be purged. The list keeps the reason."""
+    """Drop transactions: they are never sent, and their rows may be purged. The list keeps the reason."""
     _decide(dsn, id, all, reason, dry_run, as_json, refused.drop)
 
 
 def _decide(
     dsn: str,
-    names: Sequence[str],
+    ids: Sequence[str],
     all: bool,
     reason: str,
     dry_run: bool,
     as_json: bool,
     decide: Callable[[Connection, Sequence[str], str], list[str]],
 ) -> None:
-    if bool(names) == all:
+    if bool(ids) == all:
         raise InvalidRequest("name transactions with --id, or choose --all that wait")
     if dsn.startswith(SCHEME):
-        told = undelivered.decide(dsn, names, signed(reason), send=decide is refused.retry, dry_run=dry_run)
-        show(told, as_json)
-        raise typer.Exit(1 if told["not_on_the_list"] or any(m["status"] != 200 for m in told["messages"]) else 0)
+        answer = undelivered.decide(dsn, ids, signed(reason), send=decide is refused.retry, dry_run=dry_run)
+        show(answer, as_json)
+        has_failed = any(message["status"] != 200 for message in answer["messages"])
+        raise typer.Exit(1 if answer["not_on_the_list"] or has_failed else 0)
     done: list[str] = []
     with _database(dsn) as engine:
-        chosen = list(names) or _waiting(engine)
-        for at in range(0, len(chosen), refused.MOST_AT_ONCE):
+        chosen = list(ids) or _waiting(engine)
+        for begin in range(0, len(chosen), refused.MOST_AT_ONCE):
             with engine.connect() as connection:
-                done += decide(connection, chosen[at : at + refused.MOST_AT_ONCE], signed(reason))
+                done += decide(connection, chosen[begin : begin + refused.MOST_AT_ONCE], signed(reason))
                 if not dry_run:
                     connection.commit()
-    missing = sorted(set(names) - set(done))
+    missing = sorted(set(ids) - set(done))
     result: dict[str, Any] = {"dry_run": dry_run, "transactions": done, "not_on_the_list": missing}
     show(result, as_json)
     raise typer.Exit(1 if missing else 0)
 
 
 def _waiting(engine: sa.Engine) -> list[str]:
-    """The ids of all that wait for a decision."""
-    names: list[str] = []
+    """The ids of all transactions that wait for a decision."""
+    ids: list[str] = []
     with engine.connect() as connection:
         while rows := refused.listed(
-            connection, state=refused.WAITING, after=names[-1] if names else "", limit=refused.MOST_AT_ONCE
+            connection, state=refused.WAITING, after=ids[-1] if ids else "", limit=refused.MOST_AT_ONCE
         ):
-            names += [row["transaction_id"] for row in rows]
-    return names
+            ids += [row["transaction_id"] for row in rows]
+    return ids
 
 
 @contextlib.contextmanager
 def _database(dsn: str) -> Iterator[sa.Engine]:
-    """A database that has the list. Raises InvalidRequest where it has none, and where it has no outbox either."""
+    """An engine whose database has the list. Raises InvalidRequest if the list is missing and cannot be created, or if
+    the database has no outbox either."""
     with opened(dsn) as engine:
         if not present(engine) and not sa.inspect(engine).has_table(notify_refused.name):
             raise InvalidRequest(
@@ -142,7 +144,7 @@ def _database(dsn: str) -> Iterator[sa.Engine]:
             )
         if not refused.ensure(engine):
             raise InvalidRequest(
-                "the database has no table notify_refused, and this user may not make it: "
+                "the database has no table notify_refused, and this user may not create it: "
                 "run `notify doctor --dsn … --create-tables` with a user that may"
             )
         yield engine

@@ -1,4 +1,4 @@
-"""`notify restore` makes a server's data directory: of a backup, or of what a server shipped to a store."""
+"""`notify restore` makes a server's data directory from a backup, or from the store that a server ships to."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ def register(app: typer.Typer) -> None:
 def restore(
     directory: Path | None = typer.Argument(None, help="A directory that `notify backup` made."),
     data_dir: Path = typer.Option(..., "--data-dir", envvar="NOTIFY_DATA_DIR", help="The data directory to make."),
-    store: str = typer.Option("", "--from", help="A store's URL in place of a directory: where its server ships to."),
+    store: str = typer.Option(
+        "", "--from", help="Instead of a directory, the URL of the store that a server ships to."
+    ),
     until: int | None = typer.Option(
-        None, help="Of a store: give up what lies behind this position of the log, since the store has lost some of it."
+        None, help="With --from: give up everything after this position of the log, because the store has lost some."
     ),
     as_json: bool = AS_JSON,
 ) -> None:
     """Make a server's data directory from a backup or a store, and verify every checksum.
 
-    From a store the log goes on as a new generation: the server that shipped there before stops shipping. Repeat an
-    interrupted restore: it goes on with the files that it has.
+    From a store, the log continues as a new generation: the server that shipped there before stops shipping. If a
+    restore was interrupted, repeat it: it continues with the files that it has.
     """
     if (directory is None) == (not store):
         raise InvalidRequest("name a backup's directory, or a store with --from")
     if directory is not None:
         if until is not None:
-            raise InvalidRequest("--until is for a store: a backup is whole, or no backup")
+            raise InvalidRequest("--until is only for a store: a backup is always complete")
         facts = _of_backup(directory, data_dir)
     else:
         facts = _of_store(store, data_dir, until, as_json)
@@ -51,16 +53,16 @@ def restore(
 
 def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
     try:
-        made = json.loads((directory / "backup.json").read_text())
-        expected = {file["name"]: int(file["size"]) for file in made["files"]}
+        manifest = json.loads((directory / "backup.json").read_text())
+        expected = {file["name"]: int(file["size"]) for file in manifest["files"]}
     except (OSError, ValueError, KeyError, TypeError):
-        raise InvalidRequest(f"{directory} is no backup: backup.json is missing or cannot be read") from None
+        raise InvalidRequest(f"{directory} is not a backup: backup.json is missing or cannot be read") from None
     for name, size in expected.items():
         source = place(directory, name)
         if not source.is_file() or source.stat().st_size != size:
             raise InvalidRequest(f"{source} is missing, or its size has changed since the backup: take another backup")
     refuse_divided(data_dir, "restore --data-dir")
-    _refuse_another_workers(data_dir, made.get("shard"))
+    _refuse_another_workers(data_dir, manifest.get("shard"))
     partial = begun(data_dir)
     for name in expected:
         target = place(partial, name)
@@ -74,23 +76,23 @@ def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
         raise InvalidRequest(f"the backup cannot be opened: {error}") from None
     take_place(partial, data_dir)
     _place_shared(data_dir)
-    return {"made": made["name"], **facts}
+    return {"made": manifest["name"], **facts}
 
 
 def _refuse_another_workers(data_dir: Path, shard: object) -> None:
-    """Raises InvalidRequest for one worker's backup and another one's directory: their keys are not the same.
+    """Raises InvalidRequest if the backup of one worker would go to the directory of another, which has other keys.
 
-    `shard`: as the backup names it; None in one that an earlier version made.
+    `shard`: the shard in the backup; None in a backup of an earlier version.
     """
     name = data_dir.absolute().name
     if isinstance(shard, str) and name != shard and {name, shard} <= set(worker_names(MOST)):
         raise InvalidRequest(
-            f"the backup is of {shard}, whose keys are others: restore it to {data_dir.parent / shard}"
+            f"the backup is from {shard}, which has other keys: restore it to {data_dir.parent / shard}"
         )
 
 
 def _place_shared(data_dir: Path) -> None:
-    """Put what a worker's backup has for all workers beside the worker's directory, unless it is there already."""
+    """Move the files that all workers share from a worker's backup beside its directory, unless they exist there."""
     shared = data_dir / SHARED
     if not shared.is_dir():
         return
@@ -116,7 +118,7 @@ def _of_store(url: str, data_dir: Path, until: int | None, quiet: bool) -> dict[
     total = restoring.prepare()
     free = shutil.disk_usage(partial).free
     if total > free:
-        raise InvalidRequest(f"{data_dir} has room for {free:,} bytes, and {total:,} are to be fetched: make room")
+        raise InvalidRequest(f"{data_dir} has room for {free:,} bytes, but the restore needs {total:,}: make room")
     with Progress(console=console(stderr=True), disable=quiet, transient=True) as progress:
         task = progress.add_task("fetching", total=total)
         restoring.fetch(lambda size: progress.advance(task, size))

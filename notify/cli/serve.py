@@ -83,7 +83,7 @@ def register(app: typer.Typer) -> None:
 
 
 def greeting(settings: Settings, address: str, topics: int) -> str:
-    """The lines for a person who starts a server, once it is ready; a service's log has the line `listening`."""
+    """The lines for a user who starts a server in a terminal, once it is ready; a log gets the line `listening`."""
     from notify.server.configuration import first_token
 
     directory = Path(settings.data_dir).resolve()
@@ -103,5 +103,5 @@ def greeting(settings: Settings, address: str, topics: int) -> str:
     if not settings.storage and not settings.kafka:
         lines |= {"try it": "notify message send greetings hello", "": "notify topic tail greetings"}
     lines |= {"stop": "Ctrl-C: what was answered stays"}
-    told = [f"  {name:<9} {text}" for name, text in lines.items()]
-    return "\n".join([f"Notify {__version__} is ready at {address}", *told])
+    texts = [f"  {name:<9} {text}" for name, text in lines.items()]
+    return "\n".join([f"Notify {__version__} is ready at {address}", *texts])

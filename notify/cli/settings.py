@@ -1,4 +1,4 @@
-"""`notify settings`: shown, changed and rolled back while servers run."""
+"""`notify settings`: shows, changes and rolls back settings while servers run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_settings(url: str = URL, as_json: bool = AS_JSON) -> None:
-    """List settings: value, where it is from, and whether it may change while servers run."""
+    """List settings: value, origin, and whether it may change while servers run."""
     columns = fields("name", "value", "from", "live", "low", "high")
     show_rows(call(url, "GET", "settings"), as_json, "settings", columns)
 
@@ -44,11 +44,11 @@ def set_settings(
 
 @group.command()
 def history(
-    max: int = typer.Option(20, min=1, max=10_000, help="Show at most so many."),
+    max: int = typer.Option(20, min=1, max=10_000, help="The most to show."),
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List revisions: what was changed, by whom, when and why."""
+    """List revisions: the changes, by whom, when and why."""
     answer = call(url, "GET", "settings", "revisions", query=f"?max={max}")
     show_rows(answer, as_json, "revisions", fields("number", "at", "who", "reason", "values"))
 

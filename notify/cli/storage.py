@@ -29,7 +29,7 @@ def upgrade(
     shard: str = typer.Option("main", envvar="NOTIFY_SHARD", help="The name of this database among several."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Make the tables, or upgrade them to this version. May be repeated, and run while servers run."""
+    """Create the tables, or upgrade them to this version. May be repeated, and run while servers run."""
     from notify.storage.sql import schema
     from notify.storage.sql.engines import opened
 
@@ -46,14 +46,14 @@ def change_key_map(
         None, help="The shards of a new version of the map: names in order, separated by commas."
     ),
     take_back: bool = typer.Option(
-        False, "--take-back", help="Give up the change that is under way: the version before it holds again."
+        False, "--take-back", help="Give up the current change: the previous version is valid again."
     ),
     wait: float = typer.Option(60.0, min=0, help="How many seconds to follow a change."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Show the map of keys to shards, or change it while servers run and follow the change to its end.
 
-    Meanwhile keys that move are refused (producers try again): for some seconds, or while bridges or relays are behind.
+    Meanwhile, keys that move are refused (producers retry): for some seconds, or while bridges or relays are behind.
     """
     from notify.storage.sql import key_map
     from notify.storage.sql.engines import opened
@@ -67,18 +67,18 @@ def change_key_map(
             elif shards is not None:
                 key_map.change(connection, [name.strip() for name in shards.split(",") if name.strip()])
             current = key_map.newest(connection)
-        said = ""
+        last_reason = ""
         until = time.monotonic() + wait
         while current.previous and time.monotonic() < until:
-            if current.waits_for != said:
-                said = current.waits_for
-                say(f"version {current.version} waits for {said}", err=True)
+            if current.waits_for != last_reason:
+                last_reason = current.waits_for
+                say(f"version {current.version} waits for {last_reason}", err=True)
             time.sleep(FOLLOW_SECONDS)
             with engine.connect() as connection:
                 current = key_map.newest(connection)
-    shown = {"version": current.version, "shards": list(current.shards), "waits_for": current.waits_for}
+    answer = {"version": current.version, "shards": list(current.shards), "waits_for": current.waits_for}
     if as_json:
-        say_json(shown)
+        say_json(answer)
     else:
         state = f" (waits for {current.waits_for})" if current.previous else ""
         say(f"version {current.version}: {', '.join(current.shards) or 'the shards by name'}{state}")

@@ -1,4 +1,4 @@
-"""`notify topic tail`: the newest messages of a topic, and those that come; nothing is consumed."""
+"""`notify topic tail`: shows the newest messages of a topic, and further ones as they come, without consuming them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notify.client import AsyncReader, ReceivedMessage
 from notify.errors import NotFound
 
 LOOK_SECONDS = 0.5
-"""Between two looks for new messages: one request, however many queues the topic has."""
+"""The pause between two looks for new messages; a look is one request, however many queues the topic has."""
 BODY_CHARACTERS = 200
 
 
@@ -27,12 +27,12 @@ def register(group: typer.Typer) -> None:
 
 def tail(
     name: str,
-    last: int = typer.Option(10, min=0, max=10_000, help="Begin with so many messages that are there already."),
-    follow: bool = typer.Option(False, "--follow", "-f", help="Go on with messages that come, until Ctrl-C."),
-    json_lines: bool = typer.Option(False, "--json", help="Print each message as a JSON object on a line of its own."),
+    last: int = typer.Option(10, min=0, max=10_000, help="Begin with this many existing messages."),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Continue with new messages, until Ctrl-C."),
+    json_lines: bool = typer.Option(False, "--json", help="Print each message as a JSON object on a separate line."),
     url: str = URL,
 ) -> None:
-    """Show the newest messages of a topic in the order of their commits; no group notices it."""
+    """Show the newest messages of a topic in the order of their commits, without affecting any group."""
 
     async def run() -> None:
         count = 0
@@ -48,36 +48,36 @@ def tail(
 
 
 Place = tuple[str | None, int]
-"""One of several logs, None where there is one, and a queue."""
+"""The shard (None if there is only one log) and the queue."""
 
 
 async def _messages(reader: AsyncReader, topic: str, last: int, follow: bool) -> AsyncIterator[ReceivedMessage]:
-    """The `last` messages of all queues together, then with `follow` those that come, without an end."""
+    """The `last` messages of all queues together; with `follow`, then all new messages, without an end."""
     newest: list[ReceivedMessage] = []
-    at: dict[Place, int] = {}
+    offsets: dict[Place, int] = {}
     for (shard, queue), (start, end) in (await _bounds(reader, topic)).items():
-        at[shard, queue] = end
+        offsets[shard, queue] = end
         async for message in reader.read(topic, queue, offset=max(start, end - last), shard=shard):
-            if message.offset >= end:  # it came since: its turn is below
+            if message.offset >= end:  # a new message, which the loop below yields
                 break
             newest.append(message)
-    newest.sort(key=lambda m: m.committed_at)
+    newest.sort(key=lambda message: message.committed_at)
     for message in newest[len(newest) - min(last, len(newest)) :]:
         yield message
     while follow:
         for place, (start, end) in (await _bounds(reader, topic)).items():
             shard, queue = place
-            begin = max(at.get(place, start), start)
-            at[place] = max(begin, end)
+            begin = max(offsets.get(place, start), start)
+            offsets[place] = max(begin, end)
             if end > begin:
                 async for message in reader.read(topic, queue, offset=begin, shard=shard):
-                    at[place] = max(at[place], message.offset + 1)
+                    offsets[place] = max(offsets[place], message.offset + 1)
                     yield message
         await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _bounds(reader: AsyncReader, topic: str) -> dict[Place, tuple[int, int]]:
-    """The first and the next offset of each queue. Raises NotFound where no log has the topic."""
+    """The first and the next offset of each queue. Raises NotFound if no log has the topic."""
     bounds: dict[Place, tuple[int, int]] = {}
     unknown: NotFound | None = None
     for shard in await reader.shards() or (None,):
@@ -96,16 +96,16 @@ def _say(message: ReceivedMessage, json_lines: bool) -> None:
         return
     place = f"{message.topic}/{message.queue}@{message.offset}"
     body = message.body.decode(errors="replace")
-    shown = [place, seconds(message.committed_at), message.key or "-", body]
+    columns = [place, seconds(message.committed_at), message.key or "-", body]
     if is_terminal():
-        say("  ".join([*shown[:-1], body[:BODY_CHARACTERS].replace("\n", " ")]))
+        say("  ".join([*columns[:-1], body[:BODY_CHARACTERS].replace("\n", " ")]))
     else:
-        say_fields(shown)
+        say_fields(columns)
 
 
 def _fields(message: ReceivedMessage) -> dict[str, Any]:
-    """A message as JSON has it: the body as text, or, where it is none, in Base64."""
-    known: dict[str, Any] = {
+    """A message's fields for JSON; the body is text, or Base64 if it is not text."""
+    fields: dict[str, Any] = {
         "id": message.id,
         "topic": message.topic,
         "queue": message.queue,
@@ -116,6 +116,6 @@ def _fields(message: ReceivedMessage) -> dict[str, Any]:
         "headers": dict(message.headers),
     }
     try:
-        return known | {"body": message.text}
+        return fields | {"body": message.text}
     except UnicodeDecodeError:
-        return known | {"body_base64": base64.b64encode(message.body).decode()}
+        return fields | {"body_base64": base64.b64encode(message.body).decode()}

@@ -49,9 +49,7 @@ def list_topics(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> N
 def create(
     name: str,
     queues: int | None = typer.Option(None, min=1, max=1024, help="Number of queues; keys are spread over them."),
-    retention: float | None = typer.Option(
-        None, min=0, help="Seconds to keep messages; 0: as the server's setting says."
-    ),
+    retention: float | None = typer.Option(None, min=0, help="Seconds to keep messages; 0: the server's setting."),
     retention_bytes: int | None = typer.Option(None, min=0, help="Bytes of messages to keep; 0: no bound."),
     flush: str | None = typer.Option(
         None, help="Answer once messages are on disk (sync), in the kernel (async) or in memory (memory)."
@@ -66,7 +64,7 @@ def create(
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Make or change a topic; options that are not given keep their value."""
+    """Create or change a topic; options that are not given keep their values."""
     fields = {
         "queues": queues,
         "retention": retention,

@@ -44,8 +44,8 @@ def register(app: typer.Typer) -> None:
 def list_transactions(
     state: str | None = typer.Option(None, help="PREPARED or PARKED."),
     producer_group: str | None = typer.Option(None, help="Only transactions of this producer group."),
-    older_than: float = typer.Option(0, min=0, help="Only transactions older than so many seconds."),
-    max: int = typer.Option(100, min=1, max=10_000, help="Show at most so many."),
+    older_than: float = typer.Option(0, min=0, help="Only transactions older than this, in seconds."),
+    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
     wide: bool = WIDE,
     watch: float = WATCH,
     url: str = URL,
@@ -73,7 +73,7 @@ def show_transaction(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
 
 
 def action(name: str, text: str) -> None:
-    """Add a command that decides, or checks, one transaction, several, or all that match."""
+    """Add a command that decides or checks one transaction, several, or all that match."""
 
     @group.command(name, help=text)
     def act(
@@ -82,22 +82,22 @@ def action(name: str, text: str) -> None:
             False, "--all", help="The oldest 4,096 that match, as a job; waits for its end and shows its progress."
         ),
         state: str | None = typer.Option(None, help="With --all: only PREPARED or PARKED ones."),
-        producer_group: str | None = typer.Option(None, help="With --all: only those of this producer group."),
-        older_than: float | None = typer.Option(None, min=0, help="With --all: only those older, in seconds."),
+        producer_group: str | None = typer.Option(None, help="With --all: only this producer group."),
+        older_than: float | None = typer.Option(None, min=0, help="With --all: only older ones, in seconds."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
         conditions = {"state": state, "producer_group": producer_group, "older_than": older_than}
-        wanted = {field: value for field, value in conditions.items() if value is not None}
-        if bool(ids) == all or (ids and wanted):
+        given_conditions = {field: value for field, value in conditions.items() if value is not None}
+        if bool(ids) == all or (ids and given_conditions):
             raise typer.BadParameter("give ids, or --all with conditions")
         if ids and len(ids) == 1:
             answer = call(url, "POST", "transactions", ids[0], name, body=write(reason, dry_run))
             show_write(f"transaction.{name}", answer, as_json)
             return
-        which: dict[str, Any] = {"all": True, "wanted": wanted} if all else {"ids": ids}
+        which: dict[str, Any] = {"all": True, "wanted": given_conditions} if all else {"ids": ids}
         answer = call(url, "POST", "transactions", name, body=write(reason, dry_run, **which))
         to_the_end(f"transactions.{name}", url, answer, as_json, here=True)
 

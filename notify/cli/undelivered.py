@@ -1,4 +1,4 @@
-"""`notify refused` for a cluster of Kafka: delayed messages that their topics refused when they were due."""
+"""`notify refused` for a Kafka cluster: delayed messages that their topics refused when they were due."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _list(url: str) -> Any:
 
 
 def listed(url: str, state: str | None, after: str, most: int) -> tuple[int, list[dict[str, Any]]]:
-    """How many wait for a decision, and the messages of a state from behind an offset on, at most `most`."""
+    """The number of messages that wait for a decision, and at most `most` messages of a state after an offset."""
     from notify.kafka.undelivered import CODE, STATES, WAITING
 
     if state is not None and state not in STATES:
@@ -34,8 +34,8 @@ def listed(url: str, state: str | None, after: str, most: int) -> tuple[int, lis
     for message in messages.read():
         decision = decided.of(message)
         waiting += decision is None
-        is_in = decision.state if decision is not None else WAITING
-        if len(rows) < most and message.offset > int(after or -1) and state in (None, is_in):
+        message_state = decision.state if decision is not None else WAITING
+        if len(rows) < most and message.offset > int(after or -1) and state in (None, message_state):
             rows.append(
                 {
                     "offset": message.offset,
@@ -43,7 +43,7 @@ def listed(url: str, state: str | None, after: str, most: int) -> tuple[int, lis
                     "topic": message.topic,
                     "code": CODE,
                     "detail": message.detail,
-                    "state": is_in,
+                    "state": message_state,
                     "reason": decision.reason if decision is not None else "",
                     "refused_at": instant(message.refused_us),
                 }
@@ -52,14 +52,14 @@ def listed(url: str, state: str | None, after: str, most: int) -> tuple[int, lis
 
 
 def decide(url: str, ids: Sequence[str], reason: str, *, send: bool, dry_run: bool) -> dict[str, Any]:
-    """Send or drop the messages of these ids, or all that wait; the answer of the command."""
+    """Send or drop the messages with these ids, or all that wait; returns the command's answer."""
     messages = _list(url)
-    asked = set(ids) or None
+    chosen = set(ids) or None
     if dry_run:
         decided = messages.decisions()
-        waiting = (m for m in messages.read() if decided.of(m) is None and (asked is None or m.id in asked))
+        waiting = (m for m in messages.read() if decided.of(m) is None and (chosen is None or m.id in chosen))
         items = [{"id": m.id, "topic": m.topic, "status": 200} for m in itertools.islice(waiting, 10_000)]
     else:
-        items = messages.retry(asked, reason) if send else messages.drop(asked, reason)
-    missing = sorted((asked or set()) - {item["id"] for item in items})
+        items = messages.retry(chosen, reason) if send else messages.drop(chosen, reason)
+    missing = sorted((chosen or set()) - {item["id"] for item in items})
     return {"dry_run": dry_run, "messages": items, "not_on_the_list": missing}

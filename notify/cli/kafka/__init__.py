@@ -1,1 +1,1 @@
-"""`notify doctor --kafka`: looks whether a Kafka cluster keeps what Notify promises with it."""
+"""`notify doctor --kafka`: checks whether a Kafka cluster is configured to keep Notify's guarantees."""

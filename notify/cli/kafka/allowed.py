@@ -1,4 +1,4 @@
-"""Rights: what a role needs (notify/kafka/rights.py), and what the brokers say that this user has of it."""
+"""Checks which of the rights that a role needs (notify/kafka/rights.py) this user has, according to the brokers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def needs_of(role: str, topics: list[str]) -> Needs:
 
 
 def lines(seen: Seen, needs: Needs) -> Iterator[Line]:
-    """A line for each need. Names of topics and groups that do not exist, and transactional ids, are not looked at."""
+    """A line for each need. Topics and groups that do not exist, and transactional ids, are not checked."""
     with closing(Asker(seen.cluster)) as asker:
         for need in needs.needs:
             yield _line(seen, asker, needs.role, need)
@@ -55,8 +55,8 @@ def _line(seen: Seen, asker: Asker, role: str, need: Need) -> Line:
     except (KafkaException, TimeoutError, Unavailable) as error:
         return Line(check, "unknown", f"{need} ({need.why}): the brokers do not say: {error}")
     if lacks:
-        wanted = need._replace(operations=tuple(lacks))
-        return Line(check, "fail", f"grant {user_of(seen.cluster)} {wanted} ({need.why})")
+        missing_need = need._replace(operations=tuple(lacks))
+        return Line(check, "fail", f"grant {user_of(seen.cluster)} {missing_need} ({need.why})")
     return Line(check, "ok", f"{need} ({need.why})")
 
 
@@ -66,7 +66,7 @@ def _names(seen: Seen, need: Need) -> list[str]:
         return [beginning] if beginning else []
     if need.name.endswith("*"):
         return [name for name in seen.topics if name.startswith(beginning)]
-    # A topic that this user may not see looks as if it were missing: it is asked for by its name.
+    # A topic that this user may not see seems to be missing, so it is asked for by its name.
     return [need.name] if need.name in seen.topics or "Create" not in need.operations else []
 
 
@@ -80,15 +80,15 @@ def _lacks(seen: Seen, asker: Asker, need: Need, name: str) -> list[str]:
         raise
     if allowed is None:
         return []
-    known = {operation.replace("_", "").lower() for operation in allowed}
-    return [operation for operation in need.operations if operation.lower() not in known]
+    allowed_names = {operation.replace("_", "").lower() for operation in allowed}
+    return [operation for operation in need.operations if operation.lower() not in allowed_names]
 
 
 def _of_topic(seen: Seen, name: str) -> frozenset[str] | None:
-    """The names of the operations that this user may do with a topic; None where the brokers do not say."""
+    """The names of the operations that this user may do with a topic; None if the brokers do not say."""
     admin = seen.cluster.admin()
-    asked = admin.describe_topics(
+    answers = admin.describe_topics(
         TopicCollection([name]), include_authorized_operations=True, request_timeout=ASK_SECONDS
     )
-    allowed = asked[name].result(ASK_SECONDS + 1).authorized_operations
+    allowed = answers[name].result(ASK_SECONDS + 1).authorized_operations
     return None if allowed is None else frozenset(operation.name for operation in allowed)

@@ -1,4 +1,4 @@
-"""All that is looked at in a Kafka cluster, in the order in which it is told."""
+"""All checks of a Kafka cluster, in the order in which they are printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from notify.kafka.cluster import Cluster
 
 
 def checkup(url: str, role: str) -> list[Line]:
-    """`role`: whose rights are looked at, see allowed.py; "": nobody's. Raises InvalidRequest for what cannot be."""
+    """The lines of all checks. `role`: the role whose rights are checked, see allowed.py; "": no rights are checked.
+    Raises InvalidRequest for an invalid URL or role."""
     cluster = Cluster.of(url)
     if role:
         allowed.needs_of(role, [])

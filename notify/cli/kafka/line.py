@@ -1,4 +1,4 @@
-"""One line of the doctor's: a check, how it went, and what to do."""
+"""A line of `notify doctor --kafka`: a check, its result, and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`warn`: something may be lost or stop later. `fail`: it does now. `unknown`: it could not be looked at."""
+    """The result of a check. `warn`: something may be lost or stop later. `fail`: it is lost or stopped now. `unknown`:
+    the check was not possible."""
 
     check: str
     level: Level
@@ -23,7 +24,7 @@ class Line:
 
 
 def named(names: Collection[str]) -> str:
-    """The first names of many."""
-    shown = sorted(names)[:NAMED]
+    """The first of these names, and the number of the others."""
+    first_names = sorted(names)[:NAMED]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(shown) + more
+    return ", ".join(first_names) + more

@@ -1,4 +1,4 @@
-"""Brokers: whether each answers where clients are sent to, and whether its settings keep Notify's promises."""
+"""Checks whether each broker answers at its advertised address, and whether its settings keep Notify's guarantees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METADATA_BYTES = 4096
 
 
 class Wanted(NamedTuple):
-    """A setting of brokers. `remedy`: what is to be done where it is not good."""
+    """A setting of brokers that is checked. `remedy`: what to do if its value is bad."""
 
     name: str
     is_good: Callable[[str, Seen], bool]
@@ -39,7 +39,7 @@ WANTED = (
     ),
     Wanted(
         "offsets.retention.minutes", lambda v, _: int(v) >= OFFSETS_MINUTES, "warn",
-        "a group whose consumers are all down for longer forgets where it is, and begins anew: set it to "
+        "a group whose consumers are all down for longer loses its offsets, and begins anew: set it to "
         f"{OFFSETS_MINUTES} (a week) or more",
     ),
     Wanted(
@@ -86,7 +86,7 @@ def lines(seen: Seen) -> Iterator[Line]:
 
 
 def _reached(seen: Seen) -> Iterator[Line]:
-    """Each broker at the address that it tells clients to use."""
+    """A line for each broker, about the address that it tells clients to use."""
     for number, address in sorted(seen.brokers.items()):
         why = hindrance(dataclasses.replace(seen.cluster, brokers=address))
         if why is None:

@@ -1,4 +1,4 @@
-"""A cluster as its brokers describe it at one moment: brokers, topics, and the settings of both."""
+"""Seen: the state of a Kafka cluster at one moment: brokers, topics, and the settings of both."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ NEEDS = Needs("doctor", (Need(CLUSTER, "", ("DescribeConfigs",), "the settings o
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`brokers`: `host:port` by id, as clients are told. `settings`: of a broker, `configs`: of topics.
-
-    Both lack those that this user may not see.
+    """`brokers`: the advertised `host:port` of each broker, by id. `settings`: the settings of each broker; `configs`:
+    those of each topic. Both lack the settings that this user may not see.
     """
 
     cluster: Cluster
@@ -34,12 +33,12 @@ class Seen:
 
     @classmethod
     def look(cls, cluster: Cluster) -> Seen:
-        """Raises Unavailable where the brokers do not answer, Unauthorized where they refuse."""
+        """Read the state. Raises Unavailable if the brokers do not answer, Unauthorized if they refuse."""
         admin = cluster.admin()
         try:
-            known = admin.list_topics(timeout=CALL_SECONDS)
-            topics = {name: topic for name, topic in known.topics.items() if not name.startswith("__")}
-            brokers = {number: f"{b.host}:{b.port}" for number, b in known.brokers.items()}
+            metadata = admin.list_topics(timeout=CALL_SECONDS)
+            topics = {name: topic for name, topic in metadata.topics.items() if not name.startswith("__")}
+            brokers = {number: f"{broker.host}:{broker.port}" for number, broker in metadata.brokers.items()}
             settings = _configs(admin, ResourceType.BROKER, [str(number) for number in brokers])
             configs = _configs(admin, ResourceType.TOPIC, list(topics))
         except KafkaException as raised:
@@ -47,7 +46,7 @@ class Seen:
         except TimeoutError:
             raise Unavailable(f"Kafka at {cluster.brokers} does not answer within {CALL_SECONDS:g} s") from None
         by_number = {int(number): values for number, values in settings.items()}
-        return cls(cluster, known.controller_id, brokers, topics, by_number, configs)
+        return cls(cluster, metadata.controller_id, brokers, topics, by_number, configs)
 
     def own_topics(self) -> list[str]:
         return [name for name in self.topics if name.startswith(OWN_TOPICS)]
@@ -56,17 +55,17 @@ class Seen:
         return [name for name in self.topics if not name.startswith(OWN_TOPICS)]
 
     def setting(self, name: str, topic: str) -> str:
-        """A topic's setting; "" where this user may not see it."""
+        """A topic's setting; "" if this user may not see it."""
         return self.configs.get(topic, {}).get(name, "")
 
 
 def _configs(admin: Any, kind: Any, names: list[str]) -> dict[str, dict[str, str]]:
-    """The settings of resources by name; one that may not be seen is left out. Raises TimeoutError."""
+    """The settings of resources, by name; resources that this user may not see are left out. Raises TimeoutError."""
     if not names:
         return {}
-    asked = admin.describe_configs([ConfigResource(kind, name) for name in names], request_timeout=CALL_SECONDS)
+    answers = admin.describe_configs([ConfigResource(kind, name) for name in names], request_timeout=CALL_SECONDS)
     configs = {}
-    for resource, answer in asked.items():
+    for resource, answer in answers.items():
         try:
             configs[resource.name] = {name: c.value or "" for name, c in answer.result(CALL_SECONDS + 1).items()}
         except KafkaException:

@@ -1,4 +1,4 @@
-"""Topics: whether they keep what they hold, and whether each has a leader and all its copies now."""
+"""Checks whether topics keep their records, and whether each partition has a leader and all its copies now."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ COMPACTED = (
     POSITIONS, control.TOPIC, subscriptions.TOPIC, redriven.TOPIC, refusals.TOPIC, undelivered.DECISIONS,
 )  # fmt: skip
 SOME_BROKERS = 3
-"""A cluster of so many is there for copies."""
+"""From this number of brokers on, topics should have several copies."""
 
 
 class Rule(NamedTuple):
-    """A setting of topics whose names begin in one of these ways; no beginning: of those of messages."""
+    """A rule for a setting of topics whose names begin with one of `beginnings`; without any: of topics of messages."""
 
     setting: str
     kind: str
@@ -67,7 +67,7 @@ RULES = (
     ),
     Rule(
         "retention.ms", "retries", (RETRY,), lambda v: v == "-1" or int(v) >= RETRY_KEPT_MS, "warn",
-        f"messages that wait to be tried again are deleted by their age: set it to {RETRY_KEPT_MS} or -1",
+        f"messages that wait for a retry are deleted by their age: set it to {RETRY_KEPT_MS} or -1",
     ),
     Rule(
         "retention.bytes", "what waits", (WHEELS_TOPICS, DEAD_LETTER, RETRY), lambda v: v == "-1", "warn",
@@ -148,7 +148,7 @@ def _copies(seen: Seen) -> Iterator[Line]:
 
 
 def _ruled(seen: Seen, rule: Rule) -> Iterator[Line]:
-    """Nothing where there is no such topic whose settings this user may see."""
+    """A line for a rule; no line if this user may see the settings of no such topic."""
     of_kind = [n for n in seen.topics if n.startswith(rule.beginnings)] if rule.beginnings else seen.message_topics()
     values = {name: value for name in of_kind if (value := seen.setting(rule.setting, name))}
     bad = [f"{name} has {value}" for name, value in values.items() if not rule.is_good(value)]

@@ -1,4 +1,4 @@
-"""Transactions that are open in a partition for longer than any of Notify's may be: they hide what follows them."""
+"""Finds transactions that are open for longer than Notify's may be: they hide the records that follow them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notify.kafka.brokers import CALL_SECONDS
 from notify.kafka.cluster import Cluster
 
 OLD_SECONDS = 180.0
-"""The brokers end a transaction of Notify's after 60 s."""
+"""An age at which a transaction is certainly hanging: the brokers end Notify's transactions after 60 s."""
 READ_SECONDS = 5.0
 TOOL = "kafka-transactions.sh --bootstrap-server … find-hanging"
 
@@ -46,15 +46,15 @@ def _key(place: TopicPartition) -> str:
 
 
 def _ends(admin: Any, places: Iterable[TopicPartition], level: IsolationLevel) -> dict[str, int]:
-    asked = {place: OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
-    if not asked:
+    requests = {place: OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+    if not requests:
         return {}
-    answers = admin.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS)
+    answers = admin.list_offsets(requests, isolation_level=level, request_timeout=CALL_SECONDS)
     return {_key(place): offset_of(answered(answer, CALL_SECONDS)) for place, answer in answers.items()}
 
 
 def _age(cluster: Cluster, place: TopicPartition, offset: int) -> float:
-    """Seconds since the first record was written that is hidden; 0 where there is none."""
+    """The age in seconds of the first hidden record; 0 without one."""
     consumer = cluster.consumer({"group.id": "notify-readers", "isolation.level": "read_uncommitted"})
     try:
         consumer.assign([TopicPartition(place.topic, place.partition, offset)])
