@@ -1,4 +1,4 @@
-"""The types of check-back: the half that is asked about, the outcome, and the listener that answers."""
+"""The types of check-back: the half message that a check is about, the outcome, and the listener that answers."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class HalfMessage:
 
 
 class CheckMessageListener:
-    """Answers checks of the topics in `topics`, instead of the local table.
+    """Answers the checks of the topics in `topics`, instead of the local table.
 
-    `check` runs in a thread of its own and may query a database. An exception counts as UNKNOWN, and the check does
-    not count as an attempt. While the local transaction is still running, a plain SELECT does not see its rows, and
+    `check` runs in a separate thread and may query a database. An exception counts as UNKNOWN, and the check does not
+    count as an attempt. While the local transaction is still running, a plain SELECT does not see its rows, and
     ROLLBACK would be wrong: answer UNKNOWN unless the result is final.
     """
 

@@ -32,7 +32,7 @@ class LocalTransactionCheck(CheckMessageListener):
 
 
 def out_of_reach(error: Exception) -> CheckUnavailable:
-    """The error for a check whose database could not be asked. Logs the traceback of errors that no database raises."""
+    """The error for a check whose database could not be asked. Logs the traceback of an unexpected error."""
     if not isinstance(error, SQLAlchemyError | OSError):
         log.error("asking the database failed with an error that is not the database's", exc_info=error)
     return CheckUnavailable(f"the database cannot be reached: {type(error).__name__}")
@@ -58,13 +58,13 @@ def _answer(connection: Connection, half: HalfMessage) -> Outcome:
         raise CheckUnavailable(
             f"this database is source {source}, but the half came from source {half.source or '(none)'}"
         )
-    stands = ask(connection, half.id, half.producer_group)
-    if stands.state == "COMMITTED" and half.shard in stands.shards:
+    row = ask(connection, half.id, half.producer_group)
+    if row.state == "COMMITTED" and half.shard in row.shards:
         return Outcome.COMMIT
-    # A tombstone; or the transaction stored its half on another shard by a retry, and this half is a leftover.
+    # The row is a tombstone, or a retry stored the transaction's half on another shard, and this half is left over.
     return Outcome.ROLLBACK
 
 
 def is_async(engine: Any) -> bool:
-    """Whether this is an AsyncEngine."""
+    """Whether `engine` is an AsyncEngine."""
     return hasattr(engine, "sync_engine")

@@ -1,8 +1,8 @@
-"""The atomic question: did this transaction commit here? If not, asking makes sure that it never will.
+"""The atomic question whether a transaction committed in this database; if it did not, asking prevents its commit.
 
-In a new READ COMMITTED transaction on the primary a tombstone with the transaction's id is inserted, a conflict is
-ignored, and then the row is read. A running transaction holds the row's lock, so the question waits for it, or gives up
-after a lock timeout without an answer. The answer comes from the SELECT, never from the row count.
+In a new READ COMMITTED transaction on the primary, a tombstone with the transaction's id is inserted; a conflict is
+ignored. Then the row is read. A running transaction holds the row's lock, so that the question waits for it, or gives
+up after a lock timeout without an answer. The answer comes from the SELECT, never from the row count.
 https://www.postgresql.org/docs/15/sql-insert.html, https://mariadb.com/kb/en/set-statement/
 """
 
@@ -21,14 +21,14 @@ from notify.check.listener import CheckUnavailable
 from notify.databases import at_level
 
 LOCK_TIMEOUT_MS = 300
-"""How long a question waits for a running transaction; MariaDB and MySQL round up to a second."""
+"""How long a question waits for a running transaction; on MariaDB and MySQL it is rounded up to a second."""
 
 _TOMBSTONE = (
     "INSERT INTO half_message"
     " (transaction_id, message_no, producer_group, mode, state, shards, topic, relayed, created_at)"
     " VALUES (:id, 0, :producer_group, 'half', 'ROLLED_BACK', '', '', 1, {now}) {ignore}"
 )
-_STANDS = sa.text("SELECT state, shards FROM half_message WHERE transaction_id = :id AND message_no = 0")
+_LOCAL_ROW = sa.text("SELECT state, shards FROM half_message WHERE transaction_id = :id AND message_no = 0")
 _SOURCE = sa.text("SELECT id, purged_before FROM notify_source")
 _PURGED = sa.text("SELECT purged_before FROM notify_source")
 
@@ -38,7 +38,7 @@ _SQLITE = sa.text(_TOMBSTONE.format(now="strftime('%Y-%m-%d %H:%M:%f', 'now')", 
 
 
 @dataclass(slots=True, frozen=True)
-class Stands:
+class LocalRow:
     """A row of the local table: its state, and the shards that have the transaction's halves."""
 
     state: str
@@ -56,11 +56,11 @@ def read_source(connection: Connection) -> tuple[str, int]:
     return str(row[0]), int(row[1])
 
 
-def ask(connection: Connection, transaction_id: str, producer_group: str) -> Stands:
-    """Ask in a transaction of its own; the connection must have none open.
+def ask(connection: Connection, transaction_id: str, producer_group: str) -> LocalRow:
+    """Ask in a new transaction; the connection must not have an open one.
 
-    Raises CheckUnavailable on a lock timeout or another error of the database, and if there is no committed row and
-    rows of that time were purged by force: then the outcome is unknown, and no tombstone remains.
+    Raises CheckUnavailable on a lock timeout or another error of the database. Raises it also if there is no committed
+    row and rows of that time were purged by force: then the outcome is unknown, and no tombstone remains.
     """
     dialect = connection.dialect
     parameters = {"id": transaction_id, "producer_group": producer_group}
@@ -70,7 +70,7 @@ def ask(connection: Connection, transaction_id: str, producer_group: str) -> Sta
             with connection.begin():
                 connection.execute(sa.text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'"))
                 connection.execute(_POSTGRESQL, parameters)
-                stands = _read(connection, parameters)
+                local_row = _read(connection, parameters)
         elif dialect.name in ("mysql", "mariadb"):
             connection = at_level(connection, "READ COMMITTED")
             with connection.begin():
@@ -81,33 +81,33 @@ def ask(connection: Connection, transaction_id: str, producer_group: str) -> Sta
                 else:
                     connection.execute(sa.text(f"SET SESSION innodb_lock_wait_timeout = {seconds}"))
                     connection.execute(_MYSQL, parameters)
-                stands = _read(connection, parameters)
+                local_row = _read(connection, parameters)
         elif dialect.name == "sqlite":
-            stands = _ask_sqlite(connection, parameters)
+            local_row = _ask_sqlite(connection, parameters)
         else:
             raise CheckUnavailable(f"checks do not support {dialect.name}: write a CheckMessageListener")
     except sa.exc.SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
-    return stands
+    return local_row
 
 
-def _read(connection: Connection, parameters: dict[str, str]) -> Stands:
-    """The row after the insert.
+def _read(connection: Connection, parameters: dict[str, str]) -> LocalRow:
+    """Read the row after the insert.
 
-    The purge's mark is read last. A purge that deleted the row during this transaction has set the mark by then, and
-    this transaction is rolled back, so that it leaves no tombstone in place of the row.
+    `purged_before` is read last. A purge that deleted the row during this transaction has set it by then. In this case
+    the transaction is rolled back, so that no tombstone replaces the row.
     """
-    row = connection.execute(_STANDS, parameters).one_or_none()
+    row = connection.execute(_LOCAL_ROW, parameters).one_or_none()
     if row is None:
         raise CheckUnavailable("the row is missing after its insert")
-    stands = Stands(str(row[0]), tuple(s for s in str(row[1]).split(",") if s))
+    local_row = LocalRow(str(row[0]), tuple(shard for shard in str(row[1]).split(",") if shard))
     purged_before = int(connection.execute(_PURGED).scalar_one())
-    if stands.state != "COMMITTED" and ids.milliseconds(ids.from_text(parameters["id"])) <= purged_before:
+    if local_row.state != "COMMITTED" and ids.milliseconds(ids.from_text(parameters["id"])) <= purged_before:
         raise CheckUnavailable("rows of that time were purged by force: an operator has to decide")
-    return stands
+    return local_row
 
 
-def _ask_sqlite(connection: Connection, parameters: dict[str, str]) -> Stands:
+def _ask_sqlite(connection: Connection, parameters: dict[str, str]) -> LocalRow:
     with connection.begin():
         if not _in_transaction(connection):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -117,20 +117,20 @@ def _ask_sqlite(connection: Connection, parameters: dict[str, str]) -> Stands:
 
 @contextmanager
 def short_waits(connection: Connection) -> Iterator[None]:
-    """On SQLite, bound the wait for its one lock; enter this before a transaction begins."""
+    """On SQLite, bound the wait for its database lock. Enter this before a transaction begins."""
     if connection.dialect.name != "sqlite":
         yield
         return
-    before = _busy_timeout(connection, None)
+    previous = _busy_timeout(connection, None)
     _busy_timeout(connection, LOCK_TIMEOUT_MS)
     try:
         yield
     finally:
-        _busy_timeout(connection, before)
+        _busy_timeout(connection, previous)
 
 
 def _busy_timeout(connection: Connection, milliseconds: int | None) -> int:
-    """Read or set the timeout on the driver's connection, because SQLAlchemy would begin a transaction."""
+    """Read or set the timeout on the driver's connection; SQLAlchemy's would begin a transaction."""
     cursor = connection.connection.cursor()
     try:
         cursor.execute("PRAGMA busy_timeout" + ("" if milliseconds is None else f" = {milliseconds}"))

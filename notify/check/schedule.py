@@ -1,4 +1,4 @@
-"""The times of checks: exponential back-off with jitter, then a slow rate for parked transactions."""
+"""The schedule of checks: exponential back-off with jitter, and a slow rate for parked transactions."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""For Alembic: the same tables as `create_tables`, in a migration of the service's own.
+"""Alembic helpers: create the same tables as `create_tables`, in one of the service's own migrations.
 
-    from notify.client.alembic import upgrade, downgrade      # in a revision file, as they are
+    from notify.client.alembic import upgrade, downgrade      # in a revision file, unchanged
 
-Once a newer version of Notify asks for it, a new revision calls `upgrade` again: it adds what is missing, and keeps
-every row. Its own `downgrade` does nothing (`pass`): the one above drops the tables.
+When a newer version of Notify needs more tables or columns, write a new revision that calls `upgrade` again: it adds
+what is missing, and keeps every row. Let its `downgrade` do nothing (`pass`), because the one above drops the tables.
 
-So that autogenerate leaves Notify's tables alone, in env.py:
+To keep autogenerate away from Notify's tables, write in env.py:
 
     context.configure(..., include_object=include_object)
 """
@@ -21,7 +21,7 @@ from notify.client.table import metadata
 
 
 def upgrade() -> None:
-    """Make the tables and the database's source id."""
+    """Create the tables and the database's source id."""
     create_tables(op.get_bind())
 
 

@@ -1,9 +1,9 @@
-"""Alone: halves and outcomes that a thread sends by itself, while no other thread of its producer sends.
+"""Alone: lets a thread send its halves and outcomes itself, while no other thread of its producer sends.
 
 If the loop's thread sends, the interpreter's lock passes between the threads several times, which costs more CPU time
-than the request. So the half of a thread that is alone goes out, and its answer is read, in that thread. Its outcome is
-written there, too; the answer is read before the next outcome, or by a timer. The loop sends again, with the same id,
-what is not answered with 200: only the loop retries, changes servers and handles errors.
+than the request. A thread that is alone therefore sends its half and reads the answer itself. It also sends its
+outcome; the answer is read before the next outcome, or by a timer. The loop sends a request again, with the same id, if
+the answer is not 200: only the loop retries, changes servers and handles errors.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from notify.errors import Timeout, Unavailable
 from notify.wire import Item, PackedMessage
 
 OPEN_SECONDS = 0.5
-"""How long it may take to connect to a server that has just answered the loop."""
+"""The timeout for connecting to a server that has just answered the loop."""
 LOOK_SECONDS = 0.2
 """How often the loop looks whether the last outcome was answered, while the lines are in use."""
 ANSWER_SECONDS = 10.0
-"""The loop sends an outcome again that is not answered for so long."""
+"""The loop sends an outcome again if it has no answer after this time."""
 SILENT_SECONDS = 5.0
-"""Lines are closed after so long without a half."""
+"""The lines are closed after this time without a half."""
 TAKEN_SECONDS = 1.0
-"""How long another thread may have the line of outcomes. Who has it for longer was interrupted and is gone."""
+"""How long another thread may hold the line for outcomes. A thread that holds it for longer was interrupted."""
 
 
 class Alone:
     """Two lines to a producer's only server, one for halves and one for outcomes; one thread at a time uses a line."""
 
     def __init__(self, thread: LoopThread, running: Running, seconds: float) -> None:
-        """`seconds`: how long a half may wait for its answer."""
+        """`seconds`: how long to wait for the answer to a half."""
         self._thread = thread
         self._running = running
         self._seconds = seconds
@@ -46,18 +46,18 @@ class Alone:
         self._half_line, self._outcome_line = Line(), Line()
         self._taking_half, self._taking_outcome = threading.Lock(), threading.Lock()
         self._unanswered: tuple[str, str | None, str] | None = None
-        """The outcome that was sent last, until its answer is read."""
+        """The last outcome that was sent, until its answer is read."""
         self._used_at = self._sent_at = 0.0
         self._may_open = self._is_watched = self._is_closed = False
 
     def loop_was_answered(self) -> None:
-        """The server has answered the loop: lines to it may be opened."""
+        """Allow lines to the server to be opened, since it has just answered the loop."""
         self._may_open = True
 
     # --- halves -----------------------------------------------------------------------------------------------
 
     def store_half(self, transaction_id: str, messages: list[PackedMessage]) -> Item | None:
-        """Send a half and wait; its item. None where the loop is to send it. Raises Timeout."""
+        """Send a half, wait, and return its item; None if the loop has to send it. Raises Timeout."""
         if not self._taking_half.acquire(blocking=False):
             return None
         try:
@@ -65,7 +65,7 @@ class Alone:
             body = None if server is None else self._running.client.half_alone(transaction_id, messages)
             return None if server is None or body is None else self._ask(server, transaction_id, body)
         except OSError:
-            self._close_outcome_line()  # whatever cut this one has most likely cut both
+            self._close_outcome_line()  # a failure of one line has most likely cut both
             return None
         finally:
             if self._is_closed:
@@ -73,7 +73,8 @@ class Alone:
             self._taking_half.release()
 
     def _line_to(self) -> HttpClient | None:
-        """The server that the lines lead to; opens them where they may be. Raises OSError."""
+        """The server that the lines lead to, after opening them if necessary; None if the loop has to send. Raises
+        OSError."""
         server = self._running.client.http.only
         if server is None or self._is_closed:
             return None
@@ -99,13 +100,13 @@ class Alone:
             raise Timeout(f"no answer to POST {HALVES} within {self._seconds:g} s; it may have been carried out")
         item = _item_of(answer, transaction_id)
         if item is None:
-            self._half_line.close()  # what comes on it may be the answer to something else
+            self._half_line.close()  # its next answer may belong to another request
         return None if item is None or item.status in NOT_NOW else item
 
     # --- outcomes ---------------------------------------------------------------------------------------------
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> bool:
-        """Send an outcome, and do not wait; False where the loop is to send it."""
+        """Send an outcome without waiting for the answer; False if the loop has to send it."""
         if not self._outcome_line.is_open or not self._taking_outcome.acquire(blocking=False):
             return False
         try:
@@ -123,9 +124,9 @@ class Alone:
             self._taking_outcome.release()
 
     def _is_answered(self, seconds: float = 0.0) -> bool:
-        """Whether the last outcome is answered, or was left to the loop. Waits for its answer so long at most."""
-        sent = self._unanswered
-        if sent is None:
+        """Whether the last outcome is answered, or was left to the loop. Waits at most `seconds` for its answer."""
+        last_outcome = self._unanswered
+        if last_outcome is None:
             return True
         try:
             answer = self._outcome_line.answer(seconds)
@@ -134,8 +135,8 @@ class Alone:
             return True
         if answer is None:
             return False
-        item = _item_of(answer, sent[0])
-        if item is None or item.status in NOT_NOW:  # NOT_NOW: a shard is away, or a key moves
+        item = _item_of(answer, last_outcome[0])
+        if item is None or item.status in NOT_NOW:  # NOT_NOW: a shard is away, or a key is moving
             self._lose()
         else:
             self._unanswered = None
@@ -143,7 +144,7 @@ class Alone:
 
     @contextlib.contextmanager
     def _outcome_line_taken(self) -> Iterator[None]:
-        """Take the line of outcomes, also from one that was interrupted while it had it: nobody waits for ever."""
+        """Take the line for outcomes, even if an interrupted thread still holds it, so that nobody waits forever."""
         is_taken = self._taking_outcome.acquire(timeout=TAKEN_SECONDS)
         try:
             yield
@@ -157,11 +158,11 @@ class Alone:
             self._lose()
 
     def _lose(self) -> None:
-        """Close the line of outcomes. The loop sends the outcome again that is not answered."""
+        """Close the line for outcomes. The loop sends the last outcome again if it is not answered."""
         self._outcome_line.close()
-        lost, self._unanswered = self._unanswered, None
-        if lost is not None:
-            self._thread.call(self._running.queue_outcome, *lost)
+        unanswered, self._unanswered = self._unanswered, None
+        if unanswered is not None:
+            self._thread.call(self._running.queue_outcome, *unanswered)
 
     # --- looking after the lines ------------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class Alone:
         self._thread.loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """On the loop. A line that a thread has taken is in use."""
+        """Runs on the loop. If a thread holds a line, the line is in use and left alone."""
         now = time.monotonic()
         if self._taking_outcome.acquire(blocking=False):
             try:
@@ -177,12 +178,12 @@ class Alone:
                     self._lose()
             finally:
                 self._taking_outcome.release()
-        if self._is_closed or (now - self._used_at > SILENT_SECONDS and self._is_let_go()):
+        if self._is_closed or (now - self._used_at > SILENT_SECONDS and self._close_unused()):
             return
         self._look_later()
 
-    def _is_let_go(self) -> bool:
-        """Close the lines, unless one is in use; whether they are closed."""
+    def _close_unused(self) -> bool:
+        """Close the lines, unless one is in use; returns whether they are closed."""
         if self._unanswered is not None or not self._taking_half.acquire(blocking=False):
             return False
         try:
@@ -194,13 +195,13 @@ class Alone:
             self._taking_half.release()
 
     def finish(self, seconds: float) -> None:
-        """Wait for the answer of the last outcome, so long at most; then the loop sends it again."""
+        """Wait at most `seconds` for the answer to the last outcome; without one, the loop sends the outcome again."""
         with self._outcome_line_taken():
             if not self._is_answered(seconds):
                 self._lose()
 
     def close(self, seconds: float) -> None:
-        """Finish, and close the lines; a half that is on its way closes its own."""
+        """Finish and close the lines; a thread that is sending a half closes the line for halves itself."""
         self._is_closed = True
         self.finish(seconds)
         with self._outcome_line_taken():
@@ -210,13 +211,13 @@ class Alone:
             self._taking_half.release()
 
     def abandon(self) -> None:
-        """Close the lines in a forked child, without the locks: threads of the parent may have held them then."""
+        """Close the lines in a forked child, without the locks, which threads of the parent may have held."""
         self._half_line.close()
         self._outcome_line.close()
 
 
 def _item_of(answer: tuple[int, bytes], transaction_id: str) -> Item | None:
-    """The item of an answer; None where the loop is to ask again: not 200, or no answer for this transaction."""
+    """The item in an answer; None if the loop has to send again: the status is not 200, or the id is another."""
     if answer[0] != 200:
         return None
     try:

@@ -1,4 +1,4 @@
-"""AsyncTransactionProducer: a thin shell for coroutines over what runs on their event loop."""
+"""AsyncTransactionProducer: the producer for coroutines, on their own event loop."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ R = TypeVar("R")
 
 
 class AsyncTransactionProducer:
-    """The asyncio twin: for AsyncSession and AsyncConnection, nothing blocks the loop. Use it as `async with`.
+    """Sends messages with the transactions of AsyncSession and AsyncConnection, without blocking the event loop.
 
-    The arguments are those of TransactionProducer. Checks are answered on the event loop: from the construction where
-    that is within a running loop, else from `async with`, `await start()` or the first send. Made at import, before a
-    loop runs, it answers nothing until then: call `await producer.start()` when the application starts.
+    Use it as `async with`. The arguments are those of TransactionProducer. The producer answers checks on the event
+    loop: from its construction if a loop is running then, otherwise from `async with`, `await start()` or the first
+    send. If you construct it at import time, call `await producer.start()` when the application starts.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class AsyncTransactionProducer:
             self.outgoing.start_in_a_loop()
 
     async def start(self) -> None:
-        """Begin to answer checks, where that has not begun yet. Raises Closed after `close`."""
+        """Begin to answer checks, if the producer does not answer them yet. Raises Closed after `close`."""
         self.outgoing.start()
 
     @property
@@ -98,17 +98,18 @@ class AsyncTransactionProducer:
 
     @property
     def binding(self) -> Binding:
-        """The binding of messages to transactions of the engine. Raises BindingRefused where there is no engine."""
+        """The binding of messages to transactions of the engine. Raises BindingRefused if there is no engine."""
         return existing(self._binding)
 
     def add_check_listener(self, listener: CheckMessageListener) -> None:
-        """Have a listener answer checks for its topics, instead of the local table. Raises InvalidRequest."""
+        """Let a listener answer the checks of its topics, instead of the local table. Raises InvalidRequest."""
         self._plan.add_listener(listener)
         self.outgoing.start_in_a_loop()
 
     def send(self, session: Any, message: Message) -> Coroutine[Any, Any, None]:
-        """Send a message with the transaction of an AsyncSession, or of an async_scoped_session's current one; see
-        TransactionProducer.send. Await it: if it is not awaited, the transaction's commit raises BindingRefused."""
+        """Send a message with the transaction of an AsyncSession, or of the current session of an
+        async_scoped_session; see TransactionProducer.send. Await the result: if it is not awaited, the transaction's
+        commit raises BindingRefused."""
         session = unscoped(session)
         if not hasattr(session, "sync_session"):
             raise BindingRefused(no_session(session, "AsyncSession"))
@@ -120,7 +121,8 @@ class AsyncTransactionProducer:
 
     @contextlib.asynccontextmanager
     async def transaction(self, target: Any) -> AsyncIterator[AsyncTransactionHandle]:
-        """Sends into the transaction of an AsyncSession or AsyncConnection; see TransactionProducer.transaction."""
+        """Send messages within the transaction of an AsyncSession or AsyncConnection; see
+        TransactionProducer.transaction."""
         self.outgoing.start()
         target = unscoped(target)
         if hasattr(target, "sync_session"):
@@ -153,7 +155,7 @@ class AsyncTransactionProducer:
     ) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorator for coroutine functions: opens an AsyncSession, passes it first, commits it.
 
-        Raises InvalidRequest for what makes no session, for a plain function, and for one with a `yield`.
+        Raises InvalidRequest if `session_factory` makes no session, for a plain function, and for a generator.
         """
         check_factory(session_factory)
 
@@ -162,9 +164,9 @@ class AsyncTransactionProducer:
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                made = session_factory()
-                check_made(made, is_async=True)
-                async with made as session, session.begin():
+                session_context = session_factory()
+                check_made(session_context, is_async=True)
+                async with session_context as session, session.begin():
                     return await function(session, *args, **kwargs)
 
             return call
@@ -172,16 +174,16 @@ class AsyncTransactionProducer:
         return decorate
 
     async def publish(self, message: Message) -> str:
-        """Send a message without a transaction; its id. Durable when it returns."""
+        """Send a message without a transaction and return its id. The message is durable when this returns."""
         packed = pack(message)
         with tracing.sending([packed]):
             return await self.outgoing.start().client.publish(packed)
 
     async def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> Prepared:
-        """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback().
+        """Store a half for a transaction that is not in a database; end it with commit() or rollback().
 
-        `check_after`: seconds until the server asks what became of it; None: the producer's. Raises InvalidRequest,
-        TransactionRefused, Unavailable, and Closed after `close`.
+        `check_after`: seconds until the server asks for the outcome; None: the producer's setting. Raises
+        InvalidRequest, TransactionRefused, Unavailable, and Closed after `close`.
         """
         if check_after is not None:
             check_check_after(check_after)
@@ -191,14 +193,15 @@ class AsyncTransactionProducer:
         return Prepared(self.resolve, item.id, item.shard)
 
     async def resolve(self, prepared: Prepared, outcome: Outcome) -> str:
-        """Record the outcome of a prepared half; the state.
+        """Record the outcome of a prepared half and return the transaction's state.
 
-        Raises OutcomeConflict if the opposite is recorded, IdInUse if the half is another producer group's.
+        Raises OutcomeConflict if the server has recorded the opposite outcome, IdInUse if the half belongs to another
+        producer group.
         """
         return await self.outgoing.start().resolve(prepared.id, prepared.shard, outcome)
 
     async def close(self) -> None:
-        """Flush outcomes that wait, stop answering checks, let go."""
+        """Send the outcomes that wait, stop answering checks, and close the connections."""
         if self.outgoing.is_closed:
             return
         if self._binding is not None:

@@ -1,4 +1,4 @@
-"""A consumer tells at its start where it receives, as whom, which topics, from where on; at its end what it awaits."""
+"""The first and last log lines of a consumer: what it receives, where from and as whom; and what its stop waits for."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from notify.client.handlers import Handler
 def begun(
     place: str, group: str, instance: str, handlers: Iterable[Handler], answers: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """The text for one server. `answers`: what it said of each topic's subscription; an older one says less."""
+    """The text for one server. `answers`: its answer about each topic's subscription; an older server says less."""
     lines = [f"consumer of group {group} ({instance}) receives from {place}"]
     for handler in handlers:
-        lines.append(f"  {handler.topic}: {', '.join(_said(handler, answers.get(handler.topic, {})))}")
+        lines.append(f"  {handler.topic}: {', '.join(_describe(handler, answers.get(handler.topic, {})))}")
     return "\n".join(lines)
 
 
-def _said(handler: Handler, answer: Mapping[str, Any]) -> Iterable[str]:
+def _describe(handler: Handler, answer: Mapping[str, Any]) -> Iterable[str]:
     yield handler.mode
     if handler.batch is not None:
         yield f"in batches of {handler.batch}"
@@ -42,7 +42,7 @@ def _said(handler: Handler, answer: Mapping[str, Any]) -> Iterable[str]:
 
 
 def stopping_text(drain: float, under_way: int) -> str:
-    """The text for a consumer that is told to stop while so many messages are under way."""
+    """The text for a consumer that stops while handlers are running. `under_way`: the number of their messages."""
     return (
         f"the consumer stops: it waits for handlers for {drain:g} s at most (the setting drain); messages under way: "
         f"{under_way}"
@@ -50,14 +50,15 @@ def stopping_text(drain: float, under_way: int) -> str:
 
 
 def announce(log: Logger, text: str, *, is_seen: bool) -> None:
-    """Log the text; where it `is_seen` by a person, and the program has set up no logging, write it to stderr."""
+    """Log the text. If the program has set up no logging, and `is_seen` says that a person may read it, write it to
+    stderr too."""
     log.info("%s", text)
     if is_seen and not log.hasHandlers():
         sys.stderr.write(text + "\n")
 
 
 def warn_of_broadcasts(log: Logger, handlers: Iterable[Handler], instance: str) -> None:
-    """Topics are broadcast to an instance by its name: one that is made up at each start misses messages."""
+    """Warn if topics are broadcast to an instance whose name is generated at each start: it misses messages."""
     topics = [handler.topic for handler in handlers if handler.mode == "broadcast"]
     if topics:
         log.warning(

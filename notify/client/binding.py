@@ -1,8 +1,8 @@
-"""Binding messages to database transactions: what is sent in a transaction shares its fate, savepoints included.
+"""Binding: ties messages to SQLAlchemy transactions, so that a message shares the fate of its transaction or savepoint.
 
 The carrier's work happens in the engine's `commit` event, the last moment before COMMIT: the flush is over, keys are
-known, and what raises there stops the commit. A state belongs to one root transaction, and the guard proceeds only for
-that one: a pooled connection outlives it.
+known, and an exception raised there stops the commit. A BoundTransaction belongs to one root transaction. The listeners
+compare it with the connection's current transaction, because a pooled connection serves many transactions.
 """
 
 from __future__ import annotations
@@ -35,30 +35,32 @@ from notify.wire import PackedMessage
 
 
 def base_of(engine: Any) -> Any:
-    """The engine behind one that `execution_options` made: its listeners hear of every connection, those of an engine
-    with options only of its own."""
+    """The original of an engine that `execution_options` made.
+
+    Listeners of the original hear of every connection; listeners of an engine with options hear only of its own.
+    """
     while hasattr(engine, "_proxied"):
         engine = engine._proxied
     return engine
 
 
 def unscoped(session: Any) -> Any:
-    """The session itself, where this is a scoped_session or an async_scoped_session: a registry of sessions."""
+    """The current session of a scoped_session or async_scoped_session; any other session as it is."""
     return session() if hasattr(session, "registry") else session
 
 
-def no_session(given: Any, takes: str = "Session") -> str:
-    """Why something that is no session carries no message, and what to write instead."""
-    name = type(given).__name__
-    if isinstance(given, Connection) or hasattr(given, "sync_connection"):
-        begin = "with" if isinstance(given, Connection) else "async with"
+def no_session(target: Any, expected: str = "Session") -> str:
+    """The error text for an object that is not a session, with what to write instead."""
+    name = type(target).__name__
+    if isinstance(target, Connection) or hasattr(target, "sync_connection"):
+        begin = "with" if isinstance(target, Connection) else "async with"
         write = f"{begin} producer.transaction(connection) as tx"
-        return f"send takes a {takes}, not a {name}; write `{write}`, and tx.send(…)"
-    return f"send takes the {takes} whose commit is to send the message; this is a {name}"
+        return f"send takes a {expected}, not a {name}; write `{write}`, and tx.send(…)"
+    return f"send takes the {expected} whose commit is to send the message; this is a {name}"
 
 
 def existing(binding: Binding | None) -> Binding:
-    """The binding of a producer. Raises BindingRefused where it has none."""
+    """The binding of a producer. Raises BindingRefused if it is None."""
     if binding is None:
         raise BindingRefused("this producer has no engine: give engine= to bind messages to its transactions")
     return binding
@@ -72,7 +74,7 @@ class Binding:
         self._carrier = carrier
         self._base: Engine = base_of(engine)
         self._lock = threading.Lock()
-        """Between the beginning of a transaction and `detach`, which may run in another thread."""
+        """Keeps the beginning of a transaction apart from `detach`, which may run in another thread."""
         self._by_connection: weakref.WeakKeyDictionary[Connection, BoundTransaction] = weakref.WeakKeyDictionary()
         for name, listener in self._listeners():
             event.listen(self._base, name, listener)
@@ -87,7 +89,7 @@ class Binding:
         )
 
     def detach(self) -> None:
-        """Take no more messages. The listeners stay where a transaction has some: its commit has to fail."""
+        """Take no more messages. The listeners stay while a transaction has messages, because its commit must fail."""
         with self._lock:
             self._carrier.is_closed = True
             if any(bound.is_active and not bound.prepared for bound in self._by_connection.values()):
@@ -100,7 +102,7 @@ class Binding:
     def send_in_session(self, session: Session, message: Message) -> None:
         """Add a message to the session's transaction, in its current savepoint.
 
-        Raises BindingRefused for a session that cannot carry it safely, InvalidRequest for what is no message, Closed
+        Raises BindingRefused for a session that cannot carry it safely, InvalidRequest for an invalid message, Closed
         after `detach`.
         """
         if self._carrier.is_closed:
@@ -118,28 +120,28 @@ class Binding:
         if not session.in_transaction():
             session.begin()
         connection = self._connection_of(session)
-        known = session.info.get(INFO_KEY)
-        if known is not None and known[0] is not self and known[1].is_active:
+        carried = session.info.get(INFO_KEY)
+        if carried is not None and carried[0] is not self and carried[1].is_active:
             raise BindingRefused("this session's transaction already carries messages of another producer")
         bound = self._bind(connection, packed, message)
         bound.session = weakref.ref(session)
         session.info[INFO_KEY] = (self, bound)
 
     def _connection_of(self, session: Session) -> Connection:
-        """The session's only connection, or a first one from the engine that it works with."""
+        """The session's only connection, or a first one from the engine that the session uses."""
         connections = connections_of_session(session)
         if len(connections) > 1:
             raise BindingRefused(SEVERAL)
         bind: Any = connections[0].engine if connections else session.bind or self._chosen(session)
         if base_of(bind) is not self._base:
             raise self._foreign(bind)
-        # Also where there is one: a savepoint that has not used it yet becomes a part of it.
+        # Called even if the session has a connection, so that a savepoint that has not used it yet includes it.
         return session.connection(bind_arguments={"bind": bind})
 
     def _chosen(self, session: Session) -> Any:
-        """The engine that a session without `bind` chooses where nothing says for what; else the producer's own.
+        """The engine that a session without `bind` uses by default, if it is the producer's; else the producer's own.
 
-        Where the session chooses another one for its work, it has two connections then, and its commit is refused.
+        If the session's work then uses another engine, the session has two connections, and its commit is refused.
         """
         try:
             bind = session.get_bind()
@@ -150,8 +152,8 @@ class Binding:
     def send_in_connection(self, connection: Connection, message: Message) -> BoundTransaction:
         """Add a message to the connection's transaction.
 
-        Raises BindingRefused if it has none or cannot carry it, InvalidRequest for what is no message, Closed after
-        `detach`.
+        Raises BindingRefused if the connection has no transaction or cannot carry the message, InvalidRequest for an
+        invalid message, Closed after `detach`.
         """
         if not connection.in_transaction():
             raise BindingRefused("the connection has no transaction; use producer.transaction(connection)")
@@ -211,8 +213,8 @@ class Binding:
     # --- errors of the database -------------------------------------------------------------------------------
 
     def _on_error(self, context: ExceptionContext) -> None:
-        """Some errors roll back the whole transaction, and SQLAlchemy takes it for going on: whoever catches one would
-        commit the messages without the changes."""
+        """Some errors roll back the whole transaction in the database, while SQLAlchemy believes that it goes on. Code
+        that catches such an error would commit the messages without the changes."""
         connection = context.connection
         if connection is None or connection.get_transaction() is None or connection.invalidated:
             return
@@ -246,14 +248,14 @@ class Binding:
         return bound if bound is not None and bound.root is connection.get_transaction() else None
 
     def committed(self, bound: BoundTransaction) -> None:
-        """The transaction's COMMIT has returned: tell the server, in the background."""
+        """Send the outcome COMMIT to the server, in the background. Call it once the database's COMMIT has returned."""
         self._carrier.committed(bound)
 
 
 def _open_savepoints(connection: Connection) -> tuple[str, ...]:
     """Names of the savepoints that are open, innermost first.
 
-    Read off the nested transactions themselves: the engine's `savepoint` event comes before the name is made.
+    They are read from the nested transactions, because the engine's `savepoint` event comes before the name is made.
     """
     names = []
     nested: Any = connection.get_nested_transaction()

@@ -1,8 +1,8 @@
-"""The messages that one transaction carries, and what SQLAlchemy's sessions tell of its end.
+"""BoundTransaction: the messages that one transaction carries; and the listeners to SQLAlchemy's session events.
 
-Session events are full of traps (savepoints fire before_commit and after_commit, close() fires no rollback); the few
-used here are after_commit, to queue the outcome, after_transaction_end, to let go, and those that come before the first
-of a session's connections commits, to see that there is one.
+Session events are full of traps: savepoints fire before_commit and after_commit, and close() fires no rollback. Three
+uses remain. after_commit queues the outcome, after_transaction_end forgets the transaction, and before_commit and
+after_flush refuse a session with several connections before the first of them commits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from notify.wire import PackedMessage
 log = logging.getLogger("notify.client")
 
 INFO_KEY = "notify_transaction"
-"""Where a session's `info` holds the binding and the messages of its transaction."""
+"""The key in a session's `info` for the binding and the BoundTransaction."""
 
 SEVERAL = (
     "this session commits to several databases, or in several transactions of one: in no order, and without a common "
@@ -33,7 +33,7 @@ SEVERAL = (
 
 
 def undone(error: BaseException) -> BindingRefused:
-    """Why a transaction that the database has rolled back carries no message."""
+    """The error for a transaction that the database itself has rolled back."""
     return BindingRefused(
         "nothing is committed: the database has rolled back the whole transaction with an error that was caught, so "
         f"that what came before it is gone: roll back, and repeat all of it. The error: {error}"
@@ -46,33 +46,34 @@ class BoundTransaction:
     __slots__ = ("_root", "dropped", "failed", "id", "prepared", "rolled_back", "sends", "session", "shard", "undone")
 
     def __init__(self, root: Callable[[], Any]) -> None:
-        """`root` gives the transaction, and None once nobody holds it any more. A reference to a transaction of
-        SQLAlchemy is weak: it holds its connection, by which this is found, and both would stay for ever."""
+        """`root` returns the transaction, or None once it is garbage. For SQLAlchemy it is a weak reference: the
+        transaction references its connection, the key under which the Binding stores this object, so that a strong
+        reference would keep both forever."""
         self._root = root
         self.session: weakref.ref[Session] | None = None
-        """The session that the transaction belongs to, if one does."""
+        """The session that the transaction belongs to; None for a transaction of a plain connection."""
         self.sends: list[tuple[tuple[str, ...], PackedMessage, Message | None]] = []
-        """Each message, encoded, with the savepoints that it was sent within; and as it was given, if its key is a
-        callable, which is asked at the commit."""
+        """For each message: the savepoints that it was sent within, the encoded message, and the original Message if
+        its key is a callable, which is called at the commit."""
         self.failed: BaseException | None = None
         self.rolled_back = False
         """Whether the session's owner asked for the rollback."""
         self.undone: BaseException | None = None
-        """The error with which the database itself has rolled back what the transaction had done until then."""
+        """The error with which the database itself has rolled back the whole transaction."""
         self.dropped: list[PackedMessage] = []
-        """The messages that a rollback of the whole transaction took with it."""
+        """The messages that a rollback of the whole transaction discarded."""
         self.prepared = False
         self.id = ""
         self.shard: str | None = None
 
     @property
     def root(self) -> Any:
-        """The transaction; None once nobody holds it any more."""
+        """The transaction; None once it is garbage."""
         return self._root()
 
     @property
     def is_active(self) -> bool:
-        """Whether a transaction of SQLAlchemy goes on."""
+        """Whether a transaction of SQLAlchemy is still active."""
         root = self._root()
         return root is not None and root.is_active
 
@@ -81,7 +82,7 @@ _listening = False
 
 
 def listen_to_sessions() -> None:
-    """Once a process, on the Session class: listeners on instances cost twenty times as much."""
+    """Listen to the Session class, once in a process: listeners on instances cost twenty times as much."""
     global _listening
     if not _listening:
         _listening = True
@@ -104,7 +105,10 @@ def connections_of_bound(bound: BoundTransaction) -> list[Connection]:
 
 
 def _see_one_transaction(session: Session, context: Any = None) -> None:
-    """Several have no common outcome: refuse before any of them commits, also one that the commit's own flush began."""
+    """Refuse a session with several connections before any of them commits, because they have no common outcome.
+
+    The commit's own flush may begin another connection, so this runs after the flush too.
+    """
     carried = session.info.get(INFO_KEY)
     if carried is None or not carried[1].sends:
         return
@@ -117,14 +121,14 @@ def _after_commit(session: Session) -> None:
     carried = session.info.get(INFO_KEY)
     if carried is not None:
         binding, bound = carried
-        # A released savepoint comes here too; only the guard of the root's COMMIT prepares.
+        # A released savepoint fires this event too; only the COMMIT of the root transaction sets `prepared`.
         if bound.prepared:
             del session.info[INFO_KEY]
             binding.committed(bound)
 
 
 def _after_rollback(session: Session) -> None:
-    """A savepoint's rollback comes here too, with the root still active; `close` does not."""
+    """A savepoint's rollback fires this event too, with the root still active; `close` does not fire it."""
     carried = session.info.get(INFO_KEY)
     if carried is not None and not carried[1].is_active:
         carried[1].rolled_back = True
@@ -138,12 +142,12 @@ def _after_transaction_end(session: Session, transaction: Any) -> None:
         return
     bound: BoundTransaction = carried[1]
     lost = [packed for _, packed, _ in bound.sends] + bound.dropped
-    # While an error passes through, that is what ends the session, and what is said.
+    # If an exception ends the session, the exception says enough.
     if lost and not bound.prepared and not bound.rolled_back and bound.failed is None and sys.exc_info()[0] is None:
         topics = ", ".join(sorted({packed.topic for packed in lost})[:5])
         log.warning(
             "a session was closed before its commit: its %d messages to %s are dropped, and so are its changes; call "
-            "session.commit(), or session.rollback() where that is meant",
+            "session.commit(), or session.rollback() if you want to drop them",
             len(lost),
             topics,
         )

@@ -1,4 +1,4 @@
-"""Functions that users give: their kind, as far as it can be known before they are called."""
+"""Checks of the functions that users pass in: plain, coroutine or generator function, before they are called."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from notify.errors import InvalidRequest
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Whether it is an `async def` without `yield`."""
+    """Whether `function` is an `async def` without `yield`."""
     return _is(function, inspect.iscoroutinefunction)
 
 
 def is_generator_function(function: Any) -> bool:
-    """Whether it has a `yield`: calling it runs nothing of it."""
+    """Whether `function` has a `yield`, so that a call runs nothing of its body."""
     return _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction)
 
 
@@ -26,11 +26,11 @@ def name_of(function: Any) -> str:
 
 
 def check_transactional(function: Any, *, is_async: bool) -> None:
-    """Raises InvalidRequest for what `transactional` cannot run within a transaction: the transaction would commit
-    before anything of it had run, or nothing would."""
+    """Raises InvalidRequest if `transactional` cannot run `function` within a transaction: the transaction would commit
+    before the body had run."""
     name = name_of(function)
     if not callable(function):
-        raise InvalidRequest(f"{name} is no function", "invalid_function")
+        raise InvalidRequest(f"{name} is not a function", "invalid_function")
     if is_generator_function(function):
         raise InvalidRequest(
             f"{name} has a `yield`: calling it runs nothing of it, and its transaction would commit nothing",
@@ -52,10 +52,10 @@ def check_transactional(function: Any, *, is_async: bool) -> None:
 
 
 def check_factory(factory: Any) -> None:
-    """Raises InvalidRequest for what `transactional` cannot call for a session."""
+    """Raises InvalidRequest if `transactional` cannot call `factory` to make a session."""
     write = "write @producer.transactional(sessionmaker(engine))"
     if not callable(factory):
-        raise InvalidRequest(f"transactional takes what makes a session, not a {type(factory).__name__}: {write}")
+        raise InvalidRequest(f"transactional takes a session factory, not a {type(factory).__name__}: {write}")
     try:
         inspect.signature(factory).bind()
     except ValueError:
@@ -67,7 +67,7 @@ def check_factory(factory: Any) -> None:
 
 
 def check_made(session: Any, *, is_async: bool) -> None:
-    """Raises InvalidRequest where a session factory made no session that can be opened in this way."""
+    """Raises InvalidRequest if a session factory made an object that is not a session of the expected kind."""
     if hasattr(session, "__aenter__" if is_async else "__enter__") and hasattr(session, "begin"):
         return
     name = type(session).__name__
@@ -78,8 +78,8 @@ def check_made(session: Any, *, is_async: bool) -> None:
 
 
 def refuse_coroutine(result: object) -> None:
-    """Raises InvalidRequest where a plain function returned a coroutine, which nobody would await: a lambda or a
-    decorator around an `async def`, say."""
+    """Raises InvalidRequest if a plain function, such as a lambda or decorator around an `async def`, returned a
+    coroutine, which nobody would await."""
     if inspect.iscoroutine(result):
         result.close()
         raise InvalidRequest(
@@ -90,7 +90,7 @@ def refuse_coroutine(result: object) -> None:
 
 
 def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
-    """Whether a function is of a kind, also behind a partial or as the `__call__` of an object."""
+    """Whether a function, the function of a partial, or the `__call__` of an object is of this kind."""
     while isinstance(function, functools.partial):
         function = function.func
     return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004

@@ -1,8 +1,8 @@
-"""Carrier: what every binding does alike with the messages of a transaction, whatever made that transaction.
+"""Carrier: the part of sending within a transaction that is the same for SQLAlchemy and Django.
 
-It takes messages, and at the commit stores their half with the server and writes their rows; after the commit it tells
-the outcome. A binding knows the rest, which differs: where the transactions of its connections begin, commit and roll
-back, savepoints included (`binding.py` for SQLAlchemy, `django/listening.py` for Django).
+It collects the messages of a transaction. At the commit it stores their half with the server and writes their rows;
+after the commit it sends the outcome. A binding observes where transactions and savepoints begin, commit and roll back
+(`binding.py` for SQLAlchemy, `django/listening.py` for Django).
 """
 
 from __future__ import annotations
@@ -47,22 +47,23 @@ class Carrier:
         keep_messages: bool = False,
         make_tables: str = MAKE_TABLES,
     ) -> None:
-        """`make_tables`: what to do where the database lacks Notify's tables, as a part of a sentence."""
+        """`make_tables`: the part of an error text that says how to create Notify's tables."""
         self._outgoing = outgoing
         self._mode = mode
         self._rows = HalfRows(group, mode, keep_messages=keep_messages)
         self._make_tables = make_tables
         self._source = ""
         self.is_closed = False
-        """Whether nothing is taken or committed any more."""
+        """Whether messages and commits are refused."""
 
     # --- sending ----------------------------------------------------------------------------------------------
 
     def take(self, bound: BoundTransaction, savepoints: tuple[str, ...], packed: PackedMessage, late: Message) -> None:
-        """Add a message to a transaction, within these savepoints: packed, but for its key, and as it was given.
+        """Add a message to a transaction, within these savepoints.
 
-        Raises Closed after the producer's end, BindingRefused if the transaction is being committed, and InvalidRequest
-        for what the server would refuse.
+        `packed`: the encoded message, still without its key; `late`: the original message, which has the key. Raises
+        Closed if the producer is closed, BindingRefused if the transaction is being committed, and InvalidRequest for a
+        message that the server would refuse.
         """
         if self.is_closed:
             raise Closed(CLOSED)
@@ -81,9 +82,9 @@ class Carrier:
     # --- committing -------------------------------------------------------------------------------------------
 
     def prepare(self, connection: Connection, bound: BoundTransaction) -> None:
-        """Half to the server, rows into the connection's transaction, which is about to commit.
+        """Store the half with the server, and write the rows into the connection's transaction, just before its COMMIT.
 
-        Whatever raises here has to stop the commit, and the transaction has to be rolled back.
+        If this raises, the caller must stop the commit and roll the transaction back.
         """
         if self.is_closed:
             raise TransactionRefused(f"nothing is committed: the messages cannot be sent any more. {CLOSED}")
@@ -108,7 +109,7 @@ class Carrier:
         try:
             self._insert(connection, bound, messages)
         except BaseException:
-            # COMMIT is never issued after this: the half cannot come true any more.
+            # No COMMIT follows after this, so the outcome is ROLLBACK.
             if bound.shard is not None:
                 self._outgoing.outcome_soon(bound.id, bound.shard, "ROLLBACK")
             raise
@@ -131,7 +132,7 @@ class Carrier:
         self._rows.insert(connection, bound.id, bound.shard, messages)
 
     def _read_source(self, connection: Connection) -> str:
-        """The source id of the database. Raises BindingRefused where Notify's tables are missing."""
+        """The source id of the database. Raises BindingRefused if Notify's tables are missing."""
         try:
             return read_source(connection)[0]
         except (ProgrammingError, OperationalError) as error:
@@ -142,13 +143,13 @@ class Carrier:
             ) from error
 
     def committed(self, bound: BoundTransaction) -> None:
-        """The transaction's COMMIT has returned: tell the server, in the background."""
+        """Send the outcome COMMIT to the server, in the background. Call it once the database's COMMIT has returned."""
         if bound.prepared and self._mode == "half":
             self._outgoing.outcome_soon(bound.id, bound.shard, "COMMIT")
 
 
 def check_driver(connection: Connection) -> None:
-    """Raises BindingRefused where there is no transaction, though SQLAlchemy believes in one."""
+    """Raises BindingRefused if the driver commits each statement by itself, although SQLAlchemy sees a transaction."""
     if commits_by_itself(connection):
         raise BindingRefused(
             "the connection is in AUTOCOMMIT and commits each statement by itself: there is no transaction that a "
@@ -157,10 +158,10 @@ def check_driver(connection: Connection) -> None:
 
 
 def _check_outbox(packed: PackedMessage, before: Sequence[PackedMessage]) -> None:
-    """The checks that a server makes of a half, for a message whose rows no server sees before the commit.
+    """Check a message in outbox mode as the server checks a half, because no server sees it before the commit.
 
-    `before`: the transaction's other messages. Raises InvalidRequest or TooLarge for what the queue would refuse later,
-    when nobody could be told of it.
+    `before`: the transaction's other messages. Raises InvalidRequest or TooLarge for a message that the queue would
+    refuse later, when the sender could not get the error any more.
     """
     if packed.deliver_at is not None:
         check_delay(None, packed.deliver_at, time.time_ns() // 1000)

@@ -1,4 +1,4 @@
-"""Answering checks: a long poll of the producer's own, so that a business service needs no inbound port."""
+"""Checker: answers checks, which the producer gets by a long poll, so that a business service needs no open port."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ log = logging.getLogger("notify.check")
 POLL_SECONDS = 20.0
 ANSWER_SECONDS = 8.0
 UNDER_WAY = 256
-"""Checks that are being answered at a time; with so many the next poll waits."""
+"""The most checks that are being answered at a time; the next poll waits for one of them."""
 THREADS = 8
-"""Checks that one listener, or the local table, answers at a time, each in a thread of its own."""
+"""The most checks that one listener, or the local table, answers at a time, each in a separate thread."""
 WAITING = 64
-"""Checks that wait for such a thread; one more is answered UNKNOWN at once, and the server asks it again."""
+"""The most checks that wait for such a thread; a further one is answered UNKNOWN, and the server sends it again."""
 PLACES_SECONDS = 2.0
-"""How often a checker looks whether servers with logs of their own were added or removed."""
+"""How often a checker looks whether servers with separate logs were added or removed."""
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
 
 
 class _Room:
-    """Where the checks of one listener, or of the local table, are answered: one that hangs fills only its own."""
+    """The threads that answer the checks of one listener, or of the local table.
+
+    Each has a room of its own, so that a listener that hangs does not hold up the others.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -56,7 +59,7 @@ class _Room:
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """A place, for what runs on the loop. Raises CheckUnavailable where too many wait for one."""
+        """Take one of the room's places for a coroutine. Raises CheckUnavailable if too many checks wait for one."""
         await self._enter()
         try:
             yield
@@ -64,9 +67,10 @@ class _Room:
             self._free.release()
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The function's result, from a thread. Where the wait is cancelled, the thread has its place until it ends.
+        """Call the function in a thread and return its result. If the caller is cancelled, the thread keeps its place
+        until it ends.
 
-        Raises CheckUnavailable where too many wait for a place.
+        Raises CheckUnavailable if too many checks wait for a place.
         """
         await self._enter()
         future = _in_thread(function, *arguments)
@@ -80,7 +84,7 @@ class _Room:
 
 
 def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-    """Call a function in a new thread: a daemon, so that one that never ends does not keep its process from ending."""
+    """Call a function in a new daemon thread, which cannot keep the process from ending if it hangs."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -99,19 +103,19 @@ def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[
             error = _raised(raised)
         except Exception as raised:
             error = raised
-        except BaseException as raised:  # SystemExit and its like would end the loop
+        except BaseException as raised:  # SystemExit and KeyboardInterrupt would end the loop
             error = _raised(raised)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed, so nobody waits for the result
 
     threading.Thread(target=run, name="notify-check", daemon=True).start()
     return future
 
 
 def _raised(raised: BaseException) -> CheckUnavailable:
-    """The error to hand on for one that no future can hold."""
+    """The error to use instead of one that a future cannot hold."""
     log.error("a check listener raised %s; the answer is UNKNOWN", type(raised).__name__, exc_info=raised)
     return CheckUnavailable(f"the listener raised {type(raised).__name__}")
 
@@ -127,22 +131,22 @@ class Checker:
         self._answers: set[asyncio.Task[None]] = set()
         self._local = _Room("the local table")
         self._rooms: dict[int, _Room] = {}
-        """By the listener's id()."""
+        """The room of each listener, by the listener's id()."""
         self._complaint = ""
         self.source = ""
         self.answered = 0
 
     async def run(self) -> None:
-        """Poll until cancelled: one server, or each that has a log of its own, since only it knows its halves."""
+        """Poll until cancelled: one server, or each server with a separate log, because only it knows its halves."""
         http = self._client.http
         polling: dict[str | None, asyncio.Task[None]] = {}
         try:
             await http.known()
             while True:
-                wanted: set[str | None] = set(http.places()) or {None}
-                for shard in polling.keys() - wanted:
+                shards: set[str | None] = set(http.places()) or {None}
+                for shard in polling.keys() - shards:
                     polling.pop(shard).cancel()
-                for shard in wanted - polling.keys():
+                for shard in shards - polling.keys():
                     polling[shard] = asyncio.get_running_loop().create_task(self._poll_for_ever(shard))
                 await asyncio.sleep(PLACES_SECONDS)
         finally:
@@ -151,7 +155,7 @@ class Checker:
             await asyncio.gather(*polling.values(), return_exceptions=True)
 
     async def _poll_for_ever(self, shard: str | None) -> None:
-        """Poll until cancelled; an unreachable server or database is tried again."""
+        """Poll until cancelled; retry while the server or the database is unreachable."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             try:
@@ -170,20 +174,20 @@ class Checker:
                 await asyncio.sleep(wait)
 
     def _answered(self, task: asyncio.Task[None]) -> None:
-        """However it ended, cancelled before it began included."""
+        """Called however the task ended, even if it was cancelled before it began."""
         self._answers.discard(task)
         self._permits.release()
 
     def _complain(self, error: Exception, wait: float) -> None:
-        """Say why polling fails: loudly, and once, where trying again does not help by itself."""
-        passing = isinstance(error, CheckUnavailable) or (
+        """Log why polling fails: as a warning, once, if a retry alone does not help; otherwise at level debug."""
+        is_passing = isinstance(error, CheckUnavailable) or (
             isinstance(error, NotifyError) and error.retryable and error.code != NO_SERVERS_ANSWER
         )
-        loud = not passing and str(error) != self._complaint
-        if loud:
+        is_loud = not is_passing and str(error) != self._complaint
+        if is_loud:
             self._complaint = str(error)
         log.log(
-            logging.WARNING if loud else logging.DEBUG,
+            logging.WARNING if is_loud else logging.DEBUG,
             "polling for checks failed, again in %.1f s; transactions in doubt wait for it: %s: %s",
             wait,
             type(error).__name__,
@@ -240,7 +244,7 @@ class Checker:
             shard=check.shard,
             check=check.token,
             unavailable=reason is not None,
-            # It leaves in a request with the outcomes of others: what is no Unicode would have all of them refused.
+            # The item shares a request with other outcomes, which would all be refused if this were invalid Unicode.
             reason=None if reason is None else reason[:500].encode(errors="replace").decode(),
         )
         try:
@@ -253,7 +257,7 @@ class Checker:
         half = HalfMessage(
             check.id, self._client.group, check.shard, check.source, check.attempt, tuple(check.messages)
         )
-        # A server up to 0.1.0 sends none where the half was decided just before it read them.
+        # A server up to 0.1.0 sends no messages if the half was decided just before the server read them.
         headers = check.messages[0].headers if check.messages else None
         with tracing.continued("check", half.topic, headers) as note:
             outcome = await self._ask(half)
@@ -274,13 +278,13 @@ class Checker:
             raise CheckUnavailable(f"no listener for topic {half.topic!r}")
         if is_async(self._engine):
             async with self._local.place(), self._engine.connect() as connection:
-                told: Outcome = await connection.run_sync(answer, half)
-                return told
-        local: Outcome = await self._local.in_thread(LocalTransactionCheck(self._engine).check, half)
-        return local
+                async_outcome: Outcome = await connection.run_sync(answer, half)
+                return async_outcome
+        local_outcome: Outcome = await self._local.in_thread(LocalTransactionCheck(self._engine).check, half)
+        return local_outcome
 
     async def close(self) -> None:
-        """End answers that are under way, and wait for the threads that use the database, for a while."""
+        """Cancel the answers on their way, and wait at most ANSWER_SECONDS for the threads that use the database."""
         for task in list(self._answers):
             task.cancel()
         running = [future for room in (self._local, *self._rooms.values()) for future in room.running]

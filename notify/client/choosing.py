@@ -1,4 +1,4 @@
-"""The choice among servers that could take a producer's requests: those of its room, and of these the idle ones."""
+"""How a client chooses one of several servers: one in its own room if possible, preferring less loaded servers."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ class Candidate:
 
     url: str
     room: str = ""
-    """Where it stands: its setting `room`; empty where it says nothing."""
+    """The server's setting `room`; empty if it has none."""
     load: float = 0.0
-    """Transactions that it stored in a second, as of a second or two ago."""
+    """Transactions per second that the server stored, as of a second or two ago."""
 
 
 Chooser = Callable[[Sequence[Candidate], str], Candidate]
-"""A function that is given the candidates (one at least) and the client's own room, and returns one of them."""
+"""A function that gets the candidates (at least one) and the client's room, and returns one of the candidates."""
 
 
 def room_then_load(candidates: Sequence[Candidate], room: str) -> Candidate:
-    """One of the client's room, if there is any, else any one; the less a server has to do, the likelier.
+    """A server in the client's room if there is one, else any server; the lower a server's load, the likelier.
 
-    Chance decides, not the load alone: clients that choose at once, after a server has failed, would all take one.
+    The choice is random, because clients that choose at the same time, after a server has failed, would otherwise all
+    choose the same server.
     """
     near = [candidate for candidate in candidates if room and candidate.room == room] or list(candidates)
     return random.choices(near, [1 / (1 + max(0.0, candidate.load)) for candidate in near])[0]
 
 
 def chosen_by(chooser: Chooser, candidates: Sequence[Candidate], room: str) -> str:
-    """The address of the candidate that a chooser takes. Raises InvalidRequest where it fails or takes none."""
+    """The address of the candidate that the chooser returns. Raises InvalidRequest if it raises or returns another."""
     try:
         chosen = chooser(candidates, room)
     except Exception as error:

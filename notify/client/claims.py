@@ -1,7 +1,7 @@
-"""Claims: the rows of the inbox by which messages take effect in this transaction, or did in an earlier one.
+"""Claims: a claim is the inbox row of a message, which says that the message takes effect in the row's transaction.
 
-A claim is inserted within a savepoint that stays open while the handler runs. Where it is gone afterwards, the handler
-has ended the transaction, and its claim with it: `COMMIT` as SQL, or a statement that commits, such as DDL on MySQL.
+A claim is inserted within a savepoint that stays open while the handler runs. If the savepoint is gone afterwards, the
+handler has ended the transaction itself: by `COMMIT` as SQL, or by a statement that commits, such as DDL on MySQL.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from notify.errors import DeadLetter, InvalidRequest
 from notify.message import REPLAY, ReceivedMessage
 
 Row = tuple[str, int]
-"""The id and the replay number of a group's row."""
+"""The message id and the replay number of an inbox row."""
 REPLAY_DIGITS = 9
-"""The most digits of a replay number: every database's INTEGER holds it."""
+"""The most digits of a replay number, so that the INTEGER of every database holds it."""
 _GUARD = "notify_inbox_claim"
 _SAVEPOINT, _ROLLBACK, _RELEASE = (
     f"SAVEPOINT {_GUARD}",
@@ -35,12 +35,13 @@ _SAVEPOINT, _ROLLBACK, _RELEASE = (
     f"RELEASE SAVEPOINT {_GUARD}",
 )
 ASKED_AT_ONCE = 1000
-"""Ids in one SELECT: fewer than the parameters that any database takes."""
+"""The most ids in one SELECT: fewer than the parameters that any database allows."""
 _INSERT = notify_inbox.insert().values(created_at=database_now())
 
 
 def check_transactions(connection: sa.Connection) -> None:
-    """Raises InvalidRequest where a claim would be committed alone: AUTOCOMMIT, SQLite without `use_explicit_begin`."""
+    """Raises InvalidRequest if a claim would be committed alone: with AUTOCOMMIT, or SQLite without
+    `use_explicit_begin`."""
     if commits_by_itself(connection):
         raise InvalidRequest(
             "the inbox's engine is in AUTOCOMMIT: a message would count as handled before its handler has run",
@@ -56,90 +57,91 @@ def check_transactions(connection: sa.Connection) -> None:
 
 
 def claim(connection: sa.Connection, group: str, message: ReceivedMessage) -> bool:
-    """Insert the message's inbox row; False if it stands already. Waits for a transaction that is inserting the same.
+    """Insert the message's inbox row; False if it exists already. Waits for a transaction that inserts the same row.
 
-    A message that was dead and is sent again has another id than before: its effect may stand under either, and is
-    noted under both. Raises InvalidRequest as `check_transactions` does. Where it is True, a Guard is to follow.
+    A redriven dead letter has a new id. Its effect may be recorded under either id, so rows are inserted for both.
+    Raises InvalidRequest like `check_transactions`. If this returns True, run the handler within a Guard.
     """
     check_transactions(connection)
     return _claim(connection, group, message, is_guarded=True)
 
 
 def claim_all(connection: sa.Connection, group: str, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
-    """Claim messages as `claim` does, with few statements. The ones that have taken no effect yet, each once, in order.
+    """Claim messages like `claim`, with few statements. Returns those that have not taken effect yet, in order.
 
-    A message that is there twice, or under a new id beside its first one, is claimed once. Where there are any, a Guard
-    is to follow.
+    A message that is contained twice, or under its new id and its first one, is claimed and returned once. If any are
+    returned, run the handler within a Guard.
     """
     check_transactions(connection)
-    # In one order: two transactions that insert the same rows wait for each other, and do not deadlock.
+    # Sorted, so that two transactions that insert the same rows wait for each other, but do not deadlock.
     rows = sorted({row for message in messages for row in _rows_of(message)})
-    standing: set[Row] = set()
-    # Most batches have nothing that stands, and then this one statement is all.
+    existing: set[Row] = set()
+    # For most batches no row exists, and this one statement is enough.
     if not _insert(connection, group, rows, is_guarded=True):
-        standing = _standing(connection, group, rows)
-        if not _insert(connection, group, [row for row in rows if row not in standing], is_guarded=True):
-            # Another transaction has committed some since.
+        existing = _existing(connection, group, rows)
+        if not _insert(connection, group, [row for row in rows if row not in existing], is_guarded=True):
+            # Another transaction has committed some of the rows since.
             numbers = sorted(range(len(messages)), key=lambda n: messages[n].id)
             claimed = [n for n in numbers if _claim(connection, group, messages[n])]
             connection.exec_driver_sql(_SAVEPOINT)
             return [messages[n] for n in sorted(claimed)]
-    taken = set(standing)
+    seen = set(existing)
     fresh = []
     for message in messages:
-        own = _rows_of(message)
-        if taken.isdisjoint(own):
+        message_rows = _rows_of(message)
+        if seen.isdisjoint(message_rows):
             fresh.append(message)
-        taken.update(own)
+        seen.update(message_rows)
     return fresh
 
 
 def _claim(connection: sa.Connection, group: str, message: ReceivedMessage, *, is_guarded: bool = False) -> bool:
-    own, *more = _rows_of(message)
-    is_new = _insert(connection, group, [own], is_guarded=is_guarded)
-    for row in more:  # also where the first one stands
+    first_row, *more_rows = _rows_of(message)
+    is_new = _insert(connection, group, [first_row], is_guarded=is_guarded)
+    for row in more_rows:  # even if the first row exists
         is_new = _insert(connection, group, [row]) and is_new
     return is_new
 
 
 def _rows_of(message: ReceivedMessage) -> tuple[Row, ...]:
     replay = replay_of(message)
-    own = (message.id, replay)
-    return (own,) if message.first_id == message.id else (own, (message.first_id, replay))
+    row = (message.id, replay)
+    return (row,) if message.first_id == message.id else (row, (message.first_id, replay))
 
 
-def _standing(connection: sa.Connection, group: str, rows: Iterable[Row]) -> set[Row]:
-    """Which of these rows stand by now."""
-    t = notify_inbox.c
-    names = sorted({message_id for message_id, _ in rows})
-    standing: set[Row] = set()
-    for begin in range(0, len(names), ASKED_AT_ONCE):
-        asked = sa.and_(t.consumer_group == group, t.message_id.in_(names[begin : begin + ASKED_AT_ONCE]))
-        found = connection.execute(sa.select(t.message_id, t.replay).where(asked))
-        standing.update((message_id, replay) for message_id, replay in found)
-    return standing
+def _existing(connection: sa.Connection, group: str, rows: Iterable[Row]) -> set[Row]:
+    """The rows in the inbox with the ids of these rows."""
+    columns = notify_inbox.c
+    ids = sorted({message_id for message_id, _ in rows})
+    existing: set[Row] = set()
+    for begin in range(0, len(ids), ASKED_AT_ONCE):
+        page = ids[begin : begin + ASKED_AT_ONCE]
+        condition = sa.and_(columns.consumer_group == group, columns.message_id.in_(page))
+        result = connection.execute(sa.select(columns.message_id, columns.replay).where(condition))
+        existing.update((message_id, replay) for message_id, replay in result)
+    return existing
 
 
 def _insert(connection: sa.Connection, group: str, rows: Sequence[Row], *, is_guarded: bool = False) -> bool:
-    """Insert rows, all or none; False where another transaction has inserted one. `is_guarded`: the savepoint, which
-    the insert needs anyway, stays open.
+    """Insert rows, all or none; False if one of them exists already. `is_guarded`: the savepoint, which the insert
+    needs anyway, stays open.
 
-    Raises SQLAlchemy's IntegrityError for a row that breaks another rule, such as that of a column that was added: its
-    message would count as one that took effect.
+    Raises SQLAlchemy's IntegrityError if a row breaks another constraint, such as one of an added column: returning
+    False would make the message count as handled.
     """
     if not rows:
         return True
-    given: list[dict[str, Any]] = [
+    values: list[dict[str, Any]] = [
         {"consumer_group": group, "message_id": message_id, "replay": replay} for message_id, replay in rows
     ]
     insert = _INSERT
-    if len(given) > 1 and connection.dialect.name in ("mysql", "mariadb"):
-        # Their drivers send many rows in one statement where each value is a parameter, and else row by row.
+    if len(values) > 1 and connection.dialect.name in ("mysql", "mariadb"):
+        # Their drivers send many rows in one statement only if each value is a parameter, otherwise row by row.
         insert, now = notify_inbox.insert(), connection.scalar(sa.select(database_now()))
-        given = [row | {"created_at": now} for row in given]
+        values = [row | {"created_at": now} for row in values]
     try:
         with _until_failure(connection) if is_guarded else connection.begin_nested():
-            connection.execute(insert, given if len(given) > 1 else given[0])
+            connection.execute(insert, values if len(values) > 1 else values[0])
     except sa.exc.IntegrityError as error:
         if not is_doubled(error.orig):
             raise
@@ -149,7 +151,7 @@ def _insert(connection: sa.Connection, group: str, rows: Sequence[Row], *, is_gu
 
 @contextlib.contextmanager
 def _until_failure(connection: sa.Connection) -> Iterator[None]:
-    """The savepoint of a Guard; what fails within it is undone."""
+    """Open the savepoint of a Guard; roll back to it if a statement fails."""
     connection.exec_driver_sql(_SAVEPOINT)
     try:
         yield
@@ -160,20 +162,22 @@ def _until_failure(connection: sa.Connection) -> Iterator[None]:
 
 
 class Guard:
-    """Around the handler's work, as a context manager: whether the claims' transaction went on to its end."""
+    """A context manager around the handler's work that notices if the handler has ended the claims' transaction."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
-        self._is_told = False
+        self._has_failed = False
+        """Whether `release` has failed, so that the savepoint needs no further look."""
         self.is_lost = False
-        """Whether the transaction has ended before the handler's work."""
+        """Whether the transaction ended before the handler's work did."""
 
     def release(self) -> None:
-        """The handler has returned. Raises InvalidRequest where the commit would not be that of its whole effect."""
+        """Call this when the handler has returned. Raises InvalidRequest if a commit would not contain its whole
+        effect."""
         try:
             self._connection.exec_driver_sql(_RELEASE)
         except sa.exc.DBAPIError as error:
-            self._is_told = True
+            self._has_failed = True
             self.is_lost = is_savepoint_gone(error.orig)
             if self.is_lost:
                 raise has_ended() from None
@@ -189,31 +193,31 @@ class Guard:
             self.look()
 
     def look(self) -> None:
-        """The handler has failed: has the transaction ended before?"""
-        if self._is_told:
+        """Call this when the handler has failed: find out whether the transaction had ended before."""
+        if self._has_failed:
             return
         try:
             self._connection.exec_driver_sql(_ROLLBACK)
         except sa.exc.DBAPIError as refusal:
             self.is_lost = is_savepoint_gone(refusal.orig)
         except sa.exc.SQLAlchemyError:
-            pass  # rolled back, and closed
+            pass  # the transaction is rolled back and closed
 
 
 def is_claimed(connection: sa.Connection, group: str, messages: Sequence[ReceivedMessage]) -> bool:
-    """Whether a claim of one of these messages stands."""
-    return bool(_standing(connection, group, [row for message in messages for row in _rows_of(message)]))
+    """Whether the inbox has a claim of one of these messages."""
+    return bool(_existing(connection, group, [row for message in messages for row in _rows_of(message)]))
 
 
 def refuse_partial(is_claimed: bool, error: BaseException) -> None:
-    """Raises Partial where a claim stands although its transaction did not come to its end."""
+    """Raises Partial if a claim was committed although the inbox did not commit its transaction."""
     if is_claimed:
         raise Partial(error) from error
 
 
 class Partial(DeadLetter, InvalidRequest):
-    """The handler has committed a part of its effect, or all of it, together with the claim: another attempt would
-    count as one that is handled already, whatever is missing."""
+    """The handler has committed its effect, or a part of it, together with the claim. Another attempt would be skipped
+    as already handled, even if a part of the effect is missing."""
 
     code = "inbox_commit"
 
@@ -227,7 +231,7 @@ class Partial(DeadLetter, InvalidRequest):
 
 
 def has_ended() -> InvalidRequest:
-    """The error of a handler that has ended the inbox's transaction."""
+    """The error if a handler has ended the inbox's transaction."""
     return InvalidRequest(
         "the handler has ended the inbox's transaction, so its effect cannot be committed with the message; raise "
         "what should roll it back, and use begin_nested() for a part that may fail alone",
@@ -244,7 +248,7 @@ def _was_aborted() -> InvalidRequest:
 
 
 def replay_of(message: ReceivedMessage) -> int:
-    """The run that a message's effect belongs to: the delivery says it, or the header of one that was dead."""
+    """The replay number of a message's effect: from the delivery, or from the header of a redriven dead letter."""
     text = message.headers.get(REPLAY, "")
     if text.isascii() and text.isdigit() and len(text) <= REPLAY_DIGITS:
         return int(text)

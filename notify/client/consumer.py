@@ -1,4 +1,7 @@
-"""Consumer and AsyncConsumer: subscriptions, and a session with each queue server. Threads are a shell over asyncio."""
+"""Consumer and AsyncConsumer: their subscriptions, and a session with each queue server.
+
+Consumer, for threads, is a shell over the same asyncio code.
+"""
 
 from __future__ import annotations
 
@@ -68,15 +71,15 @@ class _Consumer:
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`instance` names this consumer in its group: give one that stays the same where topics are broadcast.
+        """`instance` is this consumer's name in its group: with broadcast topics, keep it the same over restarts.
 
-        `lease` (1 to 3,600 seconds): how long a message is this consumer's without a word; it is renewed while its
-        handler runs. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for the handlers under way.
-        `batch` (1 to 10,000): messages in hand at most; None: twice `concurrency`, at least 32, and at least two of the
-        largest batches that a handler takes. `token`, `tls`: what to show and to believe; None: what the
-        environment says (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that gives the
-        one to show now, without blocking: it is called again every 10 s, and when a server refuses the one before.
-        Raises InvalidRequest.
+        `lease` (1 to 3,600 seconds): how long a message stays leased to this consumer without a renewal; the consumer
+        renews it while the handler runs. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for
+        running handlers. `batch` (1 to 10,000): the most messages in hand; None: twice `concurrency`, at least 32, and
+        at least two of the largest batches that a handler takes. `token`: the token to send; `tls`: the TLS context
+        that verifies the server; None: both come from the environment (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`,
+        `NOTIFY_CA`). `token` may be a function that returns the current token without blocking: it is called every
+        10 s, and when a server refuses the previous token. Raises InvalidRequest.
         """
         check_name("group", group)
         check_whole("concurrency", concurrency, 1, MOST_CONCURRENT)
@@ -105,9 +108,9 @@ class _Consumer:
         self._announce = functools.partial(announce, log, is_seen=False)
         self._consuming: asyncio.Task[Any] | None = None
         self._is_cut = False
-        """Whether a second signal ends it: nothing is waited for any more."""
+        """Whether a second signal ends the consumer: it no longer waits for handlers."""
         self._left: BaseException | None = None
-        """SystemExit or the like, which a handler raised: it ends the consumer."""
+        """SystemExit or another BaseException that a handler raised: it ends the consumer."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.handled = 0
         self.failed = 0
@@ -127,26 +130,28 @@ class _Consumer:
     ) -> Callable[[F], F]:
         """Decorator: run the function (for AsyncConsumer: `async def`) for each message of a topic.
 
-        It is called with the message, and with a session of the inbox's database if the consumer has an `Inbox`. It
-        returns: ack. It raises: retry with back-off. It raises DeadLetter: to the dead-letter queue. `start` counts
-        for a new subscription: `latest` (default), `earliest`, an offset or an instant. `topic` may be a pattern with
-        `*`: topics of such names that are made later are consumed from their first message on.
+        The function gets the message, and a session of the inbox's database if the consumer has an `Inbox`. If it
+        returns, the message is acknowledged. If it raises, the message is retried with back-off. If it raises
+        DeadLetter, the message becomes a dead letter. `start` counts for a new subscription: `latest` (default),
+        `earliest`, an offset or an instant. `topic` may be a pattern with `*`: a matching topic that is created later
+        is consumed from its first message on.
 
-        With `batch` (1 to 10,000) it is called with a list of so many messages at most, and with an inbox in one
-        transaction for all. Where that fails, it is called with the halves, down to the messages that fail alone: only
-        these count an attempt, and their later attempts are each alone. A first parameter that is annotated with a
-        dataclass, a msgspec struct, a TypedDict or a pydantic model (`list[Order]` with `batch`) gets the decoded
-        bodies; a message whose body does not fit is a dead letter at once.
+        With `batch` (1 to 10,000) the function gets a list of at most this many messages, and with an inbox all of
+        them in one transaction. If the call fails, the two halves of the list are handled, and so on down to the
+        messages that fail alone: only these use up an attempt, and they are retried one by one. A first parameter
+        annotated with a dataclass, a msgspec struct, a TypedDict or a pydantic model (`list[Order]` with `batch`) gets
+        the decoded bodies; a message whose body does not fit becomes a dead letter immediately.
 
-        Of messages with one of the `tags` (none: of all) those are delivered that `filter` is true for, an expression
-        of CEL over `headers`, `key`, `tag` and `topic`: `"region" in headers && headers.region == "eu"`. The wait
-        before an attempt doubles from `retry_min` to `retry_max` seconds.
+        A message is delivered if it has one of the `tags` (no tags: any message) and `filter` is true. `filter` is a
+        CEL expression over `headers`, `key`, `tag` and `topic`: `"region" in headers && headers.region == "eu"`. The
+        wait before an attempt doubles from `retry_min` to `retry_max` seconds.
 
-        `mode` is the group's for the topic: `shared` (any instance, many at once), `ordered` (of each key one at a
-        time, keys in parallel), `exclusive` (one instance; a second is refused), `failover` (one instance, another
-        takes over when its lease is over), `broadcast` (every instance gets every message from when it first asks).
+        `mode` says how the group shares the topic: `shared` (any instance, many messages at once), `ordered` (one
+        message of a key at a time, keys in parallel), `exclusive` (one instance; a second one is refused), `failover`
+        (one instance; another takes over when its lease expires), `broadcast` (every instance gets every message from
+        its first request on).
 
-        Raises InvalidRequest for what the server would refuse, and for a function that cannot be called so.
+        Raises InvalidRequest for options that the server would refuse, and for a function with the wrong parameters.
         """
         check_options(topic, mode, tags, max_attempts, (retry_min, retry_max), batch, self._batch)
         if topic in self._handlers:
@@ -171,7 +176,7 @@ class _Consumer:
 
     @property
     def _in_hand(self) -> int:
-        """Messages in hand at most: where nothing is given, the next batch comes while one is handled."""
+        """The most messages in hand: without `batch`, enough that the next batch arrives while one is handled."""
         if self._batch is not None:
             return self._batch
         largest = max([handler.batch or 1 for handler in self._handlers.values()], default=1)
@@ -183,9 +188,10 @@ class _Consumer:
         raise TypeError("a shell says how the inbox's database is asked")
 
     async def _consume(self) -> BaseException | None:
-        """Until `stop`: then what is under way is finished and settled.
+        """Consume until `stop`, then wait until the running handlers have finished and their messages are settled.
 
-        SystemExit and the like, which a handler raised, are the result: raised here they would end the loop at once.
+        Returns the SystemExit or other BaseException that a handler raised: raised here, it would end the loop
+        immediately.
         """
         if not self._handlers:
             raise InvalidRequest("subscribe to a topic before running the consumer")
@@ -194,7 +200,7 @@ class _Consumer:
         self._consuming = asyncio.current_task()
         self._gathering = gathering = Gathering(self._call_with_batch, self._concurrency)
         try:
-            if self._is_stopped:  # before there was a loop to tell
+            if self._is_stopped:  # `stop` was called before the loop ran
                 return None
             if not self._is_named:
                 warn_of_broadcasts(log, self._handlers.values(), self.instance)
@@ -205,10 +211,10 @@ class _Consumer:
                 from notify.client.kafka.plan import Plan
 
                 self._announce(begun("Kafka", self.group, self.instance, self._handlers.values(), {}))
-                given = (bool(self._token or self._tls), self._inbox is not None, self._announce, lambda: self._is_cut)
-                bounds: Any = (self._concurrency, self._in_hand, self._lease, self._drain, *given)
-                named = (self.url, self.group, self.instance, self._handlers, self._call_counted)
-                await consume(Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds), self._stopping)
+                flags = (bool(self._token or self._tls), self._inbox is not None, self._announce, lambda: self._is_cut)
+                bounds: Any = (self._concurrency, self._in_hand, self._lease, self._drain, *flags)
+                names = (self.url, self.group, self.instance, self._handlers, self._call_counted)
+                await consume(Plan(*names, lambda: self._is_stopped or self._left is not None, *bounds), self._stopping)
             else:
                 await self._keep_sessions(self._stopping)
         except asyncio.CancelledError:
@@ -245,7 +251,7 @@ class _Consumer:
         self.handled += 1
 
     def _leave(self, error: BaseException) -> None:
-        """A handler wants the process to end: stop, and have `run` raise it once all is settled."""
+        """A handler wants the process to end: stop, and have `run` raise `error` once all messages are settled."""
         if self._left is None:
             log.warning("a handler raised %s: the consumer stops", type(error).__name__)
             self._left = error
@@ -253,9 +259,10 @@ class _Consumer:
             self._stopping.set()
 
     def stop(self) -> None:
-        """Stop receiving; `run` returns when what is under way is settled. From any thread or a signal handler.
+        """Stop receiving; `run` returns when all messages in hand are settled. Call it from any thread or a signal
+        handler.
 
-        Before the first `run` it has that return at once; after a run has ended it does nothing.
+        A call before the first `run` makes that `run` return immediately; a call after a run has ended does nothing.
         """
         loop, stopping = self._loop, self._stopping
         if loop is None or stopping is not None:
@@ -273,8 +280,8 @@ class AsyncConsumer(_Consumer):
     async def run(self) -> None:
         """Consume until `stop` is called or the task is cancelled.
 
-        Raises what cannot be mended by trying again: Conflict (`mode_in_use`) where another mode stands, Forbidden,
-        InvalidRequest where the inbox cannot work in its database.
+        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode, Forbidden,
+        InvalidRequest if the inbox cannot work in its database.
         """
         self._room = asyncio.Semaphore(self._concurrency)
         left = await self._consume()
@@ -310,11 +317,12 @@ class Consumer(_Consumer):
     _is_async = False
 
     def run(self, *, signals: bool = True) -> None:
-        """Consume. With `signals` SIGTERM and SIGINT stop it gracefully, where it runs in the main thread; a second one
-        ends it at once, with SystemExit or KeyboardInterrupt, and what was not acknowledged is delivered again.
+        """Consume until `stop` is called. With `signals`, and in the main thread, SIGTERM and SIGINT stop the consumer
+        gracefully; a second signal ends it immediately, with SystemExit or KeyboardInterrupt, and messages that were
+        not acknowledged are delivered again.
 
-        Raises what cannot be mended by trying again: Conflict (`mode_in_use`) where another mode stands, Forbidden,
-        InvalidRequest where the inbox cannot work in its database.
+        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode, Forbidden,
+        InvalidRequest if the inbox cannot work in its database.
         """
         heeding: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if signals and threading.current_thread() is threading.main_thread():
@@ -326,14 +334,14 @@ class Consumer(_Consumer):
             try:
                 left = thread.run(self._consume())
             finally:
-                # A handler that outlasts the drain is not waited for: the log has said so.
+                # Handlers that outlast the drain are not waited for; the session has logged a warning about them.
                 self._pool.shutdown()
                 thread.close()
         if left is not None:
             raise left
 
     def _cut(self, number: int) -> None:
-        """End although handlers are under way: their messages come again once their leases are over."""
+        """End although handlers are running: their messages are delivered again once their leases expire."""
         self._is_cut = True
         self._left = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
         if self._loop is not None and self._consuming is not None:
@@ -344,8 +352,8 @@ class Consumer(_Consumer):
 
     async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
         work: Callable[..., object] = call_to_the_end if self._inbox is None else self._inbox.run
-        given = (handler.handle, message) if self._inbox is None else (self.group, message, handler.handle)
-        await in_a_thread(self._pool, tracing.traced(work, self.group, message), *given)
+        arguments = (handler.handle, message) if self._inbox is None else (self.group, message, handler.handle)
+        await in_a_thread(self._pool, tracing.traced(work, self.group, message), *arguments)
 
     async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
         def call() -> None:

@@ -1,5 +1,5 @@
-"""FailureLog: what a consumer logs of handlers that fail. A traceback is written once a minute for each cause, and one
-line for each failure: a message that is tried 16 times would fill the log with the same 100 lines."""
+"""FailureLog: logs the failures of a consumer's handlers. Each failure is one line; the traceback of a cause is written
+at most once a minute, because a message that fails 16 times would repeat the same 100 lines."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MOST_CAUSES = 1_000
 
 
 class FailureLog:
-    """Knows when each cause, an exception's type and where it was raised, was logged with its traceback."""
+    """Remembers when each cause (an exception's type and place) was last logged with its traceback."""
 
     def __init__(self) -> None:
         self._traced: dict[tuple[type[BaseException], str], float] = {}
 
     def tell(self, topic: str, message_id: str, attempt: int, error: BaseException) -> None:
-        """Log a failure, with its traceback where that has not been seen for a minute."""
+        """Log a failure, with the traceback if its cause was not logged with one in the last minute."""
         now = time.monotonic()
         cause = type(error), place_of(error)
-        before = self._traced.get(cause)
-        is_new = before is None or now - before >= TRACE_SECONDS
+        logged_at = self._traced.get(cause)
+        is_new = logged_at is None or now - logged_at >= TRACE_SECONDS
         if is_new:
             if len(self._traced) >= MOST_CAUSES:
                 self._traced.clear()

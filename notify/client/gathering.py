@@ -1,7 +1,7 @@
-"""Batches: messages whose handler takes several are gathered, handled in one call, and told apart where that fails.
+"""Gathering: collects messages into batches for a handler of batches, and splits a batch whose call fails.
 
-Each message waits for its own fate, as if it were handled alone: leases, settling, attempts and dead letters are those
-of single messages, on a queue server as over Kafka.
+Each message gets its own result, as if it were handled alone. Leases, settling, attempts and dead letters are therefore
+those of single messages, on a queue server and over Kafka.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from notify.visible import one_line
 log = logging.getLogger("notify.consumer")
 
 CANCEL_SECONDS = 1.0
-"""How long coroutines that are cancelled may take to end."""
+"""How long cancelled coroutines may take to end."""
 Call = Callable[[Sequence[ReceivedMessage], Callable[..., Any]], Awaitable[None]]
-"""Handles messages, some of which an inbox may leave out, with a function of messages and a session."""
+"""Calls a function with messages and a session; an inbox may leave out messages that have taken effect already."""
 
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A message that is to be handled. `value`: its decoded body, until a call has had it."""
+    """A message that waits to be handled. `value`: its decoded body, until the first call takes it."""
 
     message: ReceivedMessage
     value: Any
     fate: asyncio.Future[None]
     batch: Batch | None = None
-    """The batch that it is handled in, once that has begun."""
+    """The batch that handles the message, once the batch has begun."""
 
     def take_value(self, read: Read) -> Any:
-        """The decoded body, new for each call: the handler may have changed the one that it failed with."""
+        """The decoded body, decoded again for each further call, because a failed handler may have changed it."""
         value, self.value = self.value, None
         return read(self.message) if value is None else value
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Messages that are handled in one call at first."""
+    """Messages that are handled in one call, and in several if that fails."""
 
     handler: Handler
     arrivals: list[Arrival]
@@ -54,35 +54,37 @@ class Batch:
 
 
 class Gathering:
-    """Batches of one consumer, at most `concurrency` at a time. Belongs to the event loop that it is made on.
+    """The batches of one consumer, at most `concurrency` at a time. Belongs to the event loop that it is made on.
 
-    No linger: what waits when there is room for a batch goes into it, so that batches grow while handlers are slow.
+    There is no linger time: a batch takes the messages that wait when it begins, so that batches grow while handlers
+    are slow.
     """
 
     def __init__(self, call: Call, concurrency: int) -> None:
         self._call = call
         self._concurrency = concurrency
         self._waiting: dict[str, tuple[Handler, deque[Arrival]]] = {}
-        """By the handlers' topics, which have their turns in this order."""
+        """The waiting messages of each handler, by topic; topics take turns in the order of this dict."""
         self._running: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
         self._ended: BaseException | None = None
-        """SystemExit or the like, which a handler of a batch has raised."""
+        """SystemExit or another BaseException that a handler of a batch has raised."""
         self._loop = asyncio.get_running_loop()
 
     async def handle(self, handler: Handler, message: ReceivedMessage) -> None:
-        """Return when a message was handled, in whichever batch. Raises what its handler raised for it alone.
+        """Wait until a batch has handled the message. Raises the exception that the handler raised for this message
+        alone.
 
-        Raises DeadLetter where its body does not fit what the handler takes: it is in no batch then.
+        Raises DeadLetter if the body does not fit the handler's annotation; the message is in no batch then.
         """
         if self._ended is not None:
             raise NotTried(self._ended)
         value = message if handler.read is None else handler.read(message)
         arrival = Arrival(message, value, self._loop.create_future())
-        arrival.fate.add_done_callback(_look)
+        arrival.fate.add_done_callback(_retrieve)
         self._waiting.setdefault(handler.topic, (handler, deque()))[1].append(arrival)
         if not self._is_scheduled:
-            # Messages that came together are all here by then.
+            # A later turn of the loop begins the batch, once all messages of the same delivery are here.
             self._is_scheduled = True
             self._loop.call_soon(self._begin)
         try:
@@ -92,7 +94,7 @@ class Gathering:
             if batch is None:
                 raise NotTried(error) from None
             if batch.task is not None and all(a.fate.cancelled() for a in batch.arrivals):
-                batch.task.cancel()  # nobody waits for it any more
+                batch.task.cancel()  # all its messages are cancelled
             raise
 
     def _begin(self) -> None:
@@ -109,10 +111,10 @@ class Gathering:
         self._begin()
 
     def _take(self) -> Batch:
-        """The next batch; it is empty where nobody waits for its messages any more.
+        """The next batch; it is empty if all its messages were cancelled.
 
-        A message that failed before, or whose process died with it, is alone: in a batch it would be a suspect again,
-        and a process that dies with a batch counts an attempt of each of its messages.
+        A message in its second or later attempt is a batch of its own. If it failed before, it would fail the batch
+        again; and if the process dies with a batch, each message of the batch has used up an attempt.
         """
         topic = next(iter(self._waiting))
         handler, line = self._waiting.pop(topic)
@@ -132,7 +134,7 @@ class Gathering:
         return batch
 
     async def _run(self, batch: Batch) -> None:
-        """Handle a batch; while that fails, its halves, in the messages' order, down to those that fail alone."""
+        """Handle a batch. If the call fails, handle its two halves, in order, and so on down to single messages."""
         parts = [batch.arrivals]
         try:
             while parts:
@@ -148,14 +150,14 @@ class Gathering:
                 arrival.fate.cancel()
 
     def _end(self, batch: Batch, error: BaseException) -> None:
-        """The process is to end: no handler is called any more, and what has not begun is given back, too."""
+        """A handler ends the process: call no more handlers, and give back all messages that wait."""
         self._ended = error
         for arrivals in (batch.arrivals, *(line for _, line in self._waiting.values())):
             _fail(arrivals, NotTried(error))
         self._waiting.clear()
 
     async def _handle(self, handler: Handler, part: list[Arrival]) -> list[list[Arrival]]:
-        """Handle messages in one call. Where that fails: the halves to be tried, and of one message nothing."""
+        """Handle messages in one call. Returns the two halves to handle next if the call failed on several messages."""
         try:
             await self._call([arrival.message for arrival in part], _function_of(handler, part))
         except BaseException as error:
@@ -165,7 +167,7 @@ class Gathering:
                 _fail(part, error)  # the halves would count as handled
                 return []
             if len(part) > 1 and not isinstance(error, Exception | asyncio.CancelledError):
-                raise  # the process is to end, for whichever of them
+                raise  # SystemExit or KeyboardInterrupt ends the process, whichever message caused it
             if len(part) > 1:
                 log.info(
                     "the handler of %s failed on %d messages, and gets them in two halves: %s",
@@ -181,7 +183,7 @@ class Gathering:
         return []
 
     async def close(self) -> None:
-        """Wait no longer for batches under way, which nobody waits for."""
+        """Cancel the running batches, for whose results nobody waits any more."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -190,20 +192,20 @@ class Gathering:
 
 
 def _fail(arrivals: Iterable[Arrival], error: BaseException) -> None:
-    """Tell those who still wait for these messages that they failed."""
+    """Set the error as the result of the messages that have none yet."""
     for arrival in arrivals:
         if not arrival.fate.done():
             arrival.fate.set_exception(error)
 
 
-def _look(fate: asyncio.Future[None]) -> None:
-    """Who waited may be cancelled by now, and would leave an exception unseen, which asyncio would report."""
+def _retrieve(fate: asyncio.Future[None]) -> None:
+    """Mark the exception as retrieved: otherwise asyncio reports it if the waiting task was cancelled."""
     if not fate.cancelled():
         fate.exception()
 
 
 def _function_of(handler: Handler, part: Sequence[Arrival]) -> Callable[..., Any]:
-    """The handler as a function of messages."""
+    """The handler as a function of messages, which decodes their bodies if it takes decoded ones."""
     if handler.read is None:
         return handler.call
     return functools.partial(_call_with_values, handler.call, handler.read, {id(a.message): a for a in part})

@@ -1,7 +1,8 @@
-"""Handler threads: a pool whose threads do not keep their process from ending.
+"""HandlerThreads: a thread pool that does not keep its process from ending.
 
-A handler that never returns would: Python waits at its exit for each thread of a ThreadPoolExecutor, long after the
-consumer's `drain` is over. A handler that is under way then is cut off, as by kill -9; its message comes again.
+Python waits at exit for each thread of a ThreadPoolExecutor, so that a handler that never returns would keep the
+process alive long after the consumer's `drain`. In this pool such a handler is cut off, as by kill -9, and its message
+is delivered again.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ Work = tuple["Future[Any]", Callable[[], Any]]
 
 
 class HandlerThreads(Executor):
-    """At most so many threads, started as they are needed. One thread at a time submits."""
+    """At most `most` threads, started when they are needed. Only one thread at a time may submit."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
         self._waiting: SimpleQueue[Work | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
-        """Threads that have nothing to do and that no work was given to yet."""
+        """The number of idle threads for which no work is queued."""
         self._started = 0
         self._is_closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a thread call a function; its result. Raises RuntimeError after `shutdown`."""
+        """Call a function in a thread and return the future of its result. Raises RuntimeError after `shutdown`."""
         if self._is_closed:
             raise RuntimeError("the consumer has ended: its threads call no handler any more")
         future: Future[Any] = Future()
@@ -41,12 +42,12 @@ class HandlerThreads(Executor):
     def _run(self) -> None:
         while (work := self._waiting.get()) is not None:
             _call(*work)
-            del work  # neither a message nor a result is kept until the next one comes
+            del work  # frees the message and the result before the next work comes
             self._idle.release()
-        self._waiting.put(None)  # the next thread's
+        self._waiting.put(None)  # ends the next thread
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
-        """Cancel what no thread has begun, and end the threads as they become free. Nobody waits for them."""
+        """Cancel the work that no thread has begun, and end each thread once it is idle. This does not wait."""
         self._is_closed = True
         while True:
             try:
@@ -63,7 +64,7 @@ def _call(future: Future[Any], function: Callable[[], Any]) -> None:
         return
     try:
         result = function()
-    except StopIteration as error:  # no future of asyncio holds it, and whoever waits for one would wait for ever
+    except StopIteration as error:  # an asyncio future cannot hold it, so that its waiter would wait forever
         unheld = RuntimeError("StopIteration was raised")
         unheld.__cause__ = error
         future.set_exception(unheld)

@@ -1,4 +1,4 @@
-"""Handlers: the functions that a consumer runs, what each one wants of its topic, and whether they can be called."""
+"""Handlers: the functions that a consumer calls, with the options of their subscriptions, and the checks of both."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from notify.limits import LIMITS, MODES, check_between, check_name, check_whole
 from notify.message import ReceivedMessage
 
 REASON_CHARACTERS = 500
-"""How much of a handler's error goes to the server with a retry or a dead letter."""
+"""The most characters of a handler's error that go to the server with a retry or a dead letter."""
 PLACE_CHARACTERS = 150
 MOST_FRAMES = 1000
-"""Frames of a traceback that are looked at; a deeper one is an endless recursion."""
+"""The most frames of a traceback that are examined; a deeper traceback is an endless recursion."""
 _SDK = str(Path(__file__).parents[1] / "_")[:-1]
 _PYTHON = tuple({sysconfig.get_path(name) + _SDK[-1] for name in ("stdlib", "platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")
@@ -44,29 +44,29 @@ class Handler:
     retry_min: float
     retry_max: float
     batch: int | None = None
-    """The most messages that it is called with at a time; None: it is called with one, not with a list."""
+    """The most messages in one call, which gets a list; None: the function gets one message."""
     read: Read | None = None
-    """Its decoder of messages; None where it takes messages as they are."""
+    """Decodes a message for the function; None if the function takes the ReceivedMessage itself."""
 
     def handle(self, message: ReceivedMessage, *session: Any) -> Any:
-        """Call the function with one message; its result is a coroutine where the function is a coroutine function.
+        """Call the function with one message. The result is a coroutine if the function is a coroutine function.
 
-        Raises DeadLetter where the body does not fit what the function takes.
+        Raises DeadLetter if the body does not fit the function's annotation.
         """
         return self.call(message if self.read is None else self.read(message), *session)
 
 
 def handler_of(handlers: Mapping[str, Handler], topic: str) -> Handler | None:
-    """The handler subscribed to a topic by name, else the first one by a pattern."""
+    """The handler that is subscribed to the topic by name, else the first handler whose pattern matches."""
     named = handlers.get(topic)
     return named or next((h for pattern, h in handlers.items() if fnmatchcase(topic, pattern)), None)
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether an error that a handler raised says that the consumer cancels the handler's task.
+    """Whether the error means that the consumer has cancelled the handler's task.
 
-    A CancelledError may also come from within, such as from a task that the handler awaits and somebody else cancelled:
-    then it is the handler's failure like another.
+    A CancelledError may also come from within the handler, such as from a task that the handler awaits and that other
+    code has cancelled. Then it is an ordinary failure of the handler.
     """
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
@@ -81,10 +81,10 @@ def check_options(
     batch: int | None,
     in_hand: int | None,
 ) -> None:
-    """Raises InvalidRequest for options of a subscription that the server would refuse, or that cannot be together.
+    """Raises InvalidRequest for options of a subscription that the server would refuse, or that contradict each other.
 
-    `retry`: the shortest and the longest wait, in seconds. `in_hand`: messages that the consumer holds at most, where
-    that was given.
+    `retry`: the shortest and the longest wait, in seconds. `in_hand`: the most messages that the consumer holds, if the
+    user has set it.
     """
     if not isinstance(topic, str):
         raise InvalidRequest(
@@ -104,7 +104,7 @@ def check_options(
         check_whole("batch", batch, 1, LIMITS.max_messages)
         if in_hand is not None and batch > in_hand:
             raise InvalidRequest(
-                f"a batch of {batch} messages cannot be had where the consumer holds {in_hand} at most: give the "
+                f"a batch of {batch} messages is impossible, because the consumer holds {in_hand} at most: give the "
                 f"consumer a batch= of at least {batch}, or none",
                 "out_of_bounds",
             )
@@ -113,13 +113,13 @@ def check_options(
 def check_callable(
     function: Callable[..., Any], *, is_async: bool, has_session: bool, in_batches: bool = False
 ) -> Read | None:
-    """Raises InvalidRequest unless a consumer of this kind can call the function: each message would fail otherwise.
+    """Raises InvalidRequest if a consumer of this kind cannot call the function, because every message would fail.
 
-    The result is its decoder of messages, see `reader_of`. `in_batches`: it is called with lists.
+    Returns the function that decodes messages for it, see `reader_of`. `in_batches`: whether it is called with lists.
     """
     name = name_of(function)
     if not callable(function):
-        raise InvalidRequest(f"the handler {name} is no function", "invalid_handler")
+        raise InvalidRequest(f"the handler {name} is not a function", "invalid_handler")
     if is_async and not (is_coroutine_function(function) or is_coroutine_function(inspect.unwrap(function))):
         raise InvalidRequest(
             f"the handler {name} is a plain function, which would hold up the event loop: AsyncConsumer runs `async "
@@ -140,7 +140,7 @@ def check_callable(
     try:
         inspect.signature(function).bind(*((first, "session") if has_session else (first,)))
     except ValueError:
-        return None  # some functions written in C do not say what they take
+        return None  # some functions written in C have no signature
     except TypeError as error:
         reason = (
             f"a consumer with an inbox calls it with ({first}, session)"
@@ -153,21 +153,21 @@ def check_callable(
 
 
 def refuse_unfinished(result: object) -> None:
-    """Raises InvalidRequest where a handler returned work instead of doing it: a lambda or a decorator that calls a
-    coroutine function, say. The message would count as handled, and nothing was done."""
+    """Raises InvalidRequest if a handler returned a coroutine or generator instead of doing its work, such as a lambda
+    that calls a coroutine function: the message would count as handled although nothing was done."""
     if not (inspect.isawaitable(result) or isinstance(result, Generator | AsyncGenerator)):
         return
     if inspect.iscoroutine(result) or isinstance(result, Generator):
         result.close()
     raise InvalidRequest(
         f"the handler returned a {type(result).__name__}, which nobody runs: the message is not handled; AsyncConsumer "
-        "awaits what an `async def` function does, and within it each call of another one needs its `await`",
+        "awaits an `async def` handler, and the handler itself must `await` each coroutine function that it calls",
         "invalid_handler",
     )
 
 
 class NotTried(Exception):
-    """A message is given back, and no attempt counts: `cause` ended the call that it was in, for whatever reason."""
+    """The handler did not get the message: it is given back without using up an attempt. `cause`: the reason."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(f"{type(cause).__name__} ended the call of its batch")
@@ -175,16 +175,16 @@ class NotTried(Exception):
 
 
 async def its_turn(turn: Awaitable[object]) -> None:
-    """Wait until a handler may begin. Raises NotTried where the task is cancelled meanwhile."""
+    """Wait until a handler may begin. Raises NotTried if the task is cancelled meanwhile."""
     try:
         await turn
     except asyncio.CancelledError as error:
         raise NotTried(error) from None
 
 
-async def in_a_thread(pool: Executor, function: Callable[..., object], *given: Any) -> None:
-    """Call a plain handler. Raises NotTried where the task is cancelled before a thread has begun with it."""
-    future = pool.submit(function, *given)
+async def in_a_thread(pool: Executor, function: Callable[..., object], *arguments: Any) -> None:
+    """Call a plain handler in a thread. Raises NotTried if the task is cancelled before a thread has begun the call."""
+    future = pool.submit(function, *arguments)
     try:
         await asyncio.wrap_future(future)
     except asyncio.CancelledError as error:
@@ -193,25 +193,26 @@ async def in_a_thread(pool: Executor, function: Callable[..., object], *given: A
         raise
 
 
-def call_to_the_end(function: Callable[..., Any], *given: Any) -> None:
-    """Call a plain handler. Raises what it raises, and InvalidRequest where it returned its work undone."""
+def call_to_the_end(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a plain handler. Raises the handler's exception, and InvalidRequest if it returned a coroutine or generator
+    instead of doing its work."""
     try:
-        result = function(*given)
-    except StopIteration as error:  # no future holds it: the message would never be settled
+        result = function(*arguments)
+    except StopIteration as error:  # a future cannot hold it: the message would never be settled
         raise RuntimeError("the handler raised StopIteration") from error
     refuse_unfinished(result)
 
 
 def reason_of(error: BaseException, *, named: bool = True) -> str:
-    """An error in words that every storage takes: without lone surrogates and NUL, bounded.
+    """The text of an error, bounded, and without the characters that a storage refuses: lone surrogates and NUL.
 
-    `named`: with its class before the text, and behind it where it was raised, as `(at shop.points.add:41)`. The server
-    groups failures by these two.
+    `named`: put the error's class before the text, and the place where it was raised behind it, such as
+    `(at shop.points.add:41)`. The server groups failures by class and place.
     """
     try:
         text = str(error)
     except Exception as failed:
-        text = f"(its text cannot be had: {type(failed).__name__})"
+        text = f"(the text of the error is unavailable: {type(failed).__name__})"
     place = ""
     if named:
         text = f"{type(error).__name__}: {text}"
@@ -225,32 +226,32 @@ def _plain(text: str, most: int) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Where the handler's own code failed, as ` (at module.function:line)`; empty for an error that was not raised.
+    """Where the handler's own code failed, as ` (at module.function:line)`; empty if the error was never raised.
 
-    The innermost frame that is neither Python's nor an installed package's; where there is none, because the service
-    itself is installed, the first frame outside of this SDK.
+    This is the innermost frame that belongs neither to Python nor to an installed package. If there is no such frame,
+    because the service itself is an installed package, it is the first frame outside of this SDK.
     """
-    first = own = None
+    first_outside = innermost_own = None
     step: TracebackType | None = error.__traceback__
     for _ in range(MOST_FRAMES):
         if step is None:
             break
         file = step.tb_frame.f_code.co_filename
         if not file.startswith((_SDK, "<frozen")):
-            first = first or step
+            first_outside = first_outside or step
             if not file.startswith(_PYTHON) and not any(folder in file for folder in _INSTALLED):
-                own = step
+                innermost_own = step
         step = step.tb_next
-    shown = own or first
-    if shown is None:
+    place = innermost_own or first_outside
+    if place is None:
         return ""
-    module = str(shown.tb_frame.f_globals.get("__name__", "?"))
-    name = _plain(f"{module}.{shown.tb_frame.f_code.co_qualname}", PLACE_CHARACTERS)
-    return f" (at {name}:{shown.tb_lineno})"
+    module = str(place.tb_frame.f_globals.get("__name__", "?"))
+    name = _plain(f"{module}.{place.tb_frame.f_code.co_qualname}", PLACE_CHARACTERS)
+    return f" (at {name}:{place.tb_lineno})"
 
 
 def refuse_offsets(handlers: Iterable[Handler], workers: Sequence[str]) -> None:
-    """Raises InvalidRequest for a start at an offset where several `workers` divide the keys: each has its own."""
+    """Raises InvalidRequest for a start at an offset if several `workers` divide the keys: each has its own offsets."""
     for handler in handlers:
         if workers and isinstance(handler.start, int) and handler.start:
             raise InvalidRequest(

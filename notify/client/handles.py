@@ -1,4 +1,4 @@
-"""Handles of transactions: what a `with` block sends into, and a half that its sender settles itself."""
+"""Handles: the object of a `with producer.transaction(…)` block, and a prepared half that its sender ends itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notify.message import Message
 
 
 class TransactionHandle:
-    """The object of `with producer.transaction(…) as tx`: it sends into that transaction."""
+    """The object of `with producer.transaction(…) as tx`, which sends messages with this transaction."""
 
     __slots__ = ("_send",)
 
@@ -34,7 +34,7 @@ class AsyncTransactionHandle:
         self._has_forgotten = False
 
     def send(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Send a message with this transaction. Await it: if it is not awaited, nothing is committed."""
+        """Send a message with this transaction. Await the result: if it is not awaited, nothing is committed."""
         return Sending(self._call(message), self._forget)
 
     async def _call(self, message: Message) -> None:
@@ -50,44 +50,44 @@ class AsyncTransactionHandle:
 
 
 class SyncPrepared:
-    """Prepared for threads: a half that the server holds; settle it yourself."""
+    """A half that the server holds, for threads. End it with commit() or rollback()."""
 
     __slots__ = ("_resolve", "id", "shard")
 
     def __init__(
         self, resolve: Callable[[str, str | None, Outcome], str], transaction_id: str, shard: str | None
     ) -> None:
-        """`resolve` records the outcome of such a half, and gives the recorded state."""
+        """`resolve` records an outcome of the half and returns the recorded state."""
         self._resolve = resolve
         self.id = transaction_id
         self.shard = shard
 
     def commit(self) -> str:
-        """Make it a message; the recorded state. Raises OutcomeConflict if a rollback is recorded."""
+        """Make the half a message and return the recorded state. Raises OutcomeConflict if a rollback is recorded."""
         return self._resolve(self.id, self.shard, Outcome.COMMIT)
 
     def rollback(self) -> str:
-        """Discard it; the recorded state. Raises OutcomeConflict if a commit is recorded."""
+        """Discard the half and return the recorded state. Raises OutcomeConflict if a commit is recorded."""
         return self._resolve(self.id, self.shard, Outcome.ROLLBACK)
 
 
 class Prepared:
-    """A half that the server holds, of a transaction that is not a database's: settle it yourself."""
+    """A half that the server holds, of a transaction outside of a database. End it with commit() or rollback()."""
 
     __slots__ = ("_resolve", "id", "shard")
 
     def __init__(
         self, resolve: Callable[[Prepared, Outcome], Awaitable[str]], transaction_id: str, shard: str | None
     ) -> None:
-        """`resolve` records the outcome of such a half, and gives the recorded state."""
+        """`resolve` records an outcome of the half and returns the recorded state."""
         self._resolve = resolve
         self.id = transaction_id
         self.shard = shard
 
     async def commit(self) -> str:
-        """Make it a message; the recorded state. Raises OutcomeConflict if a rollback is recorded."""
+        """Make the half a message and return the recorded state. Raises OutcomeConflict if a rollback is recorded."""
         return await self._resolve(self, Outcome.COMMIT)
 
     async def rollback(self) -> str:
-        """Discard it; the recorded state. Raises OutcomeConflict if a commit is recorded."""
+        """Discard the half and return the recorded state. Raises OutcomeConflict if a commit is recorded."""
         return await self._resolve(self, Outcome.ROLLBACK)

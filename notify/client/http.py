@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client for the data routes: asyncio, httptools, kept connections, nothing else.
+"""HttpClient: a small HTTP/1.1 client for the data routes, with asyncio, httptools and persistent connections.
 
-General clients cost more than a whole transaction here (aiohttp reached 10,000 requests/s where this one does not
-limit; see docs/adr). Requests are msgpack and carry a length; answers are read whole.
+A request of a general client costs more than a whole transaction (aiohttp was the limit at 10,000 requests/s; this
+client is not the limit; see docs/adr). Requests are msgpack and carry a length; answers are read whole.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONNECT_SECONDS = 3.0
 
 
 class _Connection(AnswerReader, asyncio.Protocol):
-    """One kept connection with at most one request on its way."""
+    """A persistent connection with at most one request on its way."""
 
     def __init__(self, client: HttpClient) -> None:
         super().__init__()
@@ -56,10 +56,13 @@ class _Connection(AnswerReader, asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
     def ask(self, request: bytes, seconds: float) -> asyncio.Future[tuple[int, bytes]]:
-        """The future of status and body; it raises TimeoutError after `seconds`, Unavailable without an answer."""
+        """Send a request and return the future of status and body.
+
+        The future raises TimeoutError after `seconds`, and Unavailable if the connection fails before an answer.
+        """
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
-        # A timer of its own costs a third of `asyncio.timeout`, which would have to cancel whoever waits.
+        # A plain timer costs a third of `asyncio.timeout`, which cancels the waiting task.
         self._timer = loop.call_later(seconds, self._time_out)
         self.expect()
         self.transport.write(request)
@@ -90,7 +93,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
         self._fail(Unavailable(f"the server closed the connection before it answered{hint}"))
 
     def _ended(self) -> asyncio.Future[tuple[int, bytes]] | None:
-        """The future of the request on its way, which ends with this."""
+        """Forget the request on its way and return its future."""
         answer, self._answer = self._answer, None
         if self._timer is not None:
             self._timer.cancel()
@@ -110,12 +113,12 @@ class _Connection(AnswerReader, asyncio.Protocol):
         self.transport.close()
 
     def cut(self) -> None:
-        """Without TLS's farewell, which a busy or silent peer would have to answer first."""
+        """Close without the closing handshake of TLS, which a busy or silent peer might never answer."""
         self.transport.abort()
 
 
 def _hint_of(error: Exception) -> str:
-    """A hint for a person where no connection came about."""
+    """A hint for the user if a connection failed."""
     reason = error.reason if isinstance(error, ssl.SSLError) else ""
     if reason == "WRONG_VERSION_NUMBER":
         return "it speaks no TLS: write http://"
@@ -128,16 +131,15 @@ class HttpClient:
     """Requests to one server. Belongs to one event loop."""
 
     def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, token: Shown | Token = None) -> None:
-        """`tls` and `token`: what to believe and to show; None: what the environment says (notify/client/login.py).
-
-        Raises InvalidRequest for what is no server's address.
+        """`tls`: the TLS context that verifies the server; `token`: the token to send; None: from the environment
+        (notify/client/login.py). Raises InvalidRequest if `url` is not the address of a server.
         """
         parts = server_address(url)
         self.url = url.rstrip("/")
         self.address = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
         self.tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
         self._base = parts.path.rstrip("/")
-        """In front of each path: a worker of several is reached so."""
+        """The prefix of each path, which selects one of several workers."""
         self._head_host = f"host: {parts.netloc}\r\n"
         self._token = token if isinstance(token, Token) else Token(token)
         self._heads: dict[tuple[str, str, str], str] = {}
@@ -147,30 +149,30 @@ class HttpClient:
         self._closed = self._leaving = False
 
     async def call(self, method: str, path: str, body: bytes, seconds: float, kind: str = MSGPACK) -> bytes:
-        """The body of a 200 answer. Raises what a problem says, Unavailable, or Timeout after `seconds`.
+        """The body of a 200 answer. Raises the error that the server reports, Unavailable, or Timeout after `seconds`.
 
-        Where the token is refused and there is another by now, the request is sent again with that, and has as many
-        seconds again: a poll may have waited for most of its time when its token was revoked.
+        If the server refuses the token and there is a new one, the request is sent again with the new token. It then
+        has the full `seconds` again, because a poll may have used most of its time when its token was revoked.
         """
-        shown: str | None = self._token.header()
+        token_header: str | None = self._token.header()
         status, answer = 401, b""
         for _ in range(1 + EXCHANGES):
-            if shown is None:
+            if token_header is None:
                 break
-            status, answer = await self.ask(method, path, body, seconds, kind, shown)
+            status, answer = await self.ask(method, path, body, seconds, kind, token_header)
             if status != 401:
                 break
-            shown = self._token.instead_of(shown)
+            token_header = self._token.instead_of(token_header)
         if status == 200:
             return answer
         raise _refusal(status, answer, self.url + path)
 
     async def ask(
-        self, method: str, path: str, body: bytes, seconds: float, kind: str, shown: str
+        self, method: str, path: str, body: bytes, seconds: float, kind: str, token_header: str
     ) -> tuple[int, bytes]:
-        """Status and body of an answer; `shown`: lines of the head that say who asks. Raises Unavailable, Timeout."""
+        """Status and body of an answer; `token_header`: the header line with the token. Raises Unavailable, Timeout."""
         deadline = asyncio.get_running_loop().time() + seconds
-        request = self._request(method, path, body, kind, shown)
+        request = self._request(method, path, body, kind, token_header)
         try:
             if self._room.locked():
                 async with asyncio.timeout_at(deadline):
@@ -185,36 +187,36 @@ class HttpClient:
             raise Timeout(f"no answer to {method} {path} within {seconds:g} s; it may have been carried out") from None
 
     def request(self, method: str, path: str, body: bytes) -> bytes:
-        """The bytes of a request that is sent on another connection."""
+        """The bytes of a request that the caller sends on a connection of its own."""
         return self._request(method, path, body, MSGPACK, self._token.header())
 
-    def _request(self, method: str, path: str, body: bytes, kind: str, shown: str) -> bytes:
+    def _request(self, method: str, path: str, body: bytes, kind: str, token_header: str) -> bytes:
         head = self._heads.get((method, path, kind))
         if head is None:
             head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._head_host}"
             head += f"content-type: {kind}\r\naccept: {kind}\r\ncontent-length: "
             if len(self._heads) < 1000:
                 self._heads[(method, path, kind)] = head
-        return f"{head}{len(body)}\r\n{shown}\r\n".encode() + body
+        return f"{head}{len(body)}\r\n{token_header}\r\n".encode() + body
 
     async def _ask(self, request: bytes, deadline: float) -> tuple[int, bytes]:
         """Status and body of an answer. Raises Unavailable, or TimeoutError at the deadline (the loop's time)."""
         loop = asyncio.get_running_loop()
         while True:
-            connection = self._kept() or await self._connect(deadline)
-            is_kept = connection.used
+            connection = self._take_idle() or await self._connect(deadline)
+            was_used = connection.used
             try:
                 return await connection.ask(request, deadline - loop.time())
             except Unavailable:
-                # A kept connection may have been closed by the server just then: all routes may be repeated.
-                if not is_kept:
+                # The server may have closed an idle connection just now. All routes may be repeated safely.
+                if not was_used:
                     raise
             except asyncio.CancelledError:
                 connection.close()
                 raise
 
-    def _kept(self) -> _Connection | None:
-        """An open connection without a request. Raises Closed, and Unavailable for a server that has left."""
+    def _take_idle(self) -> _Connection | None:
+        """An open connection without a request. Raises Closed, and Unavailable if the server is no longer a member."""
         if self._closed:
             raise Closed("this client is closed")
         if self._leaving:
@@ -250,43 +252,43 @@ class HttpClient:
             self._idle.remove(connection)
 
     def close_when_idle(self) -> None:
-        """Take no more requests, which are refused as Unavailable: connections close as their answers come."""
+        """Refuse new requests as Unavailable; each connection closes once its answer has come."""
         self._leaving = True
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Begin anew: an answer was to another request, and what comes next on its connection may be, too."""
+        """Close the idle connections: an answer belonged to another request, and further answers may do so too."""
         for connection in list(self._idle):
             connection.close()
 
     def close(self) -> None:
-        """Cut every connection; what is on its way fails as Unavailable."""
+        """Cut every connection; requests on their way fail as Unavailable."""
         self._closed = True
         for connection in list(self._open):
             connection.cut()
 
     @property
     def is_open(self) -> bool:
-        """Whether the loop still has a connection of it."""
+        """Whether the loop still has a connection of this client."""
         return bool(self._open)
 
 
 NO_SERVERS_ANSWER = "http_200"
-"""The code of what answers 200 and is no Notify server: an outage behind a proxy, or not the address of a server."""
+"""The error code for a 200 answer that does not come from a Notify server: a proxy's page, or a wrong address."""
 
 
 def read_answer(decode: Callable[[bytes], T], answer: bytes) -> T:
-    """The content of a 200 answer. Raises Unavailable where it is no Notify server's, such as a proxy's page."""
+    """The content of a 200 answer. Raises Unavailable if it does not come from a Notify server, but from a proxy."""
     try:
         return decode(answer)
     except msgspec.DecodeError as error:
-        refusal = Unavailable(f"an answer says 200, and is not as a Notify server's ({error}): a proxy between?")
+        refusal = Unavailable(f"a 200 answer is not in a Notify server's format ({error}): is a proxy in between?")
         refusal.code = NO_SERVERS_ANSWER
         raise refusal from None
 
 
 class Connections(Protocol):
-    """Connections to servers, as far as an answer concerns them."""
+    """Connections to servers whose idle ones can be closed."""
 
     def close_idle(self) -> None: ...
 
@@ -295,52 +297,52 @@ _decode_items = msgspec.msgpack.Decoder(Items).decode
 
 
 def items_of(answer: bytes) -> list[Item]:
-    """The results that an answer carries. Raises Unavailable where it carries none."""
+    """The results in an answer. Raises Unavailable if the answer has no list of results."""
     return read_answer(_decode_items, answer).items
 
 
-def items_for(names: Sequence[str], answer: bytes, connections: Connections) -> list[Item]:
-    """The result for each id of a request, in order; raises as `items_for_both`."""
-    return items_for_both(names, (), answer, connections)[0]
+def items_for(item_ids: Sequence[str], answer: bytes, connections: Connections) -> list[Item]:
+    """The result for each id of a request, in order. Raises Unavailable like `items_for_both`."""
+    return items_for_both(item_ids, (), answer, connections)[0]
 
 
 def items_for_both(
-    halves: Sequence[str], outcomes: Sequence[str], answer: bytes, connections: Connections
+    item_ids: Sequence[str], outcome_ids: Sequence[str], answer: bytes, connections: Connections
 ) -> tuple[list[Item], list[Item]]:
-    """The results for the ids of a request's halves, or other items, and for those of the outcomes in it, in order.
+    """The results for the halves or other items of a request, and for its outcomes, each in the order of the ids.
 
-    Raises Unavailable where the answer has others: something between has mixed up two answers, and what one of them has
-    stored would be taken for stored of the other. Connections without a request are closed then.
+    Raises Unavailable if the answer has results for other ids: a proxy has mixed up two answers, and items would count
+    as stored that are not. Idle connections are closed then.
     """
-    found = read_answer(_decode_items, answer)
+    results = read_answer(_decode_items, answer)
     try:
-        _check_answered(halves, found.items)
-        _check_answered(outcomes, found.outcomes)
+        _check_answered(item_ids, results.items)
+        _check_answered(outcome_ids, results.outcomes)
     except Unavailable:
         connections.close_idle()
         raise
-    return found.items, found.outcomes
+    return results.items, results.outcomes
 
 
-def _check_answered(names: Sequence[str], items: Sequence[Item]) -> None:
-    if len(items) != len(names):
-        raise Unavailable(f"the answer has {len(items)} items for {len(names)}: a proxy between?")
-    for name, item in zip(names, items, strict=True):
-        if item.id != name and item.status in (200, 201):
-            raise Unavailable(f"the answer to {name} is one to {item.id}: a proxy between?")
+def _check_answered(item_ids: Sequence[str], items: Sequence[Item]) -> None:
+    if len(items) != len(item_ids):
+        raise Unavailable(f"the answer has {len(items)} items for {len(item_ids)}: is a proxy in between?")
+    for item_id, item in zip(item_ids, items, strict=True):
+        if item.id != item_id and item.status in (200, 201):
+            raise Unavailable(f"the answer for {item_id} belongs to {item.id}: is a proxy in between?")
 
 
 _decode_problem = msgspec.json.Decoder(Problem).decode
 
 
 def _refusal(status: int, body: bytes, address: str) -> NotifyError:
-    """The error that an answer other than 200 of this address stands for."""
+    """The error for an answer of this address whose status is not 200."""
     try:
-        found = _decode_problem(body)
+        problem = _decode_problem(body)
     except msgspec.DecodeError:
         detail = f"{address} answered {status}, and not as a Notify server does: is this the address of one?"
         return error_of(status, f"http_{status}", detail)
-    return error_of(status, found.code, found.detail, found.retry_after)
+    return error_of(status, problem.code, problem.detail, problem.retry_after)
 
 
 _BY_CODE: dict[str, type[NotifyError]] = {
@@ -359,7 +361,7 @@ _BY_STATUS: dict[int, type[NotifyError]] = {
 
 
 def error_of(status: int, code: str, detail: str, retry_after: float | None = None) -> NotifyError:
-    """The error of a problem or of a batch's item."""
+    """The error for an HTTP problem, or for an item of a batch."""
     if status == 429:
         error: NotifyError = Backpressure(detail, code, 1.0 if retry_after is None else retry_after)
     else:

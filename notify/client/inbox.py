@@ -1,4 +1,4 @@
-"""Inbox: the handler's effect and a row that says it happened commit together, so a redelivery has no effect."""
+"""Inbox: commits a handler's effect together with a row that records it, so that a redelivery has no second effect."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from notify.message import ReceivedMessage
 T = TypeVar("T")
 DAY = 86_400.0
 PURGE_AFTER_SECONDS = 30 * DAY
-"""Longer than a server's retention of 7 days; what is kept longer there comes again only with force."""
+"""Longer than a server's retention of 7 days; older messages are delivered again only if an operator forces it."""
 MAY_COMMIT = "notify_inbox_may_commit"
 
 
 class InboxSession(Session):
-    """The session that a handler is given. Only the inbox commits it: with the handler's effect complete."""
+    """The session that a handler gets. Only the inbox commits it, once the handler has returned."""
 
 
 @event.listens_for(InboxSession, "before_commit")
 def _refuse_commit(session: Session) -> None:
-    # A savepoint that is released comes here too, while it is the session's current transaction.
+    # The event also fires when a savepoint is released; the savepoint is the session's current transaction then.
     if not (session.info.get(MAY_COMMIT) or session.in_nested_transaction()):
         raise _must_not_commit()
 
 
 def _guarded(connection: sa.Connection, session: Session) -> sa.Connection:
-    """The session's connection, which a handler cannot commit past the session either."""
+    """The session's connection, guarded so that a handler cannot commit the connection itself."""
 
     def refuse(connection: sa.Connection) -> None:
         if not session.info.get(MAY_COMMIT):
@@ -58,18 +58,18 @@ def _must_not_commit() -> InvalidRequest:
 
 
 class Inbox:
-    """Effects exactly once, in the database of `engine` (an Engine, or an AsyncEngine for AsyncConsumer).
+    """Makes effects happen exactly once in the database of `engine` (an Engine; an AsyncEngine for AsyncConsumer).
 
-    Keep rows longer than messages can come again (`purge`), and as long as an audit is to cover.
+    Keep rows (see `purge`) longer than messages can be delivered again, and for the time that an audit should cover.
     """
 
     gives_session: ClassVar[bool] = True
-    """Whether handlers are called with a session besides the message."""
+    """Whether handlers get a session besides the message."""
     make_tables: ClassVar[str] = MAKE_TABLES
-    """The remedy for a database that lacks Notify's tables, as a part of a sentence."""
+    """The part of an error text that says how to create Notify's tables."""
 
     def __init__(self, engine: Any, *, purge_after: float | None = PURGE_AFTER_SECONDS) -> None:
-        """`purge_after` (seconds, at least a day): consumers delete older rows by themselves; None: nobody does."""
+        """`purge_after` (seconds, at least a day): consumers delete older rows; None: the rows stay."""
         check_engine(engine, is_async=False)
         if purge_after is not None:
             _check_age("purge_after", purge_after)
@@ -77,26 +77,26 @@ class Inbox:
         self.purge_after = purge_after
 
     def check(self) -> None:
-        """Raises InvalidRequest where an inbox cannot work in its database: its tables, SQLite's transactions."""
+        """Raises InvalidRequest if an inbox cannot work in its database: missing tables, or SQLite's transactions."""
         self.call(check, self.make_tables)
 
     async def check_async(self) -> None:
-        """The same for an AsyncEngine."""
+        """`check` for an AsyncEngine."""
         await self.call_async(check, self.make_tables)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function of a connection in a transaction of its own, and return its result."""
+        """Call `function(connection, *arguments)` in a new transaction and return the result."""
         return in_transaction(self.engine, function, *arguments)
 
     async def call_async(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The same for an AsyncEngine."""
+        """`call` for an AsyncEngine."""
         return await in_transaction_async(self.engine, function, *arguments)
 
     def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
-        """Call `handler(message, session)` and commit its effect; False if that happened before.
+        """Call `handler(message, session)` and commit its effect; False if the message took effect before.
 
-        What the handler raises rolls both back and is raised; InvalidRequest where it ends the session's transaction
-        itself, or returns a coroutine instead of doing its work.
+        An exception of the handler rolls back the effect and the inbox row, and is raised here. Raises InvalidRequest
+        if the handler ends the session's transaction itself, or returns a coroutine instead of doing its work.
         """
         guard = None
         try:
@@ -115,10 +115,10 @@ class Inbox:
         return True
 
     def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
-        """Call `handler(messages, session)` with those that had no effect before, and commit theirs; how many.
+        """Call `handler(messages, session)` with the messages that had no effect before, commit, and return how many.
 
-        One transaction: what the handler raises rolls back the claims and effects of all, and is raised. The handler
-        is not called where there are none. Raises InvalidRequest as `run` does.
+        All is one transaction: an exception of the handler rolls back the claims and effects of all messages, and is
+        raised here. The handler is not called without messages. Raises InvalidRequest like `run`.
         """
         guard, fresh = None, []
         try:
@@ -138,10 +138,10 @@ class Inbox:
         return len(fresh)
 
     def purge(self, older_than: float, *, batch: int = 10_000) -> int:
-        """Delete rows older than so many seconds, in transactions of `batch` rows; how many there were.
+        """Delete rows older than `older_than` seconds, in transactions of `batch` rows; returns their number.
 
-        The database notes that they may be gone, so that an audit does not miss their effects. Raises InvalidRequest
-        for less than a day: a message may come again as long as its topic retains it.
+        The database notes that rows of this age may be gone, so that an audit does not report their effects as missing.
+        Raises InvalidRequest for less than a day: a message may be redelivered as long as its topic retains it.
         """
         _check_age("older_than", older_than)
         engine = getattr(self.engine, "sync_engine", self.engine)
@@ -157,7 +157,7 @@ class Inbox:
                 return total
 
     async def run_async(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
-        """The same for a coroutine function and an AsyncSession."""
+        """`run` for a coroutine function and an AsyncSession."""
         guard = None
         try:
             async with _session(self.engine) as session, session.begin():
@@ -204,7 +204,7 @@ def _session(engine: Any) -> Any:
 
 
 async def _to_the_end(guard: Guard, session: Any, connection: Any, work: Awaitable[object]) -> None:
-    """The same for a coroutine as `with guard` is for a plain handler."""
+    """Await a handler's coroutine and finish; does for a coroutine what `with guard` does for a plain handler."""
     transaction = session.sync_session.get_transaction()
     try:
         refuse_unfinished(await work)
@@ -215,7 +215,7 @@ async def _to_the_end(guard: Guard, session: Any, connection: Any, work: Awaitab
 
 
 def _finish(session: Session, transaction: SessionTransaction | None, guard: Guard) -> None:
-    """All of the effect but the commit. Raises InvalidRequest where it would not be that of the whole effect."""
+    """Complete the effect, up to the commit. Raises InvalidRequest if the commit would not contain the whole effect."""
     _allow_commit(session, transaction)
     while (nested := session.get_nested_transaction()) is not None:
         nested.commit()  # a savepoint that the handler has left open
@@ -224,45 +224,46 @@ def _finish(session: Session, transaction: SessionTransaction | None, guard: Gua
 
 
 def _allow_commit(session: Session, transaction: SessionTransaction | None) -> None:
-    """Raises InvalidRequest if the claim has left the session's transaction, and so has the effect."""
+    """Raises InvalidRequest if the session's transaction, which contains the claim, has ended."""
     if transaction is None or session.get_transaction() is not transaction or not transaction.is_active:
         raise has_ended()
     session.info[MAY_COMMIT] = True
 
 
 def whole_from(connection: sa.Connection) -> datetime:
-    """The instant from which on each message that took effect has a row here: 1970 where nothing was ever purged."""
+    """The time since which each message that took effect has an inbox row; 1970 if nothing was ever purged."""
     purged_ms = connection.execute(sa.select(notify_source.c.inbox_from)).scalar() or 0
-    found = datetime.fromtimestamp(purged_ms / 1000, UTC)
-    return found + CLOCK_SKEW if purged_ms else found
+    purged_until = datetime.fromtimestamp(purged_ms / 1000, UTC)
+    return purged_until + CLOCK_SKEW if purged_ms else purged_until
 
 
 def note_old(connection: sa.Connection, older_than: float) -> bool:
-    """Note that rows older than so many seconds may be gone, if there are any; whether there are."""
-    t = notify_inbox.c
+    """Note that rows older than `older_than` seconds may be gone; False if there are no such rows."""
+    created_at = notify_inbox.c.created_at
     cutoff = instant_before(connection, older_than)
-    if connection.execute(sa.select(t.created_at).where(t.created_at < cutoff).limit(1)).first() is None:
+    if connection.execute(sa.select(created_at).where(created_at < cutoff).limit(1)).first() is None:
         return False
     note_purged(connection, notify_source.c.inbox_from, older_than)
     return True
 
 
 def delete_noted(connection: sa.Connection, batch: int) -> int:
-    """Delete rows of before the noted instant, at most `batch`; how many."""
+    """Delete rows older than the noted instant, at most `batch`; returns their number."""
     noted_ms = connection.execute(sa.select(notify_source.c.inbox_from)).scalar() or 0
     cutoff = datetime.fromtimestamp(noted_ms / 1000, UTC).replace(tzinfo=None)
     return _delete_before(connection, cutoff, batch)
 
 
 def _delete_before(connection: sa.Connection, cutoff: datetime, batch: int) -> int:
-    t = notify_inbox.c
-    oldest = sa.select(t.consumer_group, t.message_id, t.replay).where(t.created_at < cutoff).limit(batch)
-    by_kind: dict[tuple[str, int], list[str]] = {}
-    for group, message_id, replay in (rows := connection.execute(oldest).all()):
-        by_kind.setdefault((group, replay), []).append(message_id)
-    for (group, replay), names in by_kind.items():
-        key = sa.and_(t.consumer_group == group, t.replay == replay, t.message_id.in_(names))
-        connection.execute(notify_inbox.delete().where(key))
+    columns = notify_inbox.c
+    keys = sa.select(columns.consumer_group, columns.message_id, columns.replay)
+    rows = connection.execute(keys.where(columns.created_at < cutoff).limit(batch)).all()
+    ids_by_group: dict[tuple[str, int], list[str]] = {}
+    for group, message_id, replay in rows:
+        ids_by_group.setdefault((group, replay), []).append(message_id)
+    for (group, replay), ids in ids_by_group.items():
+        condition = sa.and_(columns.consumer_group == group, columns.replay == replay, columns.message_id.in_(ids))
+        connection.execute(notify_inbox.delete().where(condition))
     return len(rows)
 
 
@@ -274,7 +275,7 @@ def _check_age(name: str, seconds: float) -> None:
 
 
 def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:
-    """Raises InvalidRequest where an inbox cannot work in this database; `make_tables` says what to do about tables."""
+    """Raises InvalidRequest if an inbox cannot work in this database; `make_tables` says how to create the tables."""
     check_transactions(connection)
     if not sa.inspect(connection).has_table(notify_inbox.name):
         raise InvalidRequest(
@@ -291,14 +292,14 @@ def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:
 
 
 def check_inbox(inbox: object, *, is_async: bool) -> None:
-    """Raises InvalidRequest for what is no Inbox, or for one of an engine that this kind of consumer cannot use."""
+    """Raises InvalidRequest if `inbox` is not an Inbox, or has an engine that this kind of consumer cannot use."""
     kind = type(inbox).__name__
     if not isinstance(inbox, Inbox):
         raise InvalidRequest(f"inbox is a {kind}: write inbox=Inbox(engine)", "invalid_inbox")
     if is_async_engine(inbox.engine) is not is_async:
-        takes = (
+        detail = (
             "AsyncConsumer needs an Inbox of an AsyncEngine; for a sync Engine, and for Django, use Consumer"
             if is_async
             else "Consumer needs an Inbox of a sync Engine; for an AsyncEngine use AsyncConsumer"
         )
-        raise InvalidRequest(takes, "invalid_inbox")
+        raise InvalidRequest(detail, "invalid_inbox")

@@ -1,4 +1,4 @@
-"""The name of this process among the instances of its group."""
+"""The default name of a process among the instances of its group."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import uuid
 
 
 def instance_name() -> str:
-    """A name that no other process has, and that says which machine and process it is."""
+    """A unique name that shows the machine and the process."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,5 @@
-"""Keeping a consumer's inbox: a look at it before anything is received, and its old rows, which servers are told of."""
+"""Keeping: checks a consumer's inbox before anything is received, purges its old rows, and reports the purge to the
+servers."""
 
 from __future__ import annotations
 
@@ -24,21 +25,21 @@ INBOX_LOOK_SECONDS = 60.0
 INBOX_PURGE_SECONDS = 3600.0
 INBOX_BATCH = 1000
 INBOX_PAUSE_SECONDS = 0.2
-"""Between two batches of a purge, so that it takes little of the database."""
+"""The pause between two batches of a purge, so that the purge takes little of the database's time."""
 INBOX_WAIT_SECONDS = 0.5
 INBOX_WAIT_MAX_SECONDS = 10.0
 
 
 class Keeping:
-    """Belongs to the consumer's event loop."""
+    """Keeps the inbox of one consumer. Belongs to the consumer's event loop."""
 
     def __init__(self, inbox: Inbox, ask: Callable[..., Awaitable[Any]]) -> None:
-        """`ask(inbox, function, *arguments)` calls a function of a connection as the inbox's `call` does."""
+        """`ask(inbox, function, *arguments)` calls a function with a connection, as the inbox's `call` does."""
         self._inbox = inbox
         self._ask = ask
 
     async def until_good(self, stopping: asyncio.Event) -> None:
-        """Wait while the inbox's database is away. Raises InvalidRequest where an inbox cannot work in it."""
+        """Wait while the inbox's database is away. Raises InvalidRequest if an inbox cannot work in the database."""
         backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
         while not stopping.is_set():
             try:
@@ -51,17 +52,17 @@ class Keeping:
                 await asyncio.wait_for(stopping.wait(), wait)
 
     async def whole_from(self) -> datetime:
-        """Since when the inbox has a row for each message that took effect."""
+        """The time since which the inbox has a row for each message that took effect."""
         since: datetime = await self._ask(self._inbox, inboxes.whole_from)
         return since
 
     async def run(self, work: Work, sessions: Mapping[str, tuple[Session, asyncio.Task[None]]]) -> None:
-        """Purge old rows in small batches, and tell the servers first from when on the inbox will be whole.
+        """Purge old rows in small batches until cancelled. Before that, tell the servers since when the inbox is whole.
 
-        Also when somebody else has purged it (`Inbox.purge`). Until it is cancelled.
+        The servers are also told after another process has purged the inbox (`Inbox.purge`).
         """
         inbox, loop = self._inbox, asyncio.get_running_loop()
-        purge_at = loop.time() + random.uniform(0, INBOX_PURGE_SECONDS)  # instances of a group start together
+        purge_at = loop.time() + random.uniform(0, INBOX_PURGE_SECONDS)  # instances of a group often start together
         while True:
             await asyncio.sleep(INBOX_LOOK_SECONDS)
             try:
@@ -75,7 +76,7 @@ class Keeping:
                     for session, _ in list(sessions.values()):
                         if session.is_subscribed:
                             await session.tell_inbox()
-                # A session that has not subscribed yet will tell its server then, before anything is deleted.
+                # A session that has not subscribed yet tells its server when it does; delete nothing before that.
                 while is_old and sessions and all(session.is_subscribed for session, _ in sessions.values()):
                     is_old = await self._ask(inbox, inboxes.delete_noted, INBOX_BATCH) == INBOX_BATCH
                     await asyncio.sleep(INBOX_PAUSE_SECONDS)

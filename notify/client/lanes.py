@@ -1,4 +1,4 @@
-"""One Batcher for each log that requests go to: a log that is slow or away holds up only what is its own."""
+"""Lanes: a Batcher for each shard, so that a log that is slow or away delays only its own items."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Lanes(Generic[Item, Result]):
         may_go_along: Callable[[str | None], bool] = lambda shard: False,
         **bounds: Any,
     ) -> None:
-        """`send` gets a shard and its items, and returns as a Batcher's does; `bounds`: those of each Batcher, and
-        `may_go_along`, too, asked for a shard.
+        """`send` gets a shard and its items, and returns the same as the `send` of a Batcher. `may_go_along` is a
+        Batcher's too, but gets the shard. `bounds`: further arguments of each Batcher.
 
-        `in_flight`: requests at once. The shards that divide the keys (`count_key_shards` says how many do) share a
-        quarter of them, at least one each: the other shards' requests are on their way as well, and more requests at
-        once would only be smaller ones.
+        `in_flight`: the most concurrent requests of a lane. If the keys are divided among shards (`count_key_shards`
+        returns their number), these shards share a quarter of `in_flight`, at least one each: their requests run beside
+        one another, and more concurrent requests would only be smaller.
         """
         self._send = send
         self._count_key_shards = count_key_shards
@@ -43,34 +43,35 @@ class Lanes(Generic[Item, Result]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is on its way; as any thread sees it at this moment."""
+        """Whether no item waits and none is on its way. Any thread may ask."""
         return all(lane.is_idle for lane in list(self._lanes.values()))
 
     def is_about_to_send(self, shard: str | None) -> bool:
-        """As `Batcher.is_about_to_send`, for a shard."""
+        """`Batcher.is_about_to_send` of the shard's Batcher."""
         lane = self._lanes.get(shard)
         return lane is not None and lane.is_about_to_send
 
     def submit(self, item: Item, shard: str | None) -> asyncio.Future[Result]:
-        """The future of the item's result. Raises Unavailable where far too much waits already."""
+        """Queue an item and return the future of its result. Raises Unavailable if too many items wait already."""
         return self._lane(shard).submit(item)
 
     def along(self, shard: str | None, most: int) -> AbstractContextManager[Along[Item, Result]]:
-        """As `Batcher.along`, of the items that go to this shard."""
+        """`Batcher.along` of the shard's Batcher."""
         return self._lane(shard).along(most)
 
     def _lane(self, shard: str | None) -> Batcher[Item, Result]:
         lane = self._lanes.get(shard)
         if lane is None:
-            divided = self._count_key_shards() if shard is not None else 0
-            most = max(1, self._in_flight // (4 * divided)) if divided else self._in_flight
+            key_shards = self._count_key_shards() if shard is not None else 0
+            in_flight = max(1, self._in_flight // (4 * key_shards)) if key_shards else self._in_flight
             send = functools.partial(self._send, shard)
-            may_go = functools.partial(self._may_go_along, shard)
-            lane = self._lanes[shard] = Batcher(send, in_flight=most, may_go_along=may_go, **self._bounds)
+            may_go_along = functools.partial(self._may_go_along, shard)
+            lane = Batcher(send, in_flight=in_flight, may_go_along=may_go_along, **self._bounds)
+            self._lanes[shard] = lane
         return lane
 
     async def drain(self) -> None:
-        """Wait until nothing waits and nothing is on its way."""
+        """Wait until no item waits and none is on its way."""
         for lane in list(self._lanes.values()):
             await lane.drain()
 
@@ -80,21 +81,21 @@ async def by_shard(
     shard_of: Callable[[Item], str | None],
     send: Callable[[str | None, list[Item]], Awaitable[Sequence[Result | Later | NotifyError]]],
 ) -> Sequence[Result | Later | NotifyError]:
-    """The results of items that are sent to their shards at the same time, in the order of `items`.
+    """Send items to their shards at the same time and return the results, in the order of `items`.
 
-    A shard that is away is the result of its own items alone. Raises what is wrong with a request.
+    If a shard is away, the error is the result of its items only. Other errors of a request are raised.
     """
-    places: dict[str | None, list[int]] = {}
+    numbers_by_shard: dict[str | None, list[int]] = {}
     for number, item in enumerate(items):
-        places.setdefault(shard_of(item), []).append(number)
-    if len(places) == 1:
-        return await send(next(iter(places)), items)
-    calls = [_or_away(send(shard, [items[n] for n in numbers])) for shard, numbers in places.items()]
+        numbers_by_shard.setdefault(shard_of(item), []).append(number)
+    if len(numbers_by_shard) == 1:
+        return await send(next(iter(numbers_by_shard)), items)
+    calls = [_or_away(send(shard, [items[n] for n in numbers])) for shard, numbers in numbers_by_shard.items()]
     answers = await asyncio.gather(*calls)
     results: dict[int, Result | Later | NotifyError] = {}
-    for numbers, answer in zip(places.values(), answers, strict=True):
-        told = [answer] * len(numbers) if isinstance(answer, NotifyError) else answer
-        results.update(zip(numbers, told, strict=True))
+    for numbers, answer in zip(numbers_by_shard.values(), answers, strict=True):
+        shard_results = [answer] * len(numbers) if isinstance(answer, NotifyError) else answer
+        results.update(zip(numbers, shard_results, strict=True))
     return [results[number] for number in range(len(items))]
 
 

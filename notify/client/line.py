@@ -1,4 +1,4 @@
-"""Line: a connection to a server on which a thread sends a request and reads the answer by itself, without a loop."""
+"""Line: a connection on which a thread itself sends a request to a server and reads the answer, without a loop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RECEIVE_BYTES = 65_536
 
 
 class Line(AnswerReader):
-    """At most one request is on its way. Belongs to one thread at a time.
+    """A connection with at most one request on its way. Belongs to one thread at a time.
 
-    Raises OSError where the server or the network fails, TimeoutError included, and is closed then.
+    If the server or the network fails, its methods raise OSError (TimeoutError is one), and the line is closed.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Line(AnswerReader):
         return self._socket is not None
 
     def open(self, client: HttpClient, seconds: float) -> None:
-        """Connect to the client's server; `seconds`: how long this may take, and from then on each answer."""
+        """Connect to the client's server; `seconds`: the timeout for the connection and for later answers."""
         connected = socket.create_connection(client.address, timeout=seconds)
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -44,9 +44,9 @@ class Line(AnswerReader):
         self._socket = connected
 
     def send(self, request: bytes) -> None:
-        """Send a request, whose answer `answer` reads."""
+        """Send a request. Call `answer` for its answer."""
         if self._parser is not None:
-            # Whoever waited for the answer was interrupted, by a signal's handler: it would be taken for this one's.
+            # A signal handler interrupted the wait for an earlier answer, which would be taken for this request's.
             self.close()
         connected = self._connected()
         self.expect()
@@ -58,13 +58,13 @@ class Line(AnswerReader):
             raise
 
     def answer(self, seconds: float) -> tuple[int, bytes] | None:
-        """Status and body of the answer; None where it has not come within `seconds` and may still come."""
-        deadline, left = time.monotonic() + seconds, seconds
+        """Status and body of the answer; None if it has not come within `seconds`, but may still come."""
+        deadline, remaining = time.monotonic() + seconds, seconds
         try:
             while self._answer is None:
-                if not self._receive(left):
+                if not self._receive(remaining):
                     return None
-                left = max(0.0, deadline - time.monotonic())
+                remaining = max(0.0, deadline - time.monotonic())
         except BaseException:
             self.close()
             raise
@@ -73,7 +73,7 @@ class Line(AnswerReader):
         return self._answer
 
     def _receive(self, seconds: float) -> bool:
-        """Read what comes; False where nothing came."""
+        """Read the bytes that have come; False if none came within `seconds`."""
         connected = self._connected()
         if connected.gettimeout() != seconds:
             connected.settimeout(seconds)

@@ -1,4 +1,5 @@
-"""An event loop in a thread of its own, so that threads and asyncio share one client. Made anew after a fork."""
+"""LoopThread: an event loop in a separate thread, so that threads share one asyncio client. Make a new one after a
+fork."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from notify.errors import Closed
 
 T = TypeVar("T")
 SIGNAL_SECONDS = 0.5
-"""So often a thread that waits without a bound looks up: the system may hand a signal to any thread of the process, and
-Python's handler is called only once the main thread does something."""
+"""The interval in which a thread that waits without a bound wakes up: the system may deliver a signal to any thread of
+the process, but Python calls the handler only once the main thread runs."""
 END_SECONDS = 2.0
-"""How long what is cancelled at the end may take to end."""
+"""How long cancelled tasks may take to end at a close."""
 CLOSED = "this was closed while another thread waited for it, or before: make another one"
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed."""
+    """A new event loop, of uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -31,14 +32,14 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """Runs coroutines for threads. `close` stops it; a daemon, so that it never keeps a process alive."""
+    """Runs coroutines for threads, until `close`. Its thread is a daemon, so that it never keeps the process alive."""
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
         self._entering = threading.RLock()
-        """Between those who begin to wait and `close`: nobody waits for a loop that has stopped.
+        """Keeps threads that begin to wait apart from `close`, so that no thread waits for a stopped loop.
 
-        Re-entrant, since a signal's handler may run, and begin to wait, in a thread that holds it.
+        It is re-entrant, because a signal handler may begin to wait in a thread that holds the lock.
         """
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -49,9 +50,9 @@ class LoopThread:
         self.loop.run_forever()
 
     def run(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """The coroutine's result; what it raises is raised here.
+        """Run a coroutine on the loop and return its result, or raise its exception.
 
-        Raises TimeoutError after `seconds`, and Closed where `close` comes first.
+        Raises TimeoutError after `seconds`, and Closed if `close` comes first.
         """
         with self._entering:
             if self._is_closing:
@@ -67,9 +68,9 @@ class LoopThread:
             raise TimeoutError from None
 
     def wait_for(self, start: Callable[[], asyncio.Future[T]], seconds: float) -> T:
-        """The result of the future that `start` returns, called on the loop. Raises TimeoutError after `seconds`.
+        """Call `start` on the loop and return the result of its future. Raises TimeoutError after `seconds`.
 
-        A third of what `run` costs: no coroutine, no task, no second kind of future.
+        This costs a third of `run`, because it needs no coroutine, no task and no concurrent future.
         """
         done = threading.Lock()
         done.acquire()
@@ -94,15 +95,15 @@ class LoopThread:
         return futures[0].result()
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function on the loop without waiting; not at all after `close`."""
+        """Call a function on the loop, without waiting for it. After `close` this does nothing."""
         with self._entering:
             if not self._is_closing:
                 self.loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
-        """Cancel what is under way, which whoever waits for it is told, and stop the loop and its thread.
+        """Cancel all coroutines, whose callers get Closed, and stop the loop and its thread.
 
-        To be called once, from another thread.
+        Call it once, from another thread.
         """
         with self._entering:
             self._is_closing = True
@@ -115,20 +116,21 @@ class LoopThread:
             self.loop.close()
 
     async def _end(self) -> None:
-        """Cancel all tasks: what was begun before is among them, since the loop begins things in their order."""
+        """Cancel all tasks. They include every coroutine that was passed to `run` before, because the loop keeps their
+        order."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=END_SECONDS)
-            await asyncio.sleep(0)  # what is done is told on the loop
+            await asyncio.sleep(0)  # lets the loop run the callbacks of the ended tasks
 
 
 def _result(future: concurrent.futures.Future[T]) -> T:
-    """Wait without a bound, and let Python handle signals meanwhile."""
+    """Wait for the result without a bound, and let Python handle signals meanwhile."""
     while True:
         try:
             return future.result(SIGNAL_SECONDS)
         except concurrent.futures.TimeoutError:
-            if future.done():  # it may have this very error
+            if future.done():  # the coroutine itself may have raised a TimeoutError
                 return future.result()

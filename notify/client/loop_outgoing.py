@@ -1,4 +1,4 @@
-"""Outgoing of coroutines: the client runs on the event loop of whoever sends."""
+"""LoopOutgoing: the Outgoing for coroutines, whose client runs on the event loop of the caller."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ log = logging.getLogger("notify.client")
 
 
 class LoopOutgoing:
-    """Sends for coroutines. What runs is made within their loop, at the first use at the latest."""
+    """Sends for coroutines. Its client is made on their event loop, at the first use at the latest."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._running: Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop of what runs."""
+        """The event loop that the client runs on."""
         self._forgotten: weakref.finalize[[str, int], LoopOutgoing] | None = None
-        """Called when this is collected, or the interpreter exits, before `close`."""
+        """Called if this object is garbage-collected, or the interpreter exits, before `close`."""
         self.is_closed = False
 
     def start(self) -> Running:
-        """The client, and what answers checks. To be called on the loop.
+        """Start the client, if it does not run yet, and return it. Call this on the event loop.
 
-        Where the loop before has been closed, this begins anew. Raises Closed after `close`, BindingRefused where the
-        other loop goes on.
+        If the previous event loop was closed, a new client is started. Raises Closed after `close`, BindingRefused if
+        the previous event loop is still open.
         """
         if self.is_closed:
             raise Closed(CLOSED)
@@ -49,7 +49,7 @@ class LoopOutgoing:
         return self._running
 
     def _leave_loop(self) -> None:
-        """Let go of what ran on a loop that was closed, such as that of an earlier `asyncio.run`."""
+        """Forget the client of an event loop that was closed, such as the loop of an earlier `asyncio.run`."""
         if self._loop is not None and not self._loop.is_closed():
             raise BindingRefused(
                 "this AsyncTransactionProducer runs on another event loop, in another thread: make one for each loop"
@@ -59,26 +59,26 @@ class LoopOutgoing:
             self._forgotten()
 
     def start_in_a_loop(self) -> None:
-        """Start, and answer checks, where an event loop runs already."""
+        """Start and answer checks, if an event loop is running; otherwise `start` is called later."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return  # `start` comes later, within one
+            return
         self.start().answer_checks()
 
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
-        """Send a half and wait, in SQLAlchemy's greenlet; its item. Raises what `accepted` raises."""
+        """Send a half, wait in SQLAlchemy's greenlet, and return its item. Raises the errors of `accepted`."""
         client = self.start().client
         client.source = source
         return accepted(await_only(client.half_soon(transaction_id, messages)))
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        """Queue an outcome; after `close`, or before the first half, none."""
+        """Queue an outcome; does nothing after `close`, or before the first half."""
         if self._running is not None:
             self._running.queue_outcome(transaction_id, shard, outcome)
 
     async def close(self) -> None:
-        """Flush outcomes that wait, stop answering checks, let go."""
+        """Send the outcomes that wait, stop answering checks, and close the connections."""
         self.is_closed = True
         if self._forgotten is not None:
             self._forgotten.detach()
@@ -88,12 +88,15 @@ class LoopOutgoing:
 
 
 def _say_forgotten(group: str, process: int) -> None:
-    """Its loop has ended, or will: nothing can be sent for it any more. A fork has a producer that is not its own."""
+    """Warn of a producer that was never closed. Its loop has ended or will end, so nothing can be sent for it any more.
+
+    A forked child (another `process`) has a copy of its parent's producer, and says nothing.
+    """
     if process != os.getpid():
         return
-    said = (
+    warning = (
         f"an AsyncTransactionProducer of group {group!r} was never closed, so that outcomes that it had not sent yet "
         "are left to check-back: use it in `async with`, or `await producer.close()` before the event loop ends"
     )
-    log.warning("%s", said)
-    warnings.warn(said, ResourceWarning, stacklevel=2)
+    log.warning("%s", warning)
+    warnings.warn(warning, ResourceWarning, stacklevel=2)

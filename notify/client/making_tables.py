@@ -1,4 +1,4 @@
-"""Makes the tables beside the service's own, adds to those of older versions, and gives the database its source id."""
+"""Creates Notify's tables in a service's database, adds columns of newer versions, and creates the source id."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from notify.errors import InvalidRequest
 
 
 def create_tables(engine: Engine | Connection) -> str:
-    """Make the tables where they are missing, and give the database its source id. Returns the source id.
+    """Create the tables that are missing, and give the database a source id. Returns the source id.
 
-    For an AsyncEngine: `await connection.run_sync(create_tables)` in `async with engine.begin() as connection`. Raises
-    InvalidRequest if it is given one.
+    With an AsyncEngine, write `await connection.run_sync(create_tables)` in `async with engine.begin() as connection`.
+    Raises InvalidRequest for an AsyncEngine.
     """
     if hasattr(engine, "sync_engine"):
         raise InvalidRequest(
@@ -41,21 +41,21 @@ def _create(connection: Connection) -> str:
 
 
 def _make_missing(connection: Connection) -> None:
-    """Make the tables that are missing. Several processes may try at once: a slower one looks again.
+    """Create the missing tables. Several processes may try at the same time: one that fails looks again.
 
-    Each further look has a table less to make, so that it ends.
+    Each further look must find fewer missing tables, so that the loop ends.
     """
-    before = _missing(connection)
-    while before:
+    still_missing = _missing(connection)
+    while still_missing:
         try:
             with _savepoint(connection):
                 metadata.create_all(connection)
             return
         except sa.exc.DBAPIError:
             missing = _missing(connection)
-            if len(missing) >= len(before):
+            if len(missing) >= len(still_missing):
                 raise
-            before = missing
+            still_missing = missing
 
 
 def _missing(connection: Connection) -> set[str]:
@@ -63,12 +63,13 @@ def _missing(connection: Connection) -> set[str]:
 
 
 def _savepoint(connection: Connection) -> contextlib.AbstractContextManager[object]:
-    """PostgreSQL's transaction must outlive a failed change of a table; MySQL and MariaDB commit with each."""
+    """A savepoint on PostgreSQL, whose transaction must survive a failed DDL statement; MySQL and MariaDB commit with
+    each DDL statement."""
     return connection.begin_nested() if connection.dialect.name == "postgresql" else contextlib.nullcontext()
 
 
 def _add_columns(connection: Connection) -> None:
-    """Columns that an older version did not make. Several processes may try at once."""
+    """Add the columns that an older version did not create. Several processes may try at the same time."""
     for table in (notify_source, half_message):
         existing = columns_of(connection, table)
         for column in table.columns:
@@ -82,7 +83,7 @@ def _add_column(connection: Connection, column: sa.Column[Any]) -> None:
         with _savepoint(connection):
             connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {ddl}")
     except sa.exc.DBAPIError:
-        # Another process has added it meanwhile; anything else is an error still.
+        # Another process may have added the column meanwhile; anything else is an error.
         if column.name not in columns_of(connection, column.table):
             raise
 
@@ -91,7 +92,7 @@ _KEY = "PRIMARY KEY (consumer_group, message_id, replay)"
 
 
 def _add_replay(connection: Connection) -> None:
-    """Let notify_inbox keep replays apart, and every row that is there. Several processes may try at once."""
+    """Add the column replay to notify_inbox and its primary key; rows are kept. Several processes may try at once."""
     if has_replay(connection):
         return
     if connection.dialect.name == "sqlite":
@@ -107,14 +108,14 @@ def _add_replay(connection: Connection) -> None:
         with _savepoint(connection):
             connection.exec_driver_sql(ddl)
     except sa.exc.DBAPIError:
-        # Another process has changed it meanwhile; anything else is an error still.
+        # Another process may have changed the table meanwhile; anything else is an error.
         if not has_replay(connection):
             raise
 
 
 def _rebuild_inbox(connection: Connection) -> None:
-    """SQLite changes a primary key only by making the table anew: in one transaction, under its one lock."""
-    # A write takes the lock: what another process does meanwhile is over when it returns.
+    """Rebuild notify_inbox, in one transaction, because SQLite cannot change a primary key otherwise."""
+    # A write takes SQLite's lock: once it returns, no other process is changing the table.
     connection.execute(notify_source.update().values(purged_before=notify_source.c.purged_before))
     columns = connection.exec_driver_sql(f"PRAGMA table_info({notify_inbox.name})").all()
     if any(column[1] == "replay" for column in columns):
@@ -123,8 +124,8 @@ def _rebuild_inbox(connection: Connection) -> None:
     connection.exec_driver_sql(f"ALTER TABLE {notify_inbox.name} RENAME TO {old}")
     connection.exec_driver_sql("DROP INDEX IF EXISTS notify_inbox_created_at")
     notify_inbox.create(connection)
-    kept = "consumer_group, message_id, created_at"
-    connection.exec_driver_sql(f"INSERT INTO {notify_inbox.name} ({kept}) SELECT {kept} FROM {old}")
+    copied = "consumer_group, message_id, created_at"
+    connection.exec_driver_sql(f"INSERT INTO {notify_inbox.name} ({copied}) SELECT {copied} FROM {old}")
     connection.exec_driver_sql(f"DROP TABLE {old}")
 
 
@@ -147,12 +148,14 @@ _HAS_WAKE_TRIGGER = (
 
 
 def _wake_relays(connection: Connection) -> None:
-    """Have an outbox row wake the relay as its transaction commits.
+    """Create the trigger with which an outbox row wakes the relay when its transaction commits.
 
-    PostgreSQL commits transactions that notify one after the other, so of those under way at once only one does: the
-    lock says whether another will. A relay that it woke too early for the others finds them at its next look.
+    PostgreSQL commits transactions that call pg_notify one after the other. Therefore only one of several concurrent
+    transactions notifies: the one that gets the advisory lock. If it wakes the relay before the others have committed,
+    the relay finds their rows at its next look.
 
-    Only where it is missing: making it waits for every transaction that has inserted, and holds up those that would.
+    The trigger is created only if it is missing, because creating it waits for every open transaction that has inserted
+    rows, and blocks new ones.
     """
     if connection.exec_driver_sql(_HAS_WAKE_TRIGGER).scalar():
         return
@@ -161,7 +164,7 @@ def _wake_relays(connection: Connection) -> None:
             connection.exec_driver_sql(_WAKE_FUNCTION)
             connection.exec_driver_sql(_WAKE_TRIGGER)
     except sa.exc.ProgrammingError:
-        # Another process has made it meanwhile; anything else is an error still.
+        # Another process may have created the trigger meanwhile; anything else is an error.
         if not connection.exec_driver_sql(_HAS_WAKE_TRIGGER).scalar():
             raise
 
@@ -174,20 +177,20 @@ def drop_tables(connection: Connection) -> None:
 
 
 _UNNAMED = "00000000-0000-0000-0000-000000000000"
-"""The id of a source that is being made; no committed row has it."""
+"""The temporary id of a source that is being created; no committed row has it."""
 
 
 def ensure_source(connection: Connection) -> str:
-    """The database's source id; one is made if there is none, and only one by several processes at once."""
+    """The database's source id. Creates it if there is none; several processes at the same time create only one."""
     source = connection.execute(sa.select(notify_source.c.id)).scalar_one_or_none()
     if source is not None:
         return str(source)
-    # Every process inserts this row first, and waits until the transaction of a quicker one has ended.
+    # Every process inserts this row first, and so waits until the transaction of a faster process has ended.
     is_mysql = connection.dialect.name in ("mysql", "mariadb")
     ignore = "ON DUPLICATE KEY UPDATE purged_before = 0" if is_mysql else "ON CONFLICT DO NOTHING"
     insert = sa.text(f"INSERT INTO {notify_source.name} (id, purged_before) VALUES (:id, 0) {ignore}")
     connection.execute(insert, {"id": _UNNAMED})
-    # A locking read sees what was committed meanwhile, also in REPEATABLE READ on MySQL and MariaDB.
+    # A locking read sees rows that were committed meanwhile, even in REPEATABLE READ on MySQL and MariaDB.
     others = sa.select(notify_source.c.id).where(notify_source.c.id != _UNNAMED).with_for_update()
     source = connection.execute(others).scalar_one_or_none()
     unnamed = notify_source.c.id == _UNNAMED
@@ -200,7 +203,7 @@ def ensure_source(connection: Connection) -> str:
 
 
 def new_source(connection: Connection) -> str:
-    """Give a cloned database a source id of its own."""
+    """Give a cloned database a new source id."""
     fresh = str(uuid.uuid4())
     connection.execute(notify_source.update().values(id=fresh))
     return fresh

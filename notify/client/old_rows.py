@@ -1,4 +1,4 @@
-"""Rows of half_message and notify_inbox that are old enough to be purged, and the note that they may be gone."""
+"""Finds and deletes the rows of half_message that are old enough to be purged, and notes that they may be gone."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from notify.client.table import half_message, notify_source
 from notify.databases import DROPPED, RELAYED, UNSENT, database_now
 
 CLOCK_SKEW = timedelta(minutes=10)
-"""How far a producer's clock may run ahead of its database's: rows of one that runs further are purged later."""
+"""How far a producer's clock may run ahead of its database's; beyond that, its rows are purged later."""
 
 
 def instant_before(connection: Connection, seconds: float) -> datetime:
-    """So many seconds ago by the database's clock: UTC, naive as the columns are."""
+    """The instant `seconds` ago by the database's clock, in UTC without a time zone, like the columns."""
     now: Any = connection.execute(sa.select(database_now())).scalar_one()
     moment: datetime = datetime.fromisoformat(now[:26]) if isinstance(now, str) else now
     return moment - timedelta(seconds=seconds)
 
 
 class OldTransaction(NamedTuple):
-    """A transaction that a purge may take: what its first row says of where its half is.
+    """A transaction that a purge may delete, as its first row describes it.
 
-    `is_waiting`: it is in the outbox, and no relay has marked it as sent; a bridge marks nothing.
+    `shards`: the shards of its half, separated by commas. `is_waiting`: whether it is in the outbox, and no relay has
+    marked it as sent (a bridge does not mark rows).
     """
 
     producer_group: str
@@ -39,34 +40,35 @@ class OldTransaction(NamedTuple):
 def oldest_transactions(
     connection: Connection, before_seconds: float, limit: int, after: str = "", *, waiting: bool = False
 ) -> Sequence[OldTransaction]:
-    """Transactions whose rows are older than so many seconds by the database's clock, with ids above `after`.
+    """Transactions whose rows are older than `before_seconds` by the database's clock, with ids above `after`.
 
-    `waiting`: also those that are in the outbox and not marked as sent.
+    `waiting`: include transactions that are in the outbox and not marked as sent.
 
-    Ids rise with time, so the primary key finds the oldest: an index of times would cost every commit a write.
+    Ids rise with time, so the primary key finds the oldest rows. An index of times would cost every commit a write.
     """
     cutoff = instant_before(connection, before_seconds)
     last_ms = max(0, round((cutoff + CLOCK_SKEW).replace(tzinfo=UTC).timestamp() * 1000))
-    t = half_message.c
+    columns = half_message.c
     states = (UNSENT, RELAYED, DROPPED) if waiting else (RELAYED, DROPPED)
+    highest_id = ids.to_text(last_ms.to_bytes(6) + bytes(10))
     rows = connection.execute(
-        sa.select(t.producer_group, t.transaction_id, t.shards, t.relayed)
-        .where(t.transaction_id > after, t.transaction_id < ids.to_text(last_ms.to_bytes(6) + bytes(10)))
-        .where(t.created_at < cutoff, t.message_no == 0, t.relayed.in_(states))
-        .order_by(t.transaction_id)
+        sa.select(columns.producer_group, columns.transaction_id, columns.shards, columns.relayed)
+        .where(columns.transaction_id > after, columns.transaction_id < highest_id)
+        .where(columns.created_at < cutoff, columns.message_no == 0, columns.relayed.in_(states))
+        .order_by(columns.transaction_id)
         .limit(limit)
     )
     return [OldTransaction(str(row[0]), str(row[1]), str(row[2]), row[3] == 0) for row in rows]
 
 
 def note_purged(connection: Connection, column: sa.Column[Any], before_seconds: float) -> None:
-    """Say that rows older than so many seconds may be gone; in the transaction that deletes them."""
+    """Note that rows older than `before_seconds` may be gone. Call it in the transaction that deletes them."""
     before_ms = round(instant_before(connection, before_seconds).replace(tzinfo=UTC).timestamp() * 1000)
     connection.execute(notify_source.update().where(column < before_ms).values({column: before_ms}))
 
 
 def delete_transactions(connection: Connection, transaction_ids: Sequence[str]) -> int:
-    """Delete the rows of transactions; how many rows there were."""
+    """Delete the rows of transactions; returns the number of rows."""
     if not transaction_ids:
         return 0
     result = connection.execute(half_message.delete().where(half_message.c.transaction_id.in_(transaction_ids)))

@@ -1,4 +1,4 @@
-"""The way out of a binding: a half to the server, and the outcome behind it."""
+"""Outgoing: the protocol by which a binding sends a half, and later its outcome, to the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Outgoing(Protocol):
     """Sends for a binding, from the thread or the greenlet in which SQLAlchemy commits."""
 
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
-        """Send a half and wait until it is stored; its item. Raises NotifyError.
+        """Send a half, wait until it is stored, and return its item. Raises NotifyError.
 
         `source`: the id of the database that holds the local transaction.
         """

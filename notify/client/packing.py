@@ -1,4 +1,4 @@
-"""Packing: a message as it goes over the wire, checked against all that the server would refuse."""
+"""Packing: encodes a message for the wire, and refuses what the server would refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notify.wire import PackedMessage
 
 
 def pack(message: Message) -> PackedMessage:
-    """The message as it goes over the wire, its key resolved. Raises InvalidRequest."""
+    """Encode a message, with its key, for the wire. Raises InvalidRequest."""
     packed = pack_unkeyed(message)
     if message.key is not None:
         give_key(packed, message)
@@ -23,10 +23,10 @@ def pack(message: Message) -> PackedMessage:
 
 
 def pack_unkeyed(message: Message) -> PackedMessage:
-    """The message as it goes over the wire, but for its key. Raises InvalidRequest.
+    """Encode a message, without its key, for the wire. Raises InvalidRequest.
 
-    Whatever the server would refuse is refused here: a request carries the messages of many callers, and where one is
-    malformed it would be refused whole. Only how far ahead `deliver_at` is stays the server's to say, by its clock.
+    This refuses everything that the server would refuse, because a request carries messages of many callers, and one
+    malformed message would fail them all. Only the bound of `deliver_at` is left to the server and its clock.
     """
     try:
         topic = message.topic
@@ -59,15 +59,15 @@ def pack_unkeyed(message: Message) -> PackedMessage:
 
 
 def pack_all(messages: Sequence[Message]) -> list[PackedMessage]:
-    """The messages of one half as they go over the wire. Raises InvalidRequest."""
+    """Encode the messages of one half for the wire. Raises InvalidRequest."""
     if isinstance(messages, Message):
         raise InvalidRequest("prepare takes a list of messages: write prepare([message])", "invalid_message")
     return [pack(message) for message in messages]
 
 
 def _in_utc(deliver_at: object) -> datetime:
-    """The instant as an exact datetime, also of a subclass such as pendulum's. Raises InvalidRequest for what is no
-    instant, or one before or behind the calendar's years."""
+    """The instant in UTC, of the exact type datetime even for a subclass such as pendulum's. Raises InvalidRequest if
+    `deliver_at` is not an instant, or outside of the years that datetime knows."""
     if isinstance(deliver_at, datetime) and deliver_at.utcoffset() is not None:
         with contextlib.suppress(OverflowError):
             moment = deliver_at.astimezone(UTC)
@@ -81,10 +81,10 @@ def _in_utc(deliver_at: object) -> datetime:
 
 
 def give_key(packed: PackedMessage, message: Message) -> None:
-    """Resolve the message's key into what goes over the wire.
+    """Set the key of the encoded message, calling the key if it is a callable.
 
-    Raises InvalidRequest, also where a callable fails, and what a callable raises of the database: whoever repeats
-    transactions looks for that.
+    Raises InvalidRequest, also if the callable fails. A DBAPIError of the callable is raised unchanged, because code
+    that retries transactions looks for it.
     """
     try:
         key = resolve_key(message)
@@ -93,7 +93,7 @@ def give_key(packed: PackedMessage, message: Message) -> None:
     except Exception as error:
         raise InvalidRequest(
             f"the key of a message to {message.topic!r} is a function that failed: {type(error).__name__}: {error}. It "
-            "is called just before the COMMIT: an object that it reads has to be in this session then",
+            "is called just before the COMMIT: an object that it reads must be in this session then",
             "invalid_key",
         ) from error
     if key is not None:
@@ -103,7 +103,7 @@ def give_key(packed: PackedMessage, message: Message) -> None:
 
 
 def size_of_message(message: PackedMessage) -> int:
-    """An upper bound of the bytes that it takes in a request: characters of keys and headers have 4 at most."""
+    """An upper bound of the message's bytes in a request; a character of a key or header has at most 4 bytes."""
     size = 128 + len(message.topic) + len(message.body or b"") + 4 * len(message.key or "")
     if message.headers:
         size += sum([16 + 4 * (len(name) + len(value)) for name, value in message.headers.items()])

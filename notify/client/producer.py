@@ -1,4 +1,4 @@
-"""TransactionProducer: a thin shell for threads over what runs on an event loop."""
+"""TransactionProducer: the producer for threads and SQLAlchemy, a thin shell over code that runs on an event loop."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ class TransactionProducer(ThreadProducer):
     """Sends messages with the transactions of a SQLAlchemy engine, from threads.
 
     `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
-    transactions run; `mode`: `half` (server first, one round trip) or `outbox` (the table, moved by `notify relay`);
-    `keep_messages`: in mode `half` the local rows keep the whole messages, too, so that `notify audit --repair` can
-    publish again what a server loses with its disk.
-    Times in seconds: `half_timeout` (0.01 to 3,600) to wait for the server; `check_after` until the server asks
-    what became of a half, None: its own 5. `batching`: whether halves of several threads share a request;
-    `answer_checks`: whether this process answers checks, from its construction on; `purge_after`: where it does,
-    half_message rows of this group whose outcome the server has go after so long, a day at least; None: they stay.
-    `token`, `tls`: what to show and to believe; None: what the environment says (`NOTIFY_TOKEN` or
-    `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that gives the one to show now, without blocking:
-    it is called again every 10 s, and when a server refuses the one before. `chooser` takes one of several servers
-    (notify/client/choosing.py): by default one of the room `NOTIFY_ROOM`, and of these the less loaded are
-    likelier. Raises InvalidRequest, and BindingRefused for an AsyncEngine.
+    transactions run; `mode`: `half` (a half message is stored with the server before the commit) or `outbox` (the
+    messages are rows of a table, which `notify relay` moves to the server). `keep_messages`: in mode `half` the local
+    rows keep the whole messages too, so that `notify audit --repair` can publish messages again that a server lost
+    with its disk.
+    `half_timeout`: seconds to wait for the server to store a half (0.01 to 3,600). `check_after`: seconds until the
+    server asks for the outcome of a half; None: the server's default of 5. `batching`: whether halves of several
+    threads share a request. `answer_checks`: whether this process answers checks, from its construction on.
+    `purge_after`: seconds, at least a day, after which a process that answers checks deletes the group's rows in
+    half_message whose outcome the server knows; None: the rows stay.
+    `token`: the token to send; `tls`: the TLS context that verifies the server; None: both come from the environment
+    (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that returns the current token
+    without blocking: it is called every 10 s, and when a server refuses the previous token. `chooser` picks one of
+    several servers (notify/client/choosing.py): by default a server in the room `NOTIFY_ROOM`, preferring less loaded
+    ones. Raises InvalidRequest, and BindingRefused for an AsyncEngine.
     """
 
     def __init__(
@@ -92,23 +94,23 @@ class TransactionProducer(ThreadProducer):
 
     @property
     def binding(self) -> Binding:
-        """The binding of messages to transactions of the engine. Raises BindingRefused where there is no engine."""
+        """The binding of messages to transactions of the engine. Raises BindingRefused if there is no engine."""
         return existing(self._binding)
 
     def send(self, session: Session | scoped_session[Any], message: Message) -> None:
-        """Send a message with the session's transaction: it becomes a message if and only if that commits.
+        """Send a message with the session's transaction: consumers get it if and only if the transaction commits.
 
-        Raises InvalidRequest for what is no message, BindingRefused for a session that cannot carry it, Closed after
-        `close`. The message is read here; only a key that is a callable is asked later, at the commit. The commit
-        raises TransactionRefused if the server did not take the half, and Backpressure if it takes none for now: then
-        the transaction may be tried again.
+        Raises InvalidRequest for an invalid message, BindingRefused for a session that cannot carry it, Closed after
+        `close`. The message is encoded now; only a callable key is called later, at the commit. The commit raises
+        TransactionRefused if the server refused the half, and Backpressure if the server accepts no halves at the
+        moment: then the transaction may be retried.
         """
         self.binding.send_in_session(unscoped(session), message)
 
     @contextlib.contextmanager
     def transaction(self, target: Session | scoped_session[Any] | Connection) -> Iterator[TransactionHandle]:
-        """Sends into a transaction. If the session or connection has none yet, it begins here and commits at the end;
-        otherwise this joins it, and the commit stays with its owner."""
+        """Send messages within a transaction. If the session or connection has no transaction yet, one begins here and
+        commits at the end of the block; otherwise the block joins the open transaction, which its owner commits."""
         if isinstance(target, Connection):
             with self._connection_transaction(target) as handle:
                 yield handle
@@ -128,7 +130,7 @@ class TransactionProducer(ThreadProducer):
         binding = self.binding
         handle = TransactionHandle(functools.partial(binding.send_in_connection, connection))
         if connection.in_transaction():
-            yield handle  # its owner commits; SQLAlchemy tells nobody when that is over, so check-back resolves it
+            yield handle  # the owner commits; SQLAlchemy has no event after a COMMIT, so check-back finds the outcome
             return
         with connection.begin():
             yield handle
@@ -141,8 +143,8 @@ class TransactionProducer(ThreadProducer):
     ) -> Callable[[Callable[Concatenate[Session, P], R]], Callable[P, R]]:
         """Decorator: opens a session, passes it first, commits it; an exception rolls back.
 
-        Raises InvalidRequest for what makes no session, and for a coroutine function or one with a `yield`: it would
-        run after the commit, or not.
+        Raises InvalidRequest if `session_factory` makes no session, and for a coroutine function or a generator: its
+        body would run after the commit, or never.
         """
         check_factory(session_factory)
 
@@ -151,9 +153,9 @@ class TransactionProducer(ThreadProducer):
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                made = session_factory()
-                check_made(made, is_async=False)
-                with made as session, session.begin():
+                session_context = session_factory()
+                check_made(session_context, is_async=False)
+                with session_context as session, session.begin():
                     result = function(session, *args, **kwargs)
                     refuse_coroutine(result)
                     return result

@@ -1,4 +1,5 @@
-"""Purging local rows: only what is final on the server goes; a forced purge says up to when nothing can be known."""
+"""Purging half_message: deletes the rows of transactions that are final on the server; a forced purge deletes rows
+without asking, and notes up to which time checks cannot be answered any more."""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ log = logging.getLogger("notify.client")
 T = TypeVar("T")
 
 IDS_RETENTION_SECONDS = 7 * DAY
-"""For so long a server knows what became of a transaction, by default; one that is undecided, for ever."""
+"""How long a server remembers a decided transaction, by default; it remembers an undecided one forever."""
 BATCH = 1000
 SMALL_BATCH = 500
 PAUSE_SECONDS = 0.2
-"""Between two batches of a producer's purge, so that it takes little of the database and of the server."""
+"""The pause between two batches of a producer's purge, so that the purge takes little of the database and server."""
 EVERY_SECONDS = 3600.0
 CLOSE_SECONDS = 8.0
 FINAL = ("COMMITTED", "ROLLED_BACK")
@@ -47,7 +48,7 @@ ASK_SECONDS = 30.0
 
 
 def check_purge_after(seconds: float | None) -> None:
-    """Raises InvalidRequest for less than a day: checks, the audit and what moves an outbox still need younger rows."""
+    """Raises InvalidRequest for less than a day: checks, the audit, relays and bridges still need younger rows."""
     if seconds is not None and not seconds >= DAY:
         raise InvalidRequest(
             f"purge_after is {seconds!r}; it is a number of seconds, {DAY:g} at least, or None: nothing is purged",
@@ -57,7 +58,7 @@ def check_purge_after(seconds: float | None) -> None:
 
 @dataclass(slots=True)
 class Purged:
-    """Transactions looked at, rows deleted, transactions kept because the server still has them open."""
+    """The result of a purge: transactions examined, rows deleted, and transactions kept because they are not final."""
 
     looked_at: int = 0
     rows: int = 0
@@ -74,10 +75,10 @@ async def purge(
 ) -> Purged:
     """Delete rows older than `older_than` seconds whose transactions are final on the server.
 
-    Each is asked for at the shard that its row names: another one does not know it, which says nothing. One that its
-    shard does not know goes only if it is older than the ids' retention there, by the database's clock: an unknown
-    younger one may be a half that is still on its way. What waits in the outbox goes only if the server says that it
-    is committed there. Raises Unavailable if the server does not answer; nothing is lost then.
+    Each transaction is looked up on the shard that its row names, because other shards do not know it. If its shard
+    does not know it, its rows are deleted only if it is older than `ids_retention` by the database's clock: a younger
+    one may be a half that is still on its way. Rows that wait in the outbox are deleted only if the server says that
+    they are committed. Raises Unavailable if the server does not answer; nothing is lost then.
     """
     http = Servers(url, "transactions")
     result = Purged()
@@ -102,49 +103,49 @@ async def purge(
 def _read_old(
     connection: Connection, older_than: float, ids_retention: float, limit: int, after: str
 ) -> tuple[Sequence[OldTransaction], float]:
-    """Old transactions, and up to which time (milliseconds) a server has forgotten the ids of final ones."""
+    """Old transactions, and the time (in milliseconds) up to which a server has forgotten final transactions."""
     rows = oldest_transactions(connection, older_than, limit, after, waiting=True)
-    # A producer's clock, which is in the ids, may run ahead of the database's.
+    # Ids contain the time of the producer's clock, which may run ahead of the database's.
     forgotten = instant_before(connection, ids_retention) - CLOCK_SKEW
     return rows, forgotten.replace(tzinfo=UTC).timestamp() * 1000
 
 
 async def _final(http: Servers, rows: Sequence[OldTransaction], forgotten_ms: float) -> list[str]:
-    """Those that the server has an outcome of, or has had and forgotten."""
-    by_place: dict[tuple[str, str], list[OldTransaction]] = defaultdict(list)
+    """The ids of transactions that are final on the server, or were final and are forgotten."""
+    rows_by_shards: dict[tuple[str, str], list[OldTransaction]] = defaultdict(list)
     for row in rows:
-        by_place[(row.producer_group, row.shards)].append(row)
+        rows_by_shards[(row.producer_group, row.shards)].append(row)
     final: list[str] = []
-    for (group, shards), some in by_place.items():
-        answers = [await _ask(http, group, shard, [row.id for row in some]) for shard in shards.split(",")]
-        for row, *items in zip(some, *answers, strict=True):
+    for (group, shards), shard_rows in rows_by_shards.items():
+        answers = [await _ask(http, group, shard, [row.id for row in shard_rows]) for shard in shards.split(",")]
+        for row, *items in zip(shard_rows, *answers, strict=True):
             is_old = ids.milliseconds(ids.from_text(row.id)) < forgotten_ms and not row.is_waiting
             if all(item.state in FINAL or (item.status == 404 and is_old) for item in items):
                 final.append(row.id)
     return final
 
 
-def _delete(connection: Connection, names: Sequence[str], older_than: float) -> int:
-    """Delete the rows of these, and note for the audit from when on rows are whole; how many rows."""
-    if names:
+def _delete(connection: Connection, transaction_ids: Sequence[str], older_than: float) -> int:
+    """Delete the rows of transactions, and note for the audit since when rows are whole; returns the number of rows."""
+    if transaction_ids:
         note_purged(connection, notify_source.c.rows_from, older_than)
-    return delete_transactions(connection, names)
+    return delete_transactions(connection, transaction_ids)
 
 
 class RowPurge:
-    """A producer's rows, purged while it runs: once an hour, in small batches, beside its transactions.
+    """Purges a producer's rows while it runs: once an hour, in small batches, beside its transactions.
 
-    Only rows of its own group: it may not ask for others.
+    It purges only rows of its own group, because it may have no right to ask for other groups.
     """
 
     def __init__(self, http: Servers, group: str, engine: Any, purge_after: float) -> None:
         """`engine`: an Engine or an AsyncEngine; `purge_after` in seconds."""
         self._http, self._group, self._engine, self._purge_after = http, group, engine, purge_after
-        self._under_way: asyncio.Future[Any] | None = None
+        self._current_call: asyncio.Future[Any] | None = None
 
     async def run(self) -> None:
-        """Until cancelled. A database or server that is away is tried again an hour later."""
-        await asyncio.sleep(random.uniform(0, EVERY_SECONDS))  # instances of a group start together
+        """Purge until cancelled. If the database or server is away, try again an hour later."""
+        await asyncio.sleep(random.uniform(0, EVERY_SECONDS))  # instances of a group often start together
         while True:
             try:
                 await self.once()
@@ -155,13 +156,13 @@ class RowPurge:
             await asyncio.sleep(EVERY_SECONDS)
 
     async def once(self) -> Purged:
-        """Look at every old row once. Raises Unavailable, and what the database says."""
+        """Look at every old row once. Raises Unavailable, and the errors of the database."""
         result = Purged()
         after = ""
-        # As long as any server keeps ids by default, also where rows go earlier.
-        forgotten = max(self._purge_after, IDS_RETENTION_SECONDS)
+        # A server keeps ids for this time by default, even if rows are purged earlier.
+        ids_retention = max(self._purge_after, IDS_RETENTION_SECONDS)
         while True:
-            rows, forgotten_ms = await self._call(_read_old, self._purge_after, forgotten, SMALL_BATCH, after)
+            rows, forgotten_ms = await self._call(_read_old, self._purge_after, ids_retention, SMALL_BATCH, after)
             own_rows = [row for row in rows if row.producer_group == self._group]
             final = await _final(self._http, own_rows, forgotten_ms)
             if final:
@@ -174,61 +175,64 @@ class RowPurge:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function of a connection in a transaction of its own, and return its result.
+        """Call `function(connection, *arguments)` in a new transaction and return the result.
 
-        A cancelled purge does not cut it short: a driver's connection that is cut in a statement is lost to its pool.
+        If the purge is cancelled, the call still runs to its end: a connection that is interrupted within a statement
+        would be lost to its pool.
         """
         if hasattr(self._engine, "sync_engine"):
-            self._under_way = asyncio.ensure_future(in_transaction_async(self._engine, function, *arguments))
+            self._current_call = asyncio.ensure_future(in_transaction_async(self._engine, function, *arguments))
         else:
-            self._under_way = asyncio.ensure_future(
+            self._current_call = asyncio.ensure_future(
                 asyncio.to_thread(in_transaction, self._engine, function, *arguments)
             )
-        self._under_way.add_done_callback(_noted)
-        told: T = await asyncio.shield(self._under_way)
-        return told
+        self._current_call.add_done_callback(_retrieve)
+        result: T = await asyncio.shield(self._current_call)
+        return result
 
     async def close(self) -> None:
-        """Wait for what is under way in the database, for a while; `run` is cancelled already."""
-        if self._under_way is not None and not self._under_way.done():
-            await asyncio.wait([self._under_way], timeout=CLOSE_SECONDS)
+        """Wait at most CLOSE_SECONDS for a call to the database; `run` is cancelled already."""
+        if self._current_call is not None and not self._current_call.done():
+            await asyncio.wait([self._current_call], timeout=CLOSE_SECONDS)
 
 
-async def _ask(http: Servers, group: str, shard: str, names: Sequence[str]) -> list[Item]:
-    """How transactions stand on a shard; where a row names none (tombstones, the outbox): on any server, or where each
-    has a log of its own, on the one that knows them.
+async def _ask(http: Servers, group: str, shard: str, transaction_ids: Sequence[str]) -> list[Item]:
+    """The states of transactions on a shard. Rows of tombstones and of the outbox name no shard: then any server is
+    asked, or each of several servers with separate logs.
 
-    An outcome UNKNOWN decides nothing, and it is refused with 421 by a server that does not have the shard: what such
-    a one does not know is not taken for unknown. (A question for states names no shard.)
+    To ask a shard, this sends the outcome UNKNOWN, which decides nothing. A server that does not have the shard refuses
+    it with 421, so that its missing knowledge does not count as "unknown". (A request for states names no shard.)
     """
     if shard:
-        outcomes = [OutcomeItem(id=name, outcome="UNKNOWN", shard=shard) for name in names]
+        outcomes = [
+            OutcomeItem(id=transaction_id, outcome="UNKNOWN", shard=shard) for transaction_id in transaction_ids
+        ]
         body = encode_msgpack(Outcomes(producer_group=group, outcomes=outcomes))
         answer = await http.call("POST", "/v1/transactions/outcomes", body, ASK_SECONDS, shard=shard)
-        return items_for(names, answer, http)
+        return items_for(transaction_ids, answer, http)
     await http.known()
-    body = encode_msgpack(States(producer_group=group, ids=list(names)))
-    known: dict[str, Item] = {}
-    for place in http.places() or (None,):
-        answer = await http.call("POST", "/v1/transactions/states", body, ASK_SECONDS, shard=place)
-        for item in items_for(names, answer, http):
-            if item.id not in known or known[item.id].status == 404:
-                known[item.id] = item
-    return [known[name] for name in names]
+    body = encode_msgpack(States(producer_group=group, ids=list(transaction_ids)))
+    items: dict[str, Item] = {}
+    for log_shard in http.places() or (None,):
+        answer = await http.call("POST", "/v1/transactions/states", body, ASK_SECONDS, shard=log_shard)
+        for item in items_for(transaction_ids, answer, http):
+            if item.id not in items or items[item.id].status == 404:
+                items[item.id] = item
+    return [items[transaction_id] for transaction_id in transaction_ids]
 
 
-def _noted(done: asyncio.Future[Any]) -> None:
-    """Look at the error of what was under way when its purge was cancelled: nobody else does."""
+def _retrieve(done: asyncio.Future[Any]) -> None:
+    """Mark the exception as retrieved: otherwise asyncio reports it if the purge was cancelled."""
     if not done.cancelled():
         done.exception()
 
 
 def purge_by_force(engine: Engine, *, older_than: float) -> Purged:
-    """Delete rows older than so many seconds without asking.
+    """Delete rows older than `older_than` seconds, without asking the server.
 
-    In the same transaction the database notes up to which id its rows are gone, so that a check for a half up to there
-    whose commit does not stand any more is answered UNKNOWN, and never with a tombstone: an operator has to decide
-    those. The ids are compared, which say a producer's time, and not the times of any other clock.
+    In the same transaction the database notes up to which id rows are gone. A check for a half up to this id, without a
+    row, is then answered UNKNOWN, and never with a tombstone: an operator must decide it. Ids are compared, not times,
+    because they contain the time of the producer's own clock.
     """
     result = Purged()
     with engine.begin() as connection:
@@ -245,12 +249,12 @@ def purge_by_force(engine: Engine, *, older_than: float) -> Purged:
 
 
 def counts(engine: Engine) -> dict[str, int]:
-    """Rows by what they wait for: for `notify doctor`."""
+    """The number of rows in half_message by their state, for `notify doctor`."""
     with engine.connect() as connection:
         rows = connection.execute(sa.text("SELECT relayed, COUNT(*) FROM half_message GROUP BY relayed"))
-        found = {int(relayed): int(count) for relayed, count in rows}
+        by_state = {int(relayed): int(count) for relayed, count in rows}
     return {
-        "waiting_for_relay": found.get(UNSENT, 0),
-        "done": found.get(RELAYED, 0),
-        "refused_by_server": found.get(REFUSED, 0),
+        "waiting_for_relay": by_state.get(UNSENT, 0),
+        "done": by_state.get(RELAYED, 0),
+        "refused_by_server": by_state.get(REFUSED, 0),
     }

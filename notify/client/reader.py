@@ -1,7 +1,7 @@
-"""Reader and AsyncReader: pull a queue with offsets of one's own. No group, no lease, nothing to acknowledge.
+"""Reader and AsyncReader: read a queue with the caller's own offsets, without group, lease or acknowledgement.
 
-Servers that have a log each, such as the workers of one machine, have offsets each: what is read is of one of them, the
-`shard`, or the earliest or latest of all.
+Several servers with separate logs, such as the workers of one machine, have separate offsets. An offset then needs the
+`shard` that it belongs to; `earliest` and `latest` may name all shards.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class AsyncReader:
     """Reads queues from any offset, any number of times. Belongs to one event loop; use it as `async with`."""
 
     def __init__(self, url: str, *, batch: int = BATCH, token: Shown = None, tls: ssl.SSLContext | None = None) -> None:
-        """`batch`: messages a request, 1 to 10,000; `token`, `tls`: as a Consumer's."""
+        """`batch`: messages in a request, 1 to 10,000; `token`, `tls`: see Consumer."""
         check_between("batch", batch, 1, 10_000)
         self._http = Servers(url, "queue", tls=tls, token=token)
         self._batch = batch
-        self._has_admin_routes_alone = False
-        """The server is an older one, which has no route of readers to a topic's bounds."""
+        self._has_only_admin_routes = False
+        """Whether the server is an older one, where only an admin route has the bounds of a topic's queues."""
 
     async def shards(self) -> Sequence[str]:
-        """The names of the servers that have a log each; empty where there is one log."""
+        """One shard name for each server with a separate log; empty if there is only one log."""
         await self._http.known()
         return self._http.places()
 
@@ -66,11 +66,12 @@ class AsyncReader:
         follow: bool = False,
         shard: str | None = None,
     ) -> AsyncGenerator[ReceivedMessage, None]:
-        """The messages of a queue in order, from `earliest`, `latest` or an offset; `message.offset` says where it is.
+        """The messages of a queue in order, from `earliest`, `latest` or an offset; each message has its `offset`.
 
-        Ends at the last message, or with `follow` waits for more. Of several servers with a log each it reads the one
-        named `shard`; without it all, one after the other, and with `follow` in turns. Raises NotFound for a queue that
-        is none, InvalidRequest (`below_start`) for an offset that is no longer retained, and for one without a `shard`.
+        Ends at the last message, or with `follow` waits for more. If several servers have separate logs, it reads the
+        one named `shard`; without `shard` it reads all, one after the other, or with `follow` in turns. Raises NotFound
+        if the queue does not exist, and InvalidRequest (`below_start`) for an offset that is no longer retained, or for
+        an offset without the `shard` that it needs.
         """
         async for batch in self.batches(topic, queue, offset=offset, follow=follow, shard=shard):
             for message in batch:
@@ -85,40 +86,39 @@ class AsyncReader:
         follow: bool = False,
         shard: str | None = None,
     ) -> AsyncGenerator[list[ReceivedMessage], None]:
-        """Like `read`, in the batches that the server answers with; with `follow` also empty ones, while it waits."""
+        """Like `read`, in the batches of the server's answers; with `follow`, batches may be empty while it waits."""
         check_name("topic", topic)
-        shards = await self._shards_to_read(offset, shard)
-        at: dict[str | None, int] = {}
-        for one in shards:
-            at[one] = await self.position(topic, queue, offset, shard=one) if isinstance(offset, str) else offset
-        while at:
-            is_more = False
-            for one in list(at):
-                found = await self._pull(topic, queue, at[one], one)
-                if found is not None:
-                    yield [_received(d) for d in found.messages]
-                if found is not None and found.next_offset != at[one]:
-                    at[one], is_more = found.next_offset, True
+        offsets: dict[str | None, int] = {}
+        for name in await self._shards_to_read(offset, shard):
+            offsets[name] = await self.position(topic, queue, offset, shard=name) if isinstance(offset, str) else offset
+        while offsets:
+            has_more = False
+            for name in list(offsets):
+                pulled = await self._pull(topic, queue, offsets[name], name)
+                if pulled is not None:
+                    yield [_received(delivered) for delivered in pulled.messages]
+                if pulled is not None and pulled.next_offset != offsets[name]:
+                    offsets[name], has_more = pulled.next_offset, True
                 elif not follow:
-                    del at[one]
-            if not is_more and at:
+                    del offsets[name]
+            if not has_more and offsets:
                 await asyncio.sleep(FOLLOW_SECONDS)
 
     async def _shards_to_read(self, offset: int | str, shard: str | None) -> Sequence[str | None]:
-        """Raises InvalidRequest for an offset that is no shard's."""
+        """The shards to read; [None] if there is one log. Raises InvalidRequest for an offset without its shard."""
         shards = await self.shards()
         if shard is not None or not shards:
             return [shard]
         if not isinstance(offset, str):
             raise InvalidRequest(
-                f"offset {offset} is one log's, and there are several, {', '.join(shards)}: say which with "
+                f"offset {offset} belongs to one log, and there are several, {', '.join(shards)}: name one with "
                 f"shard={shards[0]!r}",
                 "invalid_start",
             )
         return list(shards)
 
     async def _pull(self, topic: str, queue: int, offset: int, shard: str | None) -> Pulled | None:
-        """None where one of several servers does not have the topic (yet): no message for it has come there."""
+        """The next messages of a queue; None if this one of several servers has no message of the topic yet."""
         path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max={self._batch}"
         try:
             return read_answer(_decode_pulled, await self._http.call("GET", path, b"", CALL_SECONDS, shard=shard))
@@ -128,7 +128,7 @@ class AsyncReader:
             return None
 
     async def _is_at_another(self, topic: str, shard: str) -> bool:
-        """Whether another server than this has the topic."""
+        """Whether the topic exists on another shard."""
         for other in self._http.places():
             if other != shard:
                 with contextlib.suppress(NotFound):
@@ -137,13 +137,12 @@ class AsyncReader:
         return False
 
     async def position(self, topic: str, queue: int, where: str, *, shard: str | None = None) -> int:
-        """The first retained offset of a queue (`earliest`), or the one after its last message (`latest`)."""
+        """The first retained offset of a queue (`earliest`), or the offset after its last message (`latest`)."""
         if where not in ("earliest", "latest"):
             raise InvalidRequest(f"offset {where[:40]!r} is not earliest, latest or a number", "invalid_start")
         try:
-            start, end = (await self.queues(topic, shard=shard)).get(
-                queue, (0, 0)
-            )  # the read says what is wrong with it
+            # If the queue does not exist, the read that follows raises NotFound.
+            start, end = (await self.queues(topic, shard=shard)).get(queue, (0, 0))
         except NotFound:
             if shard is None or not await self._is_at_another(topic, shard):
                 raise
@@ -151,22 +150,22 @@ class AsyncReader:
         return start if where == "earliest" else end
 
     async def queues(self, topic: str, *, shard: str | None = None) -> dict[int, tuple[int, int]]:
-        """The queues of a topic by number: the first retained offset, and the one after the last message.
+        """The queues of a topic, by number: the first retained offset, and the offset after the last message.
 
-        `shard`: of which of several servers with a log each; None: of any. Raises NotFound for a topic that is none,
-        InvalidRequest for what cannot be its name.
+        `shard`: which of several servers with separate logs; None: any. Raises NotFound if the topic does not exist,
+        InvalidRequest for an invalid name.
         """
         check_name("topic", topic)
         described = read_answer(_decode_topic, await self._described(topic, shard))
         return {bounds.queue: (bounds.start, bounds.end) for bounds in described.queues}
 
     async def _described(self, topic: str, shard: str | None) -> bytes:
-        """A topic in JSON. A server up to 9c372b4 has it among the admin routes alone. Raises NotFound."""
-        if not self._has_admin_routes_alone:
+        """A topic in JSON. A server up to 9c372b4 has it only as an admin route. Raises NotFound."""
+        if not self._has_only_admin_routes:
             with contextlib.suppress(NotFound):
                 return await self._http.call("GET", f"/v1/topics/{topic}", b"", CALL_SECONDS, JSON, shard)
         answer = await self._http.call("GET", f"/v1/admin/topics/{topic}", b"", CALL_SECONDS, JSON, shard)
-        self._has_admin_routes_alone = not self._http.places()
+        self._has_only_admin_routes = not self._http.places()
         return answer
 
     async def close(self) -> None:
@@ -179,12 +178,23 @@ class AsyncReader:
         await self.close()
 
 
-def _received(d: Delivered) -> ReceivedMessage:
-    return ReceivedMessage(d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, 1, d.committed_at)
+def _received(delivered: Delivered) -> ReceivedMessage:
+    return ReceivedMessage(
+        delivered.id,
+        delivered.topic,
+        delivered.queue,
+        delivered.offset,
+        delivered.body,
+        delivered.key,
+        delivered.tag,
+        delivered.headers or {},
+        1,
+        delivered.committed_at,
+    )
 
 
 class Reader:
-    """The twin for threads: `for message in reader.read(topic)`."""
+    """AsyncReader for threads: `for message in reader.read(topic)`."""
 
     def __init__(self, url: str, *, batch: int = BATCH) -> None:
         self._thread = LoopThread("notify-reader")

@@ -1,4 +1,4 @@
-"""Rows of half_message that commit with the local transaction: what a check looks for, or what a relay moves."""
+"""HalfRows: inserts the rows of half_message that commit with the local transaction, for checks and for relays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from notify.errors import InvalidRequest
 from notify.wire import PackedMessage
 
 Mode = Literal["half", "outbox"]
-"""`half`: the server has the messages, a row only says that the transaction committed; `outbox`: rows carry them."""
+"""`half`: the server has the messages, and a row only says that the transaction committed; `outbox`: the rows contain
+the messages."""
 MODES: tuple[Mode, ...] = ("half", "outbox")
 
 _INSERT = half_message.insert().values(created_at=database_now())
@@ -26,19 +27,19 @@ class HalfRows:
     """Inserts the rows of one producer group's transactions."""
 
     def __init__(self, group: str, mode: Mode, *, keep_messages: bool = False) -> None:
-        """`keep_messages`: rows carry the messages in mode `half`, too."""
+        """`keep_messages`: rows contain the messages in mode `half` too."""
         self._group = group
         self._mode = mode
         self._with_bodies = keep_messages or mode == "outbox"
         self._mark: SQLCompiler | None = None
-        """The statement that inserts rows without bodies, once it is compiled."""
+        """The compiled statement that inserts rows without bodies; None before its first use."""
         self._with_digest: bool | None = None
-        """Whether the table has the column; None before the first transaction."""
+        """Whether the table has the column digest; None before the first transaction."""
 
     def insert(
         self, connection: Connection, transaction_id: str, shard: str | None, messages: list[PackedMessage]
     ) -> None:
-        """Insert a transaction's rows. `shard`: the one that has its half."""
+        """Insert a transaction's rows. `shard`: the shard that has its half."""
         fixed: dict[str, Any] = {
             "transaction_id": transaction_id,
             "producer_group": self._group,
@@ -48,8 +49,15 @@ class HalfRows:
         }
         if not self._with_bodies:
             rows = [
-                fixed | {"message_no": number, "topic": m.topic, "key": m.key, "tag": m.tag, "relayed": RELAYED}
-                for number, m in enumerate(messages)
+                fixed
+                | {
+                    "message_no": number,
+                    "topic": message.topic,
+                    "key": message.key,
+                    "tag": message.tag,
+                    "relayed": RELAYED,
+                }
+                for number, message in enumerate(messages)
             ]
             self._add_digests(connection, rows, messages)
             self._insert_marks(connection, rows)
@@ -58,17 +66,17 @@ class HalfRows:
             fixed
             | {
                 "message_no": number,
-                "topic": m.topic,
-                "key": m.key,
-                "tag": m.tag,
-                "headers": encode_headers(m.headers),
-                "body": m.body,
-                "delay": m.delay,
-                "deliver_at": naive_utc(m.deliver_at),
-                "ttl": m.ttl,
+                "topic": message.topic,
+                "key": message.key,
+                "tag": message.tag,
+                "headers": encode_headers(message.headers),
+                "body": message.body,
+                "delay": message.delay,
+                "deliver_at": naive_utc(message.deliver_at),
+                "ttl": message.ttl,
                 "relayed": UNSENT if self._mode == "outbox" else RELAYED,
             }
-            for number, m in enumerate(messages)
+            for number, message in enumerate(messages)
         ]
         self._add_digests(connection, rows, messages)
         connection.execute(_INSERT, rows)
@@ -81,25 +89,25 @@ class HalfRows:
                 row["digest"] = body_digest(message.body or b"")
 
     def _insert_marks(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
-        """Rows without bodies: the server has those. Text and numbers only, so that no type has to be converted,
-        and the statement, compiled once, goes to the driver as it is: half the CPU time of `execute`."""
+        """Insert rows without bodies. They have only text and numbers, so that no value needs a conversion. The
+        statement is compiled once and passed to the driver directly, which takes half the CPU time of `execute`."""
         if connection.get_execution_options().get("schema_translate_map"):
             connection.execute(_INSERT, rows)
             return
         if self._mark is None:
             self._mark = _INSERT.compile(dialect=connection.dialect, column_keys=list(rows[0]))
         order = self._mark.positiontup
-        given: list[Any] = rows if order is None else [tuple([row[name] for name in order]) for row in rows]
-        connection.exec_driver_sql(self._mark.string, given[0] if len(given) == 1 else given)
+        parameters: list[Any] = rows if order is None else [tuple([row[name] for name in order]) for row in rows]
+        connection.exec_driver_sql(self._mark.string, parameters[0] if len(parameters) == 1 else parameters)
 
 
 def encode_headers(headers: dict[str, str] | None) -> str | None:
-    """Headers as the column holds them."""
+    """Headers in the column's format: JSON, or None without headers."""
     return msgspec.json.encode(headers).decode() if headers else None
 
 
 def naive_utc(moment: datetime | None) -> datetime | None:
-    """An instant as the column holds it: UTC without a zone. Raises InvalidRequest if it names no zone."""
+    """An instant in the column's format: UTC without a time zone. Raises InvalidRequest if `moment` has no zone."""
     if moment is None:
         return None
     if moment.tzinfo is None:

@@ -1,4 +1,4 @@
-"""The core of both producers: their arguments, checked, and what runs for them on one event loop."""
+"""Plan and Running: the checked arguments of a producer, and its client and checker on one event loop."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HALF_MIN_SECONDS, HALF_MAX_SECONDS = 0.01, 3600.0
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """The arguments of a producer; see TransactionProducer. Raises InvalidRequest for what cannot be."""
+    """The arguments of a producer; see TransactionProducer. Raises InvalidRequest for invalid ones."""
 
     url: str
     group: str
     engine: Any
-    """As it was given: an Engine, an AsyncEngine or None."""
+    """The user's engine: an Engine, an AsyncEngine or None."""
     mode: Mode
     batching: bool
     answer_checks: bool
@@ -60,12 +60,12 @@ class Plan:
             raise InvalidRequest("mode outbox needs the engine: messages wait in its half_message table")
 
     def add_listener(self, listener: CheckMessageListener) -> None:
-        """Have a listener answer checks for its topics. Raises InvalidRequest for one that cannot."""
+        """Let a listener answer the checks of its topics. Raises InvalidRequest for an invalid listener."""
         name = type(listener).__name__
         if isinstance(listener, type) or not hasattr(listener, "topics") or not hasattr(listener, "check"):
-            shown = f"the class {listener.__name__}" if isinstance(listener, type) else f"a {name}"
+            description = f"the class {listener.__name__}" if isinstance(listener, type) else f"a {name}"
             raise InvalidRequest(
-                f"this is {shown}: give an object of a class that is derived from CheckMessageListener"
+                f"this is {description}: give an object of a class that is derived from CheckMessageListener"
             )
         if not listener.topics:
             raise InvalidRequest(f"{name} names no topics")
@@ -77,13 +77,13 @@ class Plan:
 
 
 def check_check_after(seconds: float) -> None:
-    """Raises InvalidRequest for seconds until a check that the server would refuse."""
+    """Raises InvalidRequest for a `check_after` that the server would refuse."""
     low, high = LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
     check_between("check_after", number_of_seconds("check_after", seconds), low, high)
 
 
 class Running:
-    """A producer's client, and what answers checks beside it. To be made on the event loop that it belongs to."""
+    """A producer's client, its checker and its purge. Make it on the event loop that it belongs to."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -104,7 +104,7 @@ class Running:
         self.answer_checks()
 
     def answer_checks(self) -> None:
-        """Answer checks, and purge the table that answers them, from now on, where there is something to answer."""
+        """From now on, answer checks and purge old rows, if the producer has an engine or a listener."""
         plan = self._plan
         if self._checker is not None or not plan.answer_checks or (plan.engine is None and not plan.listeners):
             return
@@ -116,21 +116,24 @@ class Running:
             self._tasks.append(loop.create_task(self._purging.run()))
 
     def queue_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        """A refusal is no concern of the caller, whose transaction is over: check-back asks."""
+        """Queue an outcome. If too many wait already, it is dropped, and check-back asks for it."""
         try:
             self.client.outcome_soon(transaction_id, shard, outcome)
         except Unavailable:
             return
 
     async def resolve(self, transaction_id: str, shard: str | None, outcome: Outcome) -> str:
-        """Record the outcome of a prepared half; the state. Raises OutcomeConflict, IdInUse, and what refuses it."""
+        """Record the outcome of a prepared half and return the transaction's state.
+
+        Raises OutcomeConflict, IdInUse, and other errors of the server.
+        """
         item = await self.client.outcome_soon(transaction_id, shard, outcome.value)
         if item.status != 200:
             raise error_of(item.status, item.code or "refused", item.detail or "")
         return item.state or ""
 
     async def close(self) -> None:
-        """Stop answering checks, flush outcomes that wait, let go."""
+        """Stop answering checks, send the outcomes that wait, and close the connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,5 +1,5 @@
-"""Sending: what the asynchronous `send` returns. One that nobody awaits is told of at once, so that its transaction can
-be refused: Python alone would drop the message with a warning, and commit."""
+"""Sending: the awaitable that the asynchronous `send` returns. If it is never awaited, the transaction is refused;
+otherwise Python would only warn, and the transaction would commit without its message."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Sending(Coroutine[Any, Any, None]):
 
 
 def refuse_commit(session: Session) -> None:
-    """Have the session's transaction refuse to commit. A transaction that comes after it may."""
+    """Make the session's current transaction refuse to commit. Later transactions may commit."""
     root = session.get_transaction()
 
     def refuse(committing: Session) -> None:

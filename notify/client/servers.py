@@ -1,12 +1,12 @@
-"""Which server a request goes to: one address or several, and whoever the registry says is there.
+"""Servers: chooses the server for each request, among the given addresses and the members that the registry lists.
 
-Any server tells who the members are. A client keeps to one while that answers (its outcomes then find the server that
-stored their halves), prefers its own room, looks for changes every second or two, and tries another within the
-caller's deadline when one fails: ids make repeating safe. Where all addresses that it was given are https, so is every
-member that it uses: a token never goes out in the clear.
+Any server lists the members. A client stays with one server while it answers, so that outcomes reach the server that
+stored their halves. It prefers servers in its own room, and asks for changes every second or two. When a server fails,
+it tries another within the caller's deadline: ids make repeating safe. If all given addresses are https, only https
+members are used, so that the token is never sent in the clear.
 
-Servers that divide the keys among their logs (the workers of one machine) say so: then a request is for one shard, and
-is repeated there alone.
+Servers that divide the keys among their logs (the workers of one machine) say so. Then each request is for one shard,
+and is repeated only there.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ log = logging.getLogger("notify.client")
 
 REFRESH_SECONDS = 1.5
 ALONE_REFRESH_SECONDS = 30.0
-"""Where there is no registry: it may be switched on later."""
+"""The interval without a registry, which may be switched on later."""
 DOWN_SECONDS = 1.0
-"""A server that failed is not asked again for so long, if another can be."""
+"""How long a server that failed is avoided, if there is another."""
 LONG_POLL_SECONDS = 15.0
 SHORTEST_ATTEMPT_SECONDS = 0.5
 KEEPS_SECONDS, LARGE_REQUEST = 0.5, 100
-"""How long small requests without keys keep to one shard of several, and the items of a request that is not small."""
+"""How long small requests without keys stay with one of several shards; and from how many items a request is large."""
 CLOSE_ROUNDS = 1000
-"""Looks whether the requests under way have ended, a millisecond or more apart."""
+"""How often a close looks whether connections are still open, a millisecond or more apart."""
 
 
 class Member(msgspec.Struct):
@@ -62,15 +62,15 @@ class Members(msgspec.Struct):
     keys: list[str] = []
     """The shards among which the servers divide the keys; empty: any server takes any key."""
     outcomes_with_halves: bool = False
-    """Whether a request may carry outcomes beside its halves."""
+    """Whether a request with halves may also carry outcomes."""
 
     def servers(self) -> list[Member]:
-        """The members that can be asked; bridges and the like are listed, too."""
+        """The members that take requests; the registry also lists bridges and relays."""
         return [member for member in self.members if member.kind == "server" and member.url]
 
 
 class Keyed(Protocol):
-    """A message on its way, as far as its place depends on it."""
+    """A message whose shard depends on its key."""
 
     @property
     def key(self) -> str | None: ...
@@ -95,14 +95,14 @@ class Servers:
     ) -> None:
         """`url`: one address, or several separated by commas; `role`: transactions or queue.
 
-        `room`: where this client stands, default `NOTIFY_ROOM`; `tls`, `token`: as for HttpClient. Raises
-        InvalidRequest for what is no address. `chooser` says which of several servers a request goes to.
+        `room`: the room of this client, by default `NOTIFY_ROOM`; `tls`, `token`: as for HttpClient; `chooser`: picks
+        one of several servers for a request. Raises InvalidRequest if `url` is not an address.
         """
         if not isinstance(url, str):
             raise InvalidRequest(
                 f"the address of the server is {url!r:.60}: it should be text, such as http://127.0.0.1:7400"
             )
-        refuse_user(url)  # a comma in a password would cut it in two
+        refuse_user(url)  # before the split: a password may contain a comma
         self._seeds = [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
         if not self._seeds:
             raise InvalidRequest("give the address of a server, such as http://127.0.0.1:7400")
@@ -112,27 +112,28 @@ class Servers:
         self._tls, self._token = tls, token if isinstance(token, Token) else Token(token)
         self._clients = {seed: HttpClient(seed, tls=tls, token=self._token) for seed in self._seeds}
         self._left: list[HttpClient] = []
-        """Clients of members that left, with requests under way."""
+        """Clients of former members, with requests on their way."""
         self._members: list[Member] = []
-        self._known: tuple[object, ...] = ()
+        self._identities: tuple[object, ...] = ()
+        """Name, address, roles and room of each member; empty without a registry."""
         self._only_tls = all(urlsplit(seed).scheme == "https" for seed in self._seeds)
         self._refused: frozenset[str] = frozenset()
-        """Members that are not used because they would be sent the token in the clear."""
+        """The addresses of members that are not used because the token would go to them in the clear."""
         self._down: dict[str, float] = {}
         self._current = ""
         self._refreshing: asyncio.Task[None] | None = None
         self._was_asked = asyncio.Event()
-        """Set once the members were asked for, whatever came of it."""
+        """Set once the members were asked for, even if no server answered."""
         self._look = asyncio.Event()
-        """Set where the members are to be asked for at once."""
+        """Set to have the members asked for immediately."""
         self.keys: tuple[str, ...] = ()
         """The shards among which the servers divide the keys."""
         self.takes_outcomes = False
-        """Whether the server that told of the members takes outcomes in requests with halves."""
+        """Whether the server that listed the members takes outcomes in requests with halves."""
         self._apart: frozenset[str] = frozenset()
-        """The shards that some servers of the role have, and others have not."""
+        """The shards that only some servers of the role have."""
         self._turn = random.randrange(1 << 16)
-        """Counts through the shards of what has no key; not all clients begin with the same one."""
+        """Counts through the shards for items without a key; it starts at random, so that clients differ."""
         self._moves_at = 0.0
         self._closed = False
 
@@ -149,9 +150,10 @@ class Servers:
         *,
         of_all: bool = False,
     ) -> bytes:
-        """As HttpClient.call, on one server after the other within `seconds`; `shard`: of one that has it.
+        """Like HttpClient.call, but tries one server after the other within `seconds`.
 
-        `of_all`: where the servers are the workers of one machine, of all of them, at the address that was given.
+        `shard`: only servers that have this shard. `of_all`: if the servers are the workers of one machine, the
+        request goes to the given address, for all workers.
         """
         self._begin_refreshing()
         loop = asyncio.get_running_loop()
@@ -160,12 +162,12 @@ class Servers:
         urls = self._seeds if of_all and self.keys else self._untried(shard, tried)
         while True:
             url = self._pick(shard, urls)
-            left = deadline - loop.time()
-            attempt = left
+            remaining = deadline - loop.time()
+            attempt_seconds = remaining
             if len(urls) > 1 and seconds <= LONG_POLL_SECONDS:
-                attempt = max(left / 2, min(left, SHORTEST_ATTEMPT_SECONDS))
+                attempt_seconds = max(remaining / 2, min(remaining, SHORTEST_ATTEMPT_SECONDS))
             try:
-                return await self._client(url).call(method, path, body, max(attempt, 0.001), kind)
+                return await self._client(url).call(method, path, body, max(attempt_seconds, 0.001), kind)
             except NotifyError as error:
                 if not _another_may_do(error):
                     raise
@@ -182,14 +184,16 @@ class Servers:
         return client
 
     def _untried(self, shard: str | None, tried: set[str]) -> list[str]:
-        """Where a request may go. When no member answers: the addresses that were given, as members may have others."""
+        """The addresses that a request may still go to: untried members, then the untried given addresses, because
+        members may have changed their addresses."""
         urls = [url for url in self.urls(shard) if url not in tried]
         if not urls and shard is None:
             urls = [url for url in self._seeds if url not in tried]
         return urls
 
     def _pick(self, shard: str | None, urls: Sequence[str]) -> str:
-        """One of them: the current one, else one that the chooser takes of those that have not failed just now."""
+        """One of `urls`: the current server if it is among them, else the chooser's choice among those that have not
+        failed just now."""
         now = asyncio.get_running_loop().time()
         alive = [url for url in urls if self._down.get(url, 0.0) <= now] or urls
         if shard is None and self._current in alive:
@@ -206,13 +210,13 @@ class Servers:
 
     @property
     def only(self) -> HttpClient | None:
-        """The client of the server that is asked, where there is one server; as any thread sees it at this moment."""
+        """The client of the server, if there is only one server. Any thread may ask."""
         return None if self.keys or len(self.urls()) > 1 else self._clients.get(self._current)
 
-    # --- who is there -----------------------------------------------------------------------------------------
+    # --- the members ------------------------------------------------------------------------------------------
 
     def urls(self, shard: str | None = None) -> Sequence[str]:
-        """The addresses of the role, of those that have a shard if any say so."""
+        """The addresses of the members with this client's role; with `shard`, only members that have it, if any do."""
         members = [m for m in self._members if self._role in m.roles]
         if not members:
             return self._seeds
@@ -221,31 +225,31 @@ class Servers:
         return [m.url for m in members]
 
     async def known(self) -> None:
-        """Return once the members were asked for; a server that does not answer holds this up for a second or so."""
+        """Wait until the members were asked for; a server that does not answer delays this by about a second."""
         if not self._was_asked.is_set():
             self._begin_refreshing()
             await self._was_asked.wait()
 
     def look_again(self) -> None:
-        """Ask for the members soon: a server says that they are others."""
+        """Ask for the members soon, because an answer shows that they have changed."""
         self._look.set()
 
     def close_idle(self) -> None:
-        """As HttpClient.close_idle."""
+        """Close the idle connections to all servers; see HttpClient.close_idle."""
         for client in self._clients.values():
             client.close_idle()
 
     def is_apart(self, shard: str | None) -> bool:
-        """Whether only some servers of the role have the shard, so that its requests are for these alone."""
+        """Whether only some servers of the role have the shard, so that its requests can go only to them."""
         return shard in self._apart
 
     def places(self) -> Sequence[str]:
-        """A shard of each log, where the servers of the role have several; empty where all have the same storage."""
+        """One shard of each log, if the servers of the role have several logs; empty if they share one storage."""
         shards = {tuple(m.shards) for m in self._members if self._role in m.roles}
-        return sorted(names[0] for names in shards if names) if len(shards) > 1 else ()
+        return sorted(shard_names[0] for shard_names in shards if shard_names) if len(shards) > 1 else ()
 
     def shard_of(self, messages: Iterable[Keyed]) -> str | None:
-        """The shard that messages sent as one belong to, by the first key in them; None: anywhere."""
+        """The shard of messages that are sent together, by their first key; None: any shard."""
         if self.keys:
             for message in messages:
                 if message.key is not None:
@@ -253,10 +257,10 @@ class Servers:
         return None
 
     def shard_for(self, count: int) -> str:
-        """A shard for so many items without a key in one request, where keys are divided.
+        """A shard for a request of `count` items without a key, if keys are divided among shards.
 
-        Small requests keep to one shard for a while: divided, they would be more and smaller ones, and cost more. A
-        large one goes to the next shard, and so does what would go to one that failed just now.
+        Small requests stay with one shard for a while, because spread over several they would be more and smaller, and
+        cost more. A large request goes to the next shard. A shard that failed just now is skipped.
         """
         now = asyncio.get_running_loop().time()
         if count >= LARGE_REQUEST or now >= self._moves_at:
@@ -282,43 +286,43 @@ class Servers:
                 await self.refresh()
             self._was_asked.set()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_SECONDS if self._known else ALONE_REFRESH_SECONDS):
+                async with asyncio.timeout(REFRESH_SECONDS if self._identities else ALONE_REFRESH_SECONDS):
                     await self._look.wait()
             self._look.clear()
 
     async def refresh(self) -> None:
-        """Ask any server who is there. Raises Unavailable where none answers."""
+        """Ask any server for the members. Raises Unavailable if no server answers."""
         addresses = [self._current, *(m.url for m in self._members), *self._seeds]
         failed: NotifyError = Unavailable("no server answers")
         for url in dict.fromkeys(address for address in addresses if address):
             try:
-                found = decode_members(await self._client(url).call("GET", "/v1/members", b"", 1.0))
+                answer = decode_members(await self._client(url).call("GET", "/v1/members", b"", 1.0))
             except (NotifyError, msgspec.DecodeError) as error:
                 failed = error if isinstance(error, NotifyError) else failed
                 continue
-            self.takes_outcomes = found.outcomes_with_halves
-            if found.version:
-                self._learn(found.servers(), tuple(found.keys))
+            self.takes_outcomes = answer.outcomes_with_halves
+            if answer.version:
+                self._learn(answer.servers(), tuple(answer.keys))
             return
         raise failed
 
     def _learn(self, members: list[Member], keys: tuple[str, ...]) -> None:
         members = self._not_in_the_clear(members)
-        known = tuple((m.name, m.url, *m.roles, m.room) for m in members)
-        self._members = members  # their loads, at any rate
+        identities = tuple((m.name, m.url, *m.roles, m.room) for m in members)
+        self._members = members  # always, because their loads change
         self.keys = keys
         of_role = [frozenset(m.shards) for m in members if self._role in m.roles]
         self._apart = frozenset[str]().union(*of_role) - frozenset.intersection(*of_role) if of_role else frozenset()
-        if known == self._known:
+        if identities == self._identities:
             return
-        self._known = known
-        # Choose anew, so that a server that was added gets its share.
+        self._identities = identities
+        # Choose a server again, so that an added server gets its share.
         self._current = ""
-        wanted = {*self._seeds, *(m.url for m in members)}
-        for url in [url for url in self._clients if url not in wanted]:
-            left = self._clients.pop(url)
-            left.close_when_idle()
-            self._left = [client for client in (*self._left, left) if client.is_open]
+        used_urls = {*self._seeds, *(m.url for m in members)}
+        for url in [url for url in self._clients if url not in used_urls]:
+            leaving = self._clients.pop(url)
+            leaving.close_when_idle()
+            self._left = [client for client in (*self._left, leaving) if client.is_open]
 
     def _not_in_the_clear(self, members: list[Member]) -> list[Member]:
         if not self._only_tls:
@@ -328,7 +332,7 @@ class Servers:
             self._refused = refused
             for url in sorted(refused):
                 log.warning(
-                    "%s is a member, and is not used: requests to it would go out in the clear, and %s is https; start "
+                    "the member %s is not used: requests to it would go out in the clear, and %s is https; start "
                     "it with TLS (its setting `url` says where it is reached)",
                     url,
                     self._seeds[0],
@@ -336,13 +340,13 @@ class Servers:
         return [m for m in members if m.url not in refused]
 
     async def aclose(self) -> None:
-        """Cut every connection, and wait until the loop has let go of them."""
+        """Cut every connection, and wait until the loop has closed them."""
         self.close()
         if self._refreshing is not None:
             await asyncio.gather(self._refreshing, return_exceptions=True)
         clients = [*self._clients.values(), *self._left]
         for _ in range(CLOSE_ROUNDS):
-            # A loop must not be closed while it has connections: each is let go of in one of its next rounds.
+            # A loop must not be closed while it has connections; it closes each in one of its next iterations.
             await asyncio.sleep(0.001)
             if not any(client.is_open for client in clients):
                 break
@@ -358,7 +362,7 @@ class Servers:
 
 
 def _another_may_do(error: NotifyError) -> bool:
-    """Whether another server may answer better: this one is away, stopping, slow, full, or of another role."""
+    """Whether another server may succeed: the one that failed is away, stopping, slow, full, or has another role."""
     if error.status == 421:
         return error.code == "wrong_role"
     if isinstance(error, Closed):

@@ -42,13 +42,13 @@ POLL_SECONDS = 20.0
 LEAVE_SECONDS = 2.0
 """How long a consumer that stops waits for a server that it leaves."""
 GIVE_BACK_SECONDS = 1.0
-"""How long a message that is given back waits for the end of the long poll."""
+"""How long a message that this consumer gives back waits for the end of the long poll."""
 CANCEL_SECONDS = 1.0
-"""How long coroutines that are cancelled may take to end."""
+"""How long cancelled coroutines may take to end."""
 NAMED_IN_LOG = 10
 CAUTIOUS = 32
-"""Messages in hand, at most, of a consumer of batches at its start, and while most come again: each message in hand
-counts an attempt where its process dies, and one of those may be what ends it."""
+"""The most messages in hand of a consumer of batches, at its start and while most deliveries are repeated ones. If the
+process dies, each message in hand has used up an attempt, and one of them may be what kills the process."""
 _decode_received = msgspec.msgpack.Decoder(Received).decode
 
 
@@ -64,11 +64,11 @@ class Work:
     batch: int
     drain: float
     announce: Callable[[str], None] = field(default=log.info)
-    """Is given what a session has subscribed to, once it has."""
+    """Gets a sentence about the subscriptions once a session has made them."""
     ends_when_cancelled: bool = False
-    """Whether a handler whose task is cancelled has ended with it; a thread goes on."""
+    """Whether a handler ends when its task is cancelled; a handler in a thread goes on."""
     inbox_from: datetime | None = None
-    """From when on the consumer's inbox is whole; None where it has none."""
+    """The time since which the consumer's inbox has every row; None if the consumer has no inbox."""
     in_hand: set[asyncio.Task[None]] = field(default_factory=set)
     """The task of each message that was received and is not settled yet."""
 
@@ -86,27 +86,27 @@ class Session:
         self._failures = FailureLog()
         self._ending = asyncio.Event()
         self._has_received = asyncio.Event()
-        """Set once nothing is asked for any more."""
+        """Set once no request to receive is open or will follow."""
         self.is_subscribed = False
-        """Whether the server knows the subscriptions, and from when on the inbox is whole."""
+        """Whether the server knows the subscriptions, and since when the inbox is whole."""
         self._began = datetime.now(UTC).isoformat()
-        """When it began: what was sent since, is its own, also where it subscribed to the latest."""
-        self._has_admin_routes_alone = False
-        """The server is an older one, which has no route of consumers to subscribe."""
+        """When the session began: a subscription that starts at `latest` includes all messages sent since then."""
+        self._has_only_admin_routes = False
+        """Whether the server is an older one, where only an admin route makes subscriptions."""
         self._is_cautious = self._takes_batches = any(h.batch is not None for h in work.handlers.values())
 
     def end(self) -> None:
-        """Receive nothing more; `run` returns when what is under way is settled."""
+        """Receive nothing more; `run` returns when all messages in hand are settled."""
         self._ending.set()
 
     async def run(self) -> None:
-        """Until `end`. Raises what cannot be mended by trying again, once what is under way is settled."""
+        """Work until `end`. Raises errors that a retry cannot mend, once all messages in hand are settled."""
         try:
             try:
                 await self._subscribe_all()
                 await self._receive_all()
             except NotifyError as error:
-                # Ended while the server is away: nobody waits for its answer any more.
+                # If the session ends while the server is away, its caller does not need the error.
                 if not (is_away(error) and self._ending.is_set()):
                     if self._in_hand:
                         log.error("nothing more is received from %s: %s", self._http.url, error)
@@ -115,24 +115,24 @@ class Session:
             await self._drain()
         finally:
             self._has_received.set()
-            await self._let_go()
+            await self._close()
 
     async def _drain(self) -> None:
-        """Wait for the handlers under way, whose leases are renewed meanwhile, at most `drain` seconds."""
+        """Wait at most `drain` seconds for the running handlers; their leases are renewed meanwhile."""
         try:
             async with asyncio.timeout(self._work.drain):
                 while self._in_hand:
                     await asyncio.wait(self._in_hand)
         except TimeoutError:
-            names = sorted(self._in_hand.values())
-            more = f" and {len(names) - NAMED_IN_LOG} more" if len(names) > NAMED_IN_LOG else ""
+            ids = sorted(self._in_hand.values())
+            more = f" and {len(ids) - NAMED_IN_LOG} more" if len(ids) > NAMED_IN_LOG else ""
             log.warning(
                 "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
                 "for any more, and will be delivered again: %s%s",
-                len(names), self._work.drain, ", ".join(names[:NAMED_IN_LOG]), more,
+                len(ids), self._work.drain, ", ".join(ids[:NAMED_IN_LOG]), more,
             )  # fmt: skip
 
-    async def _let_go(self) -> None:
+    async def _close(self) -> None:
         for renewal in self._renewals.values():
             renewal.cancel()
         for task in self._in_hand:
@@ -145,9 +145,9 @@ class Session:
             self._http.close()
 
     async def _leave(self) -> None:
-        """Have what this instance has to itself go to another at once: exclusive and failover topics.
+        """Give up the exclusive and failover topics that this instance owns, so that another takes over immediately.
 
-        Where the server does not hear of it, or is an older one, that goes when its lease is over.
+        If the request fails, or the server is an older one, another takes over when the lease of the topic expires.
         """
         if self.is_subscribed:
             body = encode_msgpack(Leave(self._work.instance))
@@ -157,15 +157,18 @@ class Session:
     # --- receiving --------------------------------------------------------------------------------------------
 
     async def _subscribe_all(self, *, again: bool = False) -> None:
-        """Tell the server what the group subscribes to; `again`: its log was restored without that, so what was sent
-        since is still to come."""
+        """Make the group's subscriptions on the server.
+
+        `again`: the server's log was restored to a state without them, so messages sent since this session began are
+        still to be delivered.
+        """
         answers: dict[str, Any] = {}
-        # Patterns first: a topic that has a handler of its own keeps that one's settings.
+        # Patterns come first, so that a topic with its own handler keeps this handler's settings.
         for handler in sorted(self._work.handlers.values(), key=lambda handler: "*" not in handler.topic):
             start = handler.start.isoformat() if isinstance(handler.start, datetime) else handler.start
             if again and start in (None, "latest"):
                 start = self._began
-            wanted = {
+            subscription = {
                 "mode": handler.mode,
                 "tags": list(handler.tags),
                 "start": start,
@@ -176,12 +179,12 @@ class Session:
             }
             reason = {"reason": "subscribed by a consumer"}
             try:
-                answer = await self._put(quote(handler.topic), wanted, wanted | reason)
+                answer = await self._put(quote(handler.topic), subscription, subscription | reason)
             except InvalidRequest:
-                if wanted["start"] != self._began:
+                if subscription["start"] != self._began:
                     raise
-                wanted["start"] = "latest"  # this machine's clock is ahead of the server's
-                answer = await self._put(quote(handler.topic), wanted, wanted | reason)
+                subscription["start"] = "latest"  # this machine's clock is ahead of the server's
+                answer = await self._put(quote(handler.topic), subscription, subscription | reason)
             answers[handler.topic] = answer
         await self.tell_inbox()
         self.is_subscribed = True
@@ -189,28 +192,29 @@ class Session:
         work.announce(begun(self._http.url, work.group, work.instance, work.handlers.values(), answers))
 
     async def tell_inbox(self) -> None:
-        """Say from when on the inbox is whole, before anything is received or purged; an older server need not know.
+        """Tell the server since when the inbox is whole, before anything is received or purged.
 
-        Raises Conflict (`before_inbox`) for a new subscription that starts before that.
+        An older server, without the route, does not need to know. Raises Conflict (`before_inbox`) for a new
+        subscription that starts before this time.
         """
         if self._work.inbox_from is None:
             return
-        told = {"whole_from": self._work.inbox_from.isoformat()}
+        body = {"whole_from": self._work.inbox_from.isoformat()}
         for topic in self._work.handlers:
             with contextlib.suppress(NotFound):
-                await self._put(f"{quote(topic)}/inbox", told, told)
+                await self._put(f"{quote(topic)}/inbox", body, body)
 
     async def _put(self, path: str, body: dict[str, Any], admin_body: dict[str, Any]) -> Any:
-        """PUT to a route under the group's subscriptions. A server up to 9c372b4 has it among the admin routes alone.
+        """PUT to a route under the group's subscriptions. A server up to 9c372b4 has it only as an admin route.
 
-        Raises NotFound where neither is there.
+        Raises NotFound if the server has neither route.
         """
         under = f"groups/{self._work.group}/subscriptions/{path}"
-        if not self._has_admin_routes_alone:
+        if not self._has_only_admin_routes:
             with contextlib.suppress(NotFound):
                 return await self._until_served(functools.partial(self._ask, "PUT", f"/v1/{under}", body))
         answer = await self._until_served(functools.partial(self._ask, "PUT", f"/v1/admin/{under}", admin_body))
-        self._has_admin_routes_alone = True
+        self._has_only_admin_routes = True
         return answer
 
     async def _ask(self, method: str, path: str, body: dict[str, Any]) -> Any:
@@ -218,7 +222,8 @@ class Session:
         return read_answer(msgspec.json.decode, answer)
 
     async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat a request while the server is away. Raises what cannot succeed, or the last failure at the end."""
+        """Repeat a request while the server is away. Raises errors that a retry cannot mend, and the last failure once
+        the session ends."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             try:
@@ -230,15 +235,15 @@ class Session:
                 log.warning("the server is away, again in %.1f s: %s", wait, error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), wait)
-                    raise  # it has ended: nothing more is asked
+                    raise  # the session has ended: no more requests
 
     async def _receive_all(self) -> None:
-        """Until the end. What is broadcast is received in requests of its own."""
+        """Receive until the session ends. Broadcast topics are received in separate requests."""
         handlers = self._work.handlers
         broadcast: list[str] | None = [h.topic for h in handlers.values() if h.mode == "broadcast"]
         rest: list[str] | None = [h.topic for h in handlers.values() if h.mode != "broadcast"]
         if any("*" in topic for topic in handlers):
-            # The server knows the topics that the patterns stand for: all that the group subscribes to.
+            # The server knows which topics match the patterns: receive all that the group subscribes to.
             broadcast, rest = [], None
         loops = [
             asyncio.ensure_future(self._receive_until_ended(topics))
@@ -270,12 +275,12 @@ class Session:
                 receiving = asyncio.ensure_future(self._until_served(functools.partial(self._receive, topics, room)))
                 await asyncio.wait([receiving, ended], return_when=asyncio.FIRST_COMPLETED)
                 if not receiving.done():
-                    return  # ended during the long poll: what it may still bring comes back when its lease runs out
+                    return  # ended during the long poll: messages it still brings are redelivered after their lease
                 delivered = receiving.result()
                 self._begin(delivered)
                 if delivered and self._takes_batches:
-                    again = sum([d.attempt > 1 for d in delivered])
-                    self._is_cautious = 2 * again > len(delivered)
+                    repeated = sum([message.attempt > 1 for message in delivered])
+                    self._is_cautious = 2 * repeated > len(delivered)
         finally:
             ended.cancel()
             if receiving is not None and not receiving.done():
@@ -285,7 +290,7 @@ class Session:
 
     async def _receive(self, topics: list[str] | None, room: int) -> list[Delivered]:
         if self._ending.is_set():
-            # Ended in the pause before another try. Before Python 3.12 `wait_for` may swallow the cancellation.
+            # The session ended in the pause before a retry. Before Python 3.12 `wait_for` may swallow the cancellation.
             return []
         work = self._work
         request = Receive(instance=work.instance, topics=topics, max=room, wait=POLL_SECONDS, lease=work.lease)
@@ -305,63 +310,71 @@ class Session:
 
     def _begin(self, delivered: list[Delivered]) -> None:
         loop = asyncio.get_running_loop()
-        for d in delivered:
-            task = loop.create_task(self._handle(d))
+        for delivery in delivered:
+            task = loop.create_task(self._handle(delivery))
             self._work.in_hand.add(task)
-            self._in_hand[task] = d.id
+            self._in_hand[task] = delivery.id
             task.add_done_callback(self._put_down)
 
     def _put_down(self, task: asyncio.Task[None]) -> None:
         self._work.in_hand.discard(task)
         del self._in_hand[task]
 
-    async def _handle(self, d: Delivered) -> None:
-        handler = handler_of(self._work.handlers, d.topic)
+    async def _handle(self, delivery: Delivered) -> None:
+        handler = handler_of(self._work.handlers, delivery.topic)
         message = ReceivedMessage(
-            d.id,
-            d.topic,
-            d.queue,
-            d.offset,
-            d.body,
-            d.key,
-            d.tag,
-            d.headers or {},
-            d.attempt,
-            d.committed_at,
-            d.replay,
+            delivery.id,
+            delivery.topic,
+            delivery.queue,
+            delivery.offset,
+            delivery.body,
+            delivery.key,
+            delivery.tag,
+            delivery.headers or {},
+            delivery.attempt,
+            delivery.committed_at,
+            delivery.replay,
         )
-        self._renew_later(d.receipt)
+        self._renew_later(delivery.receipt)
         try:
             if handler is None:
-                raise InvalidRequest(f"this consumer has no handler for topic {d.topic!r}; another of its group may")
+                raise InvalidRequest(
+                    f"this consumer has no handler for topic {delivery.topic!r}; another of its group may"
+                )
             await self._work.call(handler, message)
-            item = SettleItem(receipt=d.receipt, action="ack")
+            item = SettleItem(receipt=delivery.receipt, action="ack")
         except NotTried:
             await self._until_received()
-            item = SettleItem(receipt=d.receipt, action="give_back")
+            item = SettleItem(receipt=delivery.receipt, action="give_back")
         except DeadLetter as error:
-            item = SettleItem(receipt=d.receipt, action="dead_letter", reason=reason_of(error, named=False) or None)
+            item = SettleItem(
+                receipt=delivery.receipt, action="dead_letter", reason=reason_of(error, named=False) or None
+            )
         except BaseException as error:
             if is_cancelled(error):
                 if not self._work.ends_when_cancelled:
                     raise
-                item = SettleItem(receipt=d.receipt, action="retry", delay=0, reason="the consumer was cancelled")
+                item = SettleItem(
+                    receipt=delivery.receipt, action="retry", delay=0, reason="the consumer was cancelled"
+                )
             else:
-                self._failures.tell(d.topic, d.id, d.attempt, error)
-                item = SettleItem(receipt=d.receipt, action="retry", reason=reason_of(error))
+                self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
+                item = SettleItem(receipt=delivery.receipt, action="retry", reason=reason_of(error))
         finally:
-            self._renewals.pop(d.receipt).cancel()
+            self._renewals.pop(delivery.receipt).cancel()
         try:
             settled = await self._settler.submit(item)
         except NotifyError as error:
-            log.warning("settling %s failed, it may be delivered again: %s", d.id, error)
+            log.warning("settling %s failed, it may be delivered again: %s", delivery.id, error)
         else:
             if settled.status != 200:
-                log.warning("%s was not settled, it may be delivered again: %s", d.id, settled.detail or settled.code)
+                log.warning(
+                    "%s was not settled, it may be delivered again: %s", delivery.id, settled.detail or settled.code
+                )
 
     async def _until_received(self) -> None:
-        """Wait, before a message is given back, until this session's long poll is over: it would get the message, and
-        nobody would handle it before its lease runs out."""
+        """Wait until this session's long poll is over, before a message is given back: otherwise the long poll would
+        get the message again, and nobody would handle it before its lease expires."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 await self._has_received.wait()
@@ -371,7 +384,7 @@ class Session:
         self._renewals[receipt] = loop.call_later(self._work.lease / 3, self._renew, receipt)
 
     def _renew(self, receipt: str) -> None:
-        """The handler takes long: keep its lease."""
+        """Renew the lease of a message whose handler is still running."""
         with contextlib.suppress(NotifyError):
             self._settler.submit(SettleItem(receipt=receipt, action="renew", lease=self._work.lease))
         self._renew_later(receipt)

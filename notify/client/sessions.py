@@ -1,4 +1,4 @@
-"""A consumer's sessions: one with each queue server that the registry names, begun and ended as servers come and go."""
+"""Sessions: a consumer's session with each queue server, begun and ended as the registry adds and removes servers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ MEMBERS_SECONDS = 2.0
 
 
 class Sessions:
-    """Those of one consumer. Belongs to one event loop; `run` it once."""
+    """The sessions of one consumer. Belongs to one event loop; `run` it once."""
 
     def __init__(self, work: Work, url: str, token: Token, tls: ssl.SSLContext | None) -> None:
-        """Raises InvalidRequest for what is no server's address."""
+        """Raises InvalidRequest if `url` is not the address of a server."""
         self._work = work
         self._token, self._tls = token, tls
         self._servers = Servers(url, "queue", tls=tls, token=token)
         self._sessions: dict[str, tuple[Session, asyncio.Task[None]]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        """The tasks of sessions with servers that the registry names no more."""
+        """The tasks of sessions with servers that have left the registry."""
 
     async def run(self, inbox: Keeping | None, stopping: asyncio.Event) -> None:
-        """Until `stopping`, and then until what is under way is settled. `inbox` is kept beside the sessions.
+        """Receive until `stopping`, and then until all messages in hand are settled. `inbox` is kept meanwhile.
 
-        Raises what ends a session and cannot be mended by trying again.
+        Raises the error of a session that a retry cannot mend.
         """
         keeping: asyncio.Task[None] | None = None
         if inbox is not None:
@@ -51,13 +51,13 @@ class Sessions:
                 await self._follow_registry()
                 tasks = [task for _, task in self._sessions.values()]
                 await asyncio.wait([stopped, *tasks], timeout=MEMBERS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                # A failure that trying again cannot mend ends the consumer.
+                # A session fails only with an error that a retry cannot mend, so it ends the consumer.
                 failed = [error for task in tasks if task.done() and (error := task.exception()) is not None]
             if keeping is not None:
                 keeping.cancel()
             await self._drain()
             tasks = [task for _, task in self._sessions.values()]
-            failed += [e for task in tasks if (e := task.exception()) is not None and e not in failed]
+            failed += [error for task in tasks if (error := task.exception()) is not None and error not in failed]
         finally:
             stopped.cancel()
             await self._cancel([] if keeping is None else [keeping])
@@ -65,16 +65,16 @@ class Sessions:
             raise failed[0]
 
     async def _follow_registry(self) -> None:
-        """Begin a session with each server that is new, and have those of servers that left come to their end."""
+        """Begin a session with each new server, and end the sessions with servers that have left."""
         servers, sessions = self._servers, self._sessions
-        with contextlib.suppress(NotifyError):  # a session says more clearly that nobody answers
+        with contextlib.suppress(NotifyError):  # a session reports more clearly that no server answers
             await servers.refresh()
         refuse_offsets(self._work.handlers.values(), servers.keys)
         for url in [url for url in servers.urls() if url not in sessions]:
             session = Session(self._work, HttpClient(url, tls=self._tls, token=self._token))
             sessions[url] = session, asyncio.ensure_future(session.run())
         for url in sessions.keys() - set(servers.urls()):
-            log.warning("the registry does not name %s any more: nothing more is received from there", url)
+            log.warning("%s has left the registry: nothing more is received from there", url)
             session, task = sessions.pop(url)
             session.end()
             self._leaving.add(task)

@@ -1,4 +1,4 @@
-"""Settling: what a consumer says of its messages, gathered into requests, and sent again while a server is away."""
+"""Settler: sends a consumer's acks, retries and renewals in batches, and repeats them while a server is away."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
 
 @dataclass(slots=True)
 class _Settling:
-    """A message's fate on its way to the server, which would not take it after `until` (the loop's clock)."""
+    """An item to settle. `until` (in the loop's time): when the message's lease ends, and repeating is pointless."""
 
     item: SettleItem
     until: float
@@ -35,30 +35,32 @@ class Settler:
     """Settles messages of a group on one server. Belongs to one event loop."""
 
     def __init__(self, http: HttpClient, group: str, lease: float) -> None:
-        """`lease`: for how many seconds what the server does not take is sent again."""
+        """`lease`: the seconds for which an item is repeated that the server does not take."""
         self._http = http
         self._path = f"/v1/groups/{group}/settle"
         self._lease = lease
         self._batcher: Batcher[_Settling, SettledItem] = Batcher(self._settle, in_flight=2)
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
-        """Before what the server did not take is sent again; it doubles."""
+        """The waits before items are sent again that the server did not take."""
 
     def submit(self, item: SettleItem) -> Awaitable[SettledItem]:
-        """Have an item sent; the server's answer. Raises NotifyError."""
+        """Queue an item and return the awaitable of the server's answer, which raises NotifyError."""
         return self._batcher.submit(_Settling(item, asyncio.get_running_loop().time() + self._lease))
 
     async def _settle(self, settlings: list[_Settling]) -> list[SettledItem | Later]:
-        """Tell the server. What it cannot take now is sent again until the message's lease is surely over."""
+        """Settle items on the server. Items that it cannot take now are sent again until their leases have ended."""
         now = asyncio.get_running_loop().time()
         body = encode_msgpack(Settle([settling.item for settling in settlings]))
         try:
             answer = await self._http.call("POST", self._path, body, CALL_SECONDS)
-            answered = read_answer(_decode_settled, answer).items
+            results = read_answer(_decode_settled, answer).items
         except NotifyError as error:
             if not is_away(error):
                 raise
-            answered = [SettledItem(s.item.receipt, error.status, error.code, str(error)) for s in settlings]
-        refused = next((settled for settled in answered if _may_be_taken_later(settled)), None)
+            results = [
+                SettledItem(settling.item.receipt, error.status, error.code, str(error)) for settling in settlings
+            ]
+        refused = next((settled for settled in results if _may_be_taken_later(settled)), None)
         wait = 0.0
         if refused is None:
             self._backoff.reset()
@@ -67,7 +69,7 @@ class Settler:
             log.warning("the server does not settle, again in %.1f s: %s", wait, refused.detail or refused.code)
         return [
             Later(wait) if _may_be_taken_later(settled) and settling.until > now else settled
-            for settling, settled in zip(settlings, answered, strict=True)
+            for settling, settled in zip(settlings, results, strict=True)
         ]
 
 
@@ -76,5 +78,5 @@ def _may_be_taken_later(settled: SettledItem) -> bool:
 
 
 def is_away(error: NotifyError) -> bool:
-    """Whether the same request may succeed later. A server without queues may learn who has them."""
+    """Whether the same request may succeed later. A server without queues may learn which server has them."""
     return error.retryable or error.code == "wrong_role"

@@ -1,4 +1,4 @@
-"""The tables beside the service's own: half_message, notify_source, notify_inbox and notify_refused."""
+"""Notify's tables in a service's database: half_message, notify_source, notify_inbox and notify_refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT
 
 metadata = sa.MetaData()
 MAKE_TABLES = "call notify.client.create_tables(engine) once, or make the tables with the Alembic helper"
-"""The remedy for a database that lacks them, as a part of a sentence."""
+"""The part of an error text that says how to create Notify's tables."""
 
 
 half_message = sa.Table(
@@ -36,7 +36,8 @@ half_message = sa.Table(
     sqlite_with_rowid=False,
 )
 is_waiting = half_message.c.relayed == sa.literal_column("0")
-"""Not relayed yet. Written out, not bound: so that SQLite and PostgreSQL see that the index serves it."""
+"""The condition "not relayed yet", with a literal 0 instead of a parameter, so that SQLite and PostgreSQL use the
+partial index for it."""
 sa.Index(
     "half_message_waiting",
     half_message.c.relayed,
@@ -44,22 +45,22 @@ sa.Index(
     sqlite_where=is_waiting,
     postgresql_where=is_waiting,
 )
-"""One row a message. mode half: no body, the server has it, unless the producer keeps messages; mode outbox: the whole
-message, `relayed` 0 until the relay has sent it. A tombstone is message 0 with state ROLLED_BACK. Times are UTC by the
-database's clock. `digest` (notify/digest.py) is that of the body; NULL in a row of an older SDK, and a table of
-an older version lacks it."""
+"""One row for each message. In mode half a row has no body, because the server has it, unless the producer keeps
+messages. In mode outbox a row has the whole message, and `relayed` is 0 until the relay has sent it. A tombstone is
+message 0 with state ROLLED_BACK. Times are UTC by the database's clock. `digest` (notify/digest.py) is the digest of
+the body; it is NULL in a row of an older SDK, and missing in a table of an older version."""
 notify_source = sa.Table(
     "notify_source",
     metadata,
     sa.Column("id", ID, primary_key=True),
-    sa.Column("purged_before", sa.BigInteger, nullable=False),  # milliseconds since 1970, as are the next two
+    sa.Column("purged_before", sa.BigInteger, nullable=False),  # milliseconds since 1970, like the next two
     sa.Column("rows_from", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("inbox_from", sa.BigInteger, nullable=False, server_default="0"),
     mysql_engine="InnoDB",
 )
-"""`purged_before`: up to ids of that time rows were purged by force, so a half whose commit does not stand cannot be
-answered for any more. `rows_from` and `inbox_from`: older rows of half_message and notify_inbox may have been purged,
-so an audit can say nothing of what lies before."""
+"""`purged_before`: rows with ids up to this time were purged by force, so that a check for a half without a row cannot
+be answered any more. `rows_from` and `inbox_from`: older rows of half_message and notify_inbox may have been purged, so
+that an audit cannot judge what lies before."""
 notify_inbox = sa.Table(
     "notify_inbox",
     metadata,
@@ -70,7 +71,7 @@ notify_inbox = sa.Table(
     sa.Index("notify_inbox_created_at", "created_at"),
     mysql_engine="InnoDB",
 )
-"""One row for each effect. `replay` is 0 but for resets and redrives that were to repeat effects; an SDK that does not
+"""One row for each effect. `replay` is 0, except after resets and redrives that repeat effects; an SDK that does not
 know the column leaves it at 0."""
 notify_refused = sa.Table(
     "notify_refused",
@@ -89,21 +90,21 @@ notify_refused = sa.Table(
     sa.Column("refused_at", INSTANT, nullable=False),
     mysql_engine="InnoDB",
 )
-"""One row a transaction that no target takes, with the target's last answer (`status`, `code`, `detail`) and what a
-person decided (`state`, `reason`): see notify/refused.py."""
+"""One row for each transaction that its target refuses, with the target's last answer (`status`, `code`, `detail`) and
+the decision of an operator (`state`, `reason`): see notify/refused.py."""
 
 
 def columns_of(connection: Connection, table: sa.Table) -> set[str]:
-    """The names of a table's columns, where the connection's statements find it: its schema_translate_map counts."""
+    """The names of a table's columns, in the schema that the connection's schema_translate_map gives."""
     schemas = connection.get_execution_options().get("schema_translate_map") or {}
     return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=schemas.get(None))}
 
 
 def has_digest(connection: Connection) -> bool:
-    """Whether half_message keeps the digests of bodies; one that an older version made does not."""
+    """Whether half_message has the column digest; a table of an older version lacks it."""
     return half_message.c.digest.name in columns_of(connection, half_message)
 
 
 def has_replay(connection: Connection) -> bool:
-    """Whether notify_inbox keeps replays apart; one that an older version made does not."""
+    """Whether notify_inbox has the column replay; a table of an older version lacks it."""
     return notify_inbox.c.replay.name in columns_of(connection, notify_inbox)

@@ -1,6 +1,7 @@
-"""Outgoing of threads: the client runs on an event loop in a thread of its own, which a fork leaves behind.
+"""ThreadOutgoing: the Outgoing for threads, whose client runs on an event loop in a separate thread.
 
-A thread that is alone sends by itself (`alone.py`); where several send, the loop puts what they send into one request.
+A thread that is alone sends its requests itself (`alone.py`); if several threads send, the loop combines their halves
+in one request. A forked child gets a new loop and thread.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from notify.wire import Item, PackedMessage
 
 T = TypeVar("T")
 FINISH_SECONDS = 1.0
-"""How long `close` waits for the answer of an outcome that a thread has sent by itself."""
+"""How long `close` waits for the answer to an outcome that a thread has sent itself."""
 EXIT_SECONDS = 2.0
-"""How long outcomes that wait may hold up the end of the process; check-back finds those that are not sent by then."""
+"""How long waiting outcomes may delay the end of the process; check-back recovers outcomes that are not sent then."""
 
 
 class ThreadOutgoing:
-    """Sends for threads. Its loop starts with the first use."""
+    """Sends for threads. Its loop starts at the first use."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -44,11 +45,12 @@ class ThreadOutgoing:
         _open.add(self)
 
     def start(self) -> tuple[LoopThread, Running]:
-        """The loop's thread and what runs on it. Raises Closed after `close`."""
+        """Start the loop's thread, if it does not run yet; returns the thread and its Running. Raises Closed after
+        `close`."""
         if self.is_closed:
             raise Closed(CLOSED)
         if self._started is None:
-            with self._starting:  # threads that are the first at the same time start one loop
+            with self._starting:  # only one of several first threads starts the loop
                 if self._started is None:
                     thread = LoopThread(f"notify-producer-{self._plan.group}")
                     running = thread.run(self._make())
@@ -60,12 +62,12 @@ class ThreadOutgoing:
         return Running(self._plan)
 
     def answer_checks(self) -> None:
-        """Answer checks from now on: there is another listener."""
+        """Answer checks from now on, because a listener was added."""
         thread, running = self.start()
         thread.run(_answer_checks(running))
 
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
-        """Send a half and wait; its item. Raises Timeout, and what `accepted` raises."""
+        """Send a half, wait, and return its item. Raises Timeout, and the errors of `accepted`."""
         thread, running = self.start()
         client = running.client
         client.source = source
@@ -89,7 +91,7 @@ class ThreadOutgoing:
         return item
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        """Queue an outcome; after `close`, or before the first half, none."""
+        """Queue an outcome; does nothing after `close`, or before the first half."""
         if self._started is not None and not self.is_closed:
             thread, running = self._started
             alone = self._alone
@@ -102,31 +104,33 @@ class ThreadOutgoing:
                 thread.call(running.queue_outcome, transaction_id, shard, outcome)
 
     def _replace(self, interrupted: Alone | None) -> None:
-        """A signal's handler has interrupted, with an exception, whoever sent by itself: other lines and locks take
-        the place of those, since nobody knows what was taken, or which answer would have come next."""
+        """Replace the lines and locks after an exception of a signal handler has interrupted a thread that sent itself:
+        it is unknown which locks are held, and which answer comes next."""
         if interrupted is not None and self._started is not None and self._alone is interrupted:
             self._alone = Alone(*self._started, self._plan.half_timeout)
             interrupted.close(0.0)
 
     def publish(self, message: PackedMessage) -> str:
-        """Send a message without a transaction and wait; its id. Raises InvalidRequest, Unavailable or Closed."""
+        """Send a message without a transaction, wait, and return its id. Raises InvalidRequest, Unavailable, Closed."""
         thread, running = self.start()
         return thread.run(running.client.publish(message))
 
     def prepare(self, messages: list[PackedMessage], check_after: float | None) -> Item:
-        """Store a half of a transaction of its own kind and wait; its item. Raises what `half` raises, or Closed."""
+        """Store the half of a transaction outside of a database, wait, and return its item. Raises Closed, and the
+        errors of `TransactionClient.half`."""
         thread, running = self.start()
         return thread.run(running.client.half(messages, check_after=check_after))
 
     def resolve(self, transaction_id: str, shard: str | None, outcome: Outcome) -> str:
-        """Record the outcome of a prepared half and wait; the state. Raises what Running.resolve raises, or Closed."""
+        """Record the outcome of a prepared half, wait, and return the state. Raises Closed, and the errors of
+        Running.resolve."""
         thread, running = self.start()
         return thread.run(running.resolve(transaction_id, shard, outcome))
 
     def renew_after_fork(self) -> None:
-        """The parent's thread does not exist in the child: its first use begins anew.
+        """Forget the parent's thread, which does not exist in the child. The first use in the child starts a new one.
 
-        Not here: a thread cannot be started before the fork has returned.
+        It cannot be started here, because a thread cannot start before the fork has returned.
         """
         self._abandoned = self._started  # the parent's loop must not be closed by this process
         self._started = None
@@ -137,7 +141,7 @@ class ThreadOutgoing:
         self._plan.instance = instance_name()
 
     def flush_at_exit(self, seconds: float) -> None:
-        """Wait until what was queued is sent, for so long at most."""
+        """Wait at most `seconds` until all queued items are sent."""
         if self._started is not None:
             thread, running = self._started
             if self._alone is not None:
@@ -146,7 +150,7 @@ class ThreadOutgoing:
                 thread.run(running.client.flush(), seconds)
 
     def close(self) -> None:
-        """Flush outcomes that wait, stop answering checks, let go."""
+        """Send the outcomes that wait, stop answering checks, and close the connections."""
         self.is_closed = True
         _open.discard(self)
         if self._started is not None:
@@ -170,7 +174,8 @@ def _renew_all_after_fork() -> None:
 
 
 def _flush_all_at_exit() -> None:
-    """A script may end right after its commit, and never call `close`: its outcomes would be left to check-back."""
+    """Send outcomes of a script that ends right after its commit, without `close`; otherwise check-back would have to
+    recover them."""
     end = time.monotonic() + EXIT_SECONDS
     for outgoing in list(_open):
         outgoing.flush_at_exit(max(0.0, end - time.monotonic()))

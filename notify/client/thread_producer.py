@@ -1,4 +1,4 @@
-"""ThreadProducer: what producers of threads have in common, whatever binds their messages to transactions."""
+"""ThreadProducer: the common base of the producers for threads, for SQLAlchemy and for Django."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notify.message import Message
 
 
 class ThreadProducer:
-    """Base of the producers of threads: a thin shell over what runs on an event loop."""
+    """Base of the producers for threads: a thin shell over code that runs on an event loop."""
 
     _carrier: Carrier
 
@@ -33,12 +33,12 @@ class ThreadProducer:
         return self._plan.instance
 
     def add_check_listener(self, listener: CheckMessageListener) -> None:
-        """Have a listener answer checks for its topics, instead of the local table. Raises InvalidRequest."""
+        """Let a listener answer the checks of its topics, instead of the local table. Raises InvalidRequest."""
         self._plan.add_listener(listener)
         self.outgoing.answer_checks()
 
     def publish(self, message: Message) -> str:
-        """Send a message without a transaction; its id. Durable when it returns.
+        """Send a message without a transaction and return its id. The message is durable when this returns.
 
         Raises InvalidRequest, Unavailable, IdInUse, and Closed after `close`.
         """
@@ -48,10 +48,10 @@ class ThreadProducer:
             return self.outgoing.publish(packed)
 
     def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> SyncPrepared:
-        """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback().
+        """Store a half for a transaction that is not in a database; end it with commit() or rollback().
 
-        A listener answers when the server asks what became of it, after `check_after` seconds; None: the producer's.
-        Raises InvalidRequest, TransactionRefused, Unavailable, and Closed after `close`.
+        After `check_after` seconds (None: the producer's setting) the server asks for the outcome, and a listener
+        answers. Raises InvalidRequest, TransactionRefused, Unavailable, and Closed after `close`.
         """
         if check_after is not None:
             check_check_after(check_after)
@@ -61,9 +61,9 @@ class ThreadProducer:
         return SyncPrepared(self.outgoing.resolve, item.id, item.shard)
 
     def close(self) -> None:
-        """Flush outcomes that wait, stop answering checks, let go.
+        """Send the outcomes that wait, stop answering checks, and close the connections.
 
-        A transaction that has messages and has not committed yet cannot commit any more: that raises
+        A transaction that has messages and has not committed yet cannot commit any more: its commit raises
         TransactionRefused.
         """
         if self.outgoing.is_closed:
@@ -72,7 +72,7 @@ class ThreadProducer:
         self.outgoing.close()
 
     def _take_no_more(self) -> None:
-        """Refuse what is sent or committed from now on."""
+        """Refuse messages and commits from now on."""
         self._carrier.is_closed = True
 
     def __enter__(self) -> Self:

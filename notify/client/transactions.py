@@ -1,4 +1,4 @@
-"""The producer's conversation with the server, on one event loop: halves, outcomes, messages, each in batches."""
+"""TransactionClient: a producer's requests to the server, with halves, outcomes and messages in batches."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ OUTCOME_TRIES = 5
 OUTCOME_WAIT_SECONDS = 0.2
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.05, 0.5
 ITEM_WAIT_SECONDS = 0.1
-"""Until one of a batch is sent again that the server could not take for the moment."""
+"""The wait before an item of a batch is sent again that the server could not take at the moment."""
 HALVES, OUTCOMES = "/v1/transactions", "/v1/transactions/outcomes"
 MOST_ITEMS, MOST_TOGETHER = 200, 100
-"""Items of a request with halves or outcomes, and of one with both: in larger ones the request itself costs little, and
-client and server work at the same time on two of half the size."""
+"""The most items of a request with halves or outcomes, and of a request with both. In a request of this size the items
+cost far more than the request itself, and with two smaller requests client and server work at the same time."""
 Answers = Sequence[Item | Later | NotifyError]
-"""One for each item of a request, in its order."""
+"""The answer for each item of a request, in the order of the items."""
 NOT_NOW = (503, 421)
-"""Statuses of an item that another attempt may change."""
+"""Statuses of an item that may succeed in another attempt."""
 
 
 def accepted(item: Item) -> Item:
-    """The item, with id, shard and state, of a half that was stored.
+    """The item, with id, shard and state, if the half was stored.
 
-    Raises TransactionRefused if the server refused it, Unavailable if it may take it later; where a rate or a backlog's
-    bound is why, that is Backpressure and says when.
+    Raises TransactionRefused if the server refused the half, Unavailable if the server may take it later, and
+    Backpressure, with the seconds to wait, if a rate or the bound of a backlog is the reason.
     """
     if item.status not in (200, 201):
         error = error_of(item.status, item.code or "refused", item.detail or "", item.retry_after)
@@ -88,7 +88,7 @@ class TransactionClient:
         self._half_seconds = half_seconds
         self._check_after = check_after
         self._deadlines: dict[str, float] = {}
-        """By id, the deadline (the loop's time) of each item that is to be sent again."""
+        """The deadline (in the loop's time) of each item that will be sent again, by id."""
         self._halves: Lanes[PackedTransaction, Item] = Lanes(
             self._send_halves,
             self._count_key_shards,
@@ -108,27 +108,27 @@ class TransactionClient:
         )
 
     def _count_key_shards(self) -> int:
-        """How many shards divide the keys."""
+        """The number of shards that the keys are divided among."""
         return len(self.http.keys)
 
     # --- halves -----------------------------------------------------------------------------------------------
 
     async def half(self, messages: list[PackedMessage], *, check_after: float | None = None) -> Item:
-        """Store a half and wait; see `half_soon`. Raises what `accepted` raises."""
+        """Store a half and wait for the result; see `half_soon`. Raises the errors of `accepted`."""
         return accepted(await self.half_soon(ids.to_text(ids.new_id()), messages, check_after=check_after))
 
     def half_soon(
         self, transaction_id: str, messages: list[PackedMessage], *, check_after: float | None = None
     ) -> asyncio.Future[Item]:
-        """Queue a half; its item says whether it was `accepted`.
+        """Queue a half. The future's item says whether the half was `accepted`.
 
-        The future raises Unavailable or Timeout where that cannot be known.
+        The future raises Unavailable or Timeout if the result is unknown.
         """
         half = self._half(transaction_id, messages, check_after)
         return self._halves.submit(half, self.http.shard_of(messages))
 
     def half_alone(self, transaction_id: str, messages: list[PackedMessage]) -> bytes | None:
-        """The body of a request for one half, to be sent by the thread that has it; None while others are sent."""
+        """The body of a request for one half that the calling thread sends itself; None while other halves are sent."""
         return self._body_of_halves([self._half(transaction_id, messages, None)]) if self._halves.is_idle else None
 
     def _half(self, transaction_id: str, messages: list[PackedMessage], after: float | None) -> PackedTransaction:
@@ -154,88 +154,92 @@ class TransactionClient:
 
     async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
         shard = self._shard_for_all_attempts(shard, len(halves))
-        names = [half.id for half in halves]
+        half_ids = [half.id for half in halves]
         if self.http.takes_outcomes and len(halves) < MOST_TOGETHER:
             lane = self._lane_of_outcomes(shard)
             with self._outcomes.along(lane, MOST_TOGETHER - len(halves)) as along:
-                # The members may have become others since the outcomes were queued: then some may belong elsewhere.
-                if along.items and all(self._lane_of_outcomes(o.shard) == lane for o in along.items):
-                    decided = [outcome.id for outcome in along.items]
+                # If the servers changed after the outcomes were queued, some outcomes may belong to another lane now.
+                if along.items and all(self._lane_of_outcomes(outcome.shard) == lane for outcome in along.items):
+                    outcome_ids = [outcome.id for outcome in along.items]
 
                     def items_of_both(answer: bytes) -> list[Item]:
-                        items, along.results = items_for_both(names, decided, answer, self.http)
+                        items, along.results = items_for_both(half_ids, outcome_ids, answer, self.http)
                         return items
 
                     try:
                         body = self._body_of_halves(halves, along.items)
-                        return await self._items(HALVES, body, names, self._half_seconds, shard, items_of_both)
+                        return await self._items(HALVES, body, half_ids, self._half_seconds, shard, items_of_both)
                     except InvalidRequest:
-                        # A server of an earlier version, or something is wrong with one of the halves.
+                        # The server is an older version, or one of the halves is invalid.
                         self.http.takes_outcomes = False
                         self.http.look_again()
-        return await self._items(HALVES, self._body_of_halves(halves), names, self._half_seconds, shard)
+        return await self._items(HALVES, self._body_of_halves(halves), half_ids, self._half_seconds, shard)
 
     def _shard_for_all_attempts(self, shard: str | None, count: int) -> str | None:
-        """The shard for a request of so many items. Where keys are divided, what has none goes to one shard in all
-        attempts: another one would not know its ids."""
+        """The shard for a request of `count` items.
+
+        If keys are divided among shards, a request without a shard uses the same one in all attempts, because another
+        shard would not know the ids.
+        """
         return self.http.shard_for(count) if shard is None and self.http.keys else shard
 
     async def _items(
         self,
         path: str,
         body: bytes,
-        names: list[str],
+        item_ids: list[str],
         seconds: float,
         shard: str | None,
         read: Callable[[bytes], list[Item]] | None = None,
     ) -> Answers:
-        """The result for each id of `names`; Later for those that the server could not take for the moment.
+        """The result for each of `item_ids`; Later for an item that the server could not take at the moment.
 
-        `read` takes the results from an answer that has more than these.
+        `read` extracts these results from an answer that has further ones.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         try:
-            items = await self._retried(path, body, seconds, shard, read or (lambda a: items_for(names, a, self.http)))
+            items = await self._retried(
+                path, body, seconds, shard, read or (lambda answer: items_for(item_ids, answer, self.http))
+            )
         except NotifyError:
-            for name in names:
-                self._deadlines.pop(name, None)
+            for item_id in item_ids:
+                self._deadlines.pop(item_id, None)
             raise
-        return self._or_later(names, items, deadline)
+        return self._or_later(item_ids, items, deadline)
 
-    def _or_later(self, names: list[str], items: list[Item], deadline: float) -> Answers:
-        """The items, and Later for those that may be taken in a moment: a shard is away, or a key moves.
+    def _or_later(self, item_ids: list[str], items: list[Item], deadline: float) -> Answers:
+        """The items, with Later in place of those that the server may take in a moment.
 
-        Also for a key that belongs elsewhere: the servers have divided the keys since the members were asked for.
-
-        Until the deadline of the first attempt, which is kept by id. Where all were refused, the whole request was, and
-        `_retried` has tried it again.
+        These are items whose shard is away, whose key is moving, or whose key belongs to another shard because the
+        keys were divided after the servers were listed. The deadline of an item's first attempt holds for all its
+        attempts. A request that is refused as a whole does not come here: `_retried` sends it again.
         """
-        kept = self._deadlines
-        if not kept and all(item.status not in NOT_NOW for item in items):
+        deadlines = self._deadlines
+        if not deadlines and all(item.status not in NOT_NOW for item in items):
             return items
         if any(item.code == "wrong_shard" for item in items):
             self.http.look_again()
         now = asyncio.get_running_loop().time()
-        found: list[Item | Later] = []
-        for name, item in zip(names, items, strict=True):
-            if _is_for_later(item) and now + ITEM_WAIT_SECONDS < kept.setdefault(name, deadline):
-                found.append(Later(ITEM_WAIT_SECONDS))
+        answers: list[Item | Later] = []
+        for item_id, item in zip(item_ids, items, strict=True):
+            if _is_for_later(item) and now + ITEM_WAIT_SECONDS < deadlines.setdefault(item_id, deadline):
+                answers.append(Later(ITEM_WAIT_SECONDS))
             else:
-                kept.pop(name, None)
-                found.append(item)
-        return found
+                deadlines.pop(item_id, None)
+                answers.append(item)
+        return answers
 
     async def _retried(
         self, path: str, body: bytes, seconds: float, shard: str | None, read: Callable[[bytes], list[Item]]
     ) -> list[Item]:
-        """Send again while the server is away, within the deadline: ids make that safe."""
+        """Send a request, and repeat it while the server is away, up to the deadline: the ids make repeating safe."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
-            left = deadline - loop.time()
+            remaining = deadline - loop.time()
             try:
-                return read(await self.http.call("POST", path, body, max(left, 0.001), shard=shard))
+                return read(await self.http.call("POST", path, body, max(remaining, 0.001), shard=shard))
             except Unavailable as error:
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
@@ -245,11 +249,11 @@ class TransactionClient:
     # --- outcomes ---------------------------------------------------------------------------------------------
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> asyncio.Future[Item]:
-        """Queue an outcome; it leaves with the next batch. The future may be dropped."""
+        """Queue an outcome, which leaves with the next batch. The caller may ignore the future."""
         return self._submit_outcome(OutcomeItem(id=transaction_id, outcome=outcome, shard=shard))
 
     def outcome_alone(self, transaction_id: str, shard: str | None, outcome: str) -> bytes | None:
-        """The body of a request for one outcome, as `half_alone`."""
+        """The body of a request for one outcome that the calling thread sends itself; None while others are sent."""
         if not self._outcomes.is_idle:
             return None
         item = OutcomeItem(id=transaction_id, outcome=outcome, shard=shard)
@@ -263,29 +267,29 @@ class TransactionClient:
         return self._outcomes.submit(item, self._lane_of_outcomes(item.shard))
 
     def _may_go_along(self, shard: str | None) -> bool:
-        """Whether a request with halves is about to leave that may take along this shard's outcomes."""
+        """Whether a request with halves is about to leave that can include this shard's outcomes."""
         halves = self._halves
         return self.http.takes_outcomes and (halves.is_about_to_send(shard) or halves.is_about_to_send(None))
 
     def _lane_of_outcomes(self, shard: str | None) -> str | None:
-        # Any server of a shared database takes the outcomes of all shards, but servers with a log each only their own.
+        # A server of a shared database takes the outcomes of all shards; a server with its own log takes only its own.
         return shard if self.http.is_apart(shard) else None
 
     async def _send_outcomes(self, shard: str | None, outcomes: list[OutcomeItem]) -> Answers:
         if shard is not None:
             return await self._send_outcomes_of(shard, outcomes)
-        return await by_shard(outcomes, lambda o: o.shard, self._send_outcomes_of)
+        return await by_shard(outcomes, lambda outcome: outcome.shard, self._send_outcomes_of)
 
     async def _send_outcomes_of(self, shard: str | None, outcomes: list[OutcomeItem]) -> Answers:
         body = encode_msgpack(Outcomes(producer_group=self.group, outcomes=outcomes))
-        names = [outcome.id for outcome in outcomes]
-        place = shard if self.http.is_apart(shard) else None
+        outcome_ids = [outcome.id for outcome in outcomes]
+        target = self._lane_of_outcomes(shard)
         for attempt in range(OUTCOME_TRIES):
             try:
-                answer = await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=place)
-                return items_for(names, answer, self.http)
+                answer = await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=target)
+                return items_for(outcome_ids, answer, self.http)
             except Unavailable:
-                # Check-back asks for what stays lost.
+                # Check-back recovers outcomes that stay lost.
                 if attempt == OUTCOME_TRIES - 1:
                     raise
                 await asyncio.sleep(OUTCOME_WAIT_SECONDS * 2**attempt)
@@ -294,7 +298,7 @@ class TransactionClient:
     # --- messages without a transaction -----------------------------------------------------------------------
 
     async def publish(self, message: PackedMessage) -> str:
-        """Send a message without a transaction; its id. Raises InvalidRequest or Unavailable."""
+        """Send a message without a transaction and return its id. Raises InvalidRequest or Unavailable."""
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         published = PackedPublished(**fields, id=ids.message_id(ids.new_id(), 0))
         item = await self._messages.submit(published, self.http.shard_of((message,)))
@@ -310,18 +314,18 @@ class TransactionClient:
 
     async def _send_messages_to(self, shard: str | None, messages: list[PackedPublished]) -> Answers:
         body = encode_msgpack(PackedMessages(messages=messages))
-        names = [message.id or "" for message in messages]
-        shard = self._shard_for_all_attempts(shard, len(names))
-        return await self._items("/v1/messages", body, names, OUTCOME_SECONDS, shard)
+        message_ids = [message.id or "" for message in messages]
+        shard = self._shard_for_all_attempts(shard, len(message_ids))
+        return await self._items("/v1/messages", body, message_ids, OUTCOME_SECONDS, shard)
 
     async def flush(self) -> None:
-        """Wait until what was queued is answered, or given up."""
+        """Wait until all queued items are answered or have failed."""
         await self._halves.drain()
         await self._messages.drain()
         await self._outcomes.drain()
 
     async def close(self, seconds: float = 5.0) -> None:
-        """Flush what waits, for so long at most, then cut the connections."""
+        """Flush the queued items, for at most `seconds`, then close the connections."""
         with contextlib.suppress(TimeoutError, NotifyError):
             async with asyncio.timeout(seconds):
                 await self.flush()
@@ -339,6 +343,9 @@ def _size(half: PackedTransaction) -> int:
 async def call(
     http: Servers, path: str, request: Any, answer: type[Any], seconds: float, shard: str | None = None
 ) -> Any:
-    """POST a struct and decode the answer as another; `shard`: to a server that has it. Raises NotifyError."""
-    found = await http.call("POST", path, encode_msgpack(request), seconds, shard=shard)
-    return read_answer(msgspec.msgpack.Decoder(answer).decode, found)
+    """POST a struct and decode the answer as a struct of type `answer`. Raises NotifyError.
+
+    With `shard`, the request goes to a server that has this shard.
+    """
+    body = await http.call("POST", path, encode_msgpack(request), seconds, shard=shard)
+    return read_answer(msgspec.msgpack.Decoder(answer).decode, body)

@@ -1,4 +1,4 @@
-"""Typed handlers: the annotation of a handler's first parameter says which values the bodies are decoded into."""
+"""Typed handlers: bodies are decoded into the type that the annotation of a handler's first parameter names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from notify.errors import DeadLetter, InvalidRequest
 from notify.message import Message, ReceivedMessage, why_unfit
 
 Read = Callable[[ReceivedMessage], Any]
-"""Gives a message's value. Raises DeadLetter where the body does not fit."""
+"""Decodes a message's body. Raises DeadLetter if the body does not fit the type."""
 MOST_WRAPPINGS = 100
 _NONE_GIVEN = inspect.Parameter.empty
 _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable)
@@ -30,21 +30,23 @@ _KNOWN: dict[str, Any] = {
     "Sequence": typing.Sequence,
     "Iterable": typing.Iterable,
 }
-"""Names that a module may import for its type checker alone."""
+"""Names that a module may import only for its type checker."""
 _TAKEN = "ReceivedMessage, a dataclass, a msgspec struct, a TypedDict or a pydantic model"
 
 
 def reader_of(function: Callable[..., Any], name: str, *, in_batches: bool) -> Read | None:
-    """The decoder of a handler's messages; None where it takes them as they are, or says nothing of it.
+    """The decoder of a handler's messages; None if it takes ReceivedMessages, or has no annotation.
 
-    `name` is the handler's, for errors. `in_batches`: it is called with lists. Raises InvalidRequest
-    (`invalid_handler`) for an annotation that cannot be.
+    `name`: the handler's name, for errors. `in_batches`: whether the handler is called with lists. Raises
+    InvalidRequest (`invalid_handler`) for an annotation that no body can be decoded into.
     """
     kind = _first_annotation(function, name)
     if in_batches:
         kind = _element_of(kind, name)
     elif (typing.get_origin(kind) or kind) in _LISTS:
-        raise _refusal(name, f"takes {_said(kind)}: write subscribe(topic, batch=500), which calls it with lists")
+        raise _refusal(
+            name, f"takes {_name_of_type(kind)}: write subscribe(topic, batch=500), which calls it with lists"
+        )
     return None if _is_the_message(kind) else _reader(kind, name)
 
 
@@ -54,7 +56,7 @@ def reader_of(function: Callable[..., Any], name: str, *, in_batches: bool) -> R
 def _first_annotation(function: Callable[..., Any], name: str) -> Any:
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # some functions written in C do not say what they take
+    except ValueError:  # some functions written in C have no signature
         return _NONE_GIVEN
     if not parameters or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
         return _NONE_GIVEN
@@ -63,13 +65,13 @@ def _first_annotation(function: Callable[..., Any], name: str) -> Any:
 
 
 def _resolved(annotation: Any, function: Callable[..., Any], name: str) -> Any:
-    """The type that an annotation names, of which quotes or `from __future__ import annotations` leave a text."""
+    """The type that an annotation names; quotes or `from __future__ import annotations` make the annotation a text."""
     try:
         return _evaluated(annotation, _KNOWN | _globals_of(function))
     except Exception as error:
         failed = error
     if isinstance(annotation, str):
-        # A module, too, may be imported for a type checker alone. Its names may be those of other types here.
+        # A module may be imported only for the type checker: try again without the names of modules.
         with contextlib.suppress(Exception):
             return _evaluated(re.sub(r"\b(?:\w+\.)+", "", annotation), dict(_KNOWN))
     raise _refusal(
@@ -79,13 +81,13 @@ def _resolved(annotation: Any, function: Callable[..., Any], name: str) -> Any:
     )
 
 
-def _evaluated(annotation: Any, known: dict[str, Any]) -> Any:
+def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
     holder = type("Holder", (), {"__annotations__": {"first": annotation}})
-    return typing.get_type_hints(holder, known, {})["first"]  # without the extras of Annotated
+    return typing.get_type_hints(holder, names, {})["first"]  # without the extras of Annotated
 
 
 def _globals_of(function: Any) -> dict[str, Any]:
-    """The names that a function's module knows, also behind partials, decorators and the `__call__` of an object."""
+    """The global names of a function's module, looked up through partials, decorators and the `__call__` of objects."""
     for _ in range(MOST_WRAPPINGS):
         if isinstance(function, functools.partial):
             function = function.func
@@ -95,35 +97,35 @@ def _globals_of(function: Any) -> dict[str, Any]:
             function = getattr(type(function), "__call__", None)  # noqa: B004
         else:
             break
-    known: dict[str, Any] = getattr(function, "__globals__", {})
-    return known
+    names: dict[str, Any] = getattr(function, "__globals__", {})
+    return names
 
 
 def _element_of(kind: Any, name: str) -> Any:
-    """The type of a list's elements."""
+    """The type of the elements of the list that a handler of batches takes."""
     if kind in (_NONE_GIVEN, Any, object) or kind in _LISTS:
         return Any
     if typing.get_origin(kind) in _LISTS:
         return typing.get_args(kind)[0]
     raise _refusal(
         name,
-        f"takes {_said(kind)}, and with batch= it is called with a list: annotate list[{_said(kind)}], or leave batch= "
-        "out",
+        f"takes {_name_of_type(kind)}, and with batch= it is called with a list: annotate "
+        f"list[{_name_of_type(kind)}], or leave batch= out",
     )
 
 
 def _is_the_message(kind: Any) -> bool:
-    """Whether a message fits the annotation as it is."""
+    """Whether the annotation takes a ReceivedMessage itself."""
     return any(
-        one in (_NONE_GIVEN, Any, *ReceivedMessage.__mro__)
-        or isinstance(one, typing.TypeVar)
-        or getattr(one, "_is_protocol", False)
-        for one in _members(kind)
+        member in (_NONE_GIVEN, Any, *ReceivedMessage.__mro__)
+        or isinstance(member, typing.TypeVar)
+        or getattr(member, "_is_protocol", False)
+        for member in _members(kind)
     )
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The types of a union; of another type itself."""
+    """The types of a union; any other type alone."""
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
 
 
@@ -134,39 +136,41 @@ def _reader(kind: Any, name: str) -> Read:
     if kind is Message:
         raise _refusal(name, "takes Message, which producers send: annotate ReceivedMessage")
     read = getattr(kind, "model_validate_json", None)
-    if read is None and hasattr(kind, "__pydantic_validator__"):  # a dataclass of pydantic
+    if read is None and hasattr(kind, "__pydantic_validator__"):  # a pydantic dataclass
         from pydantic import TypeAdapter
 
         read = TypeAdapter(kind).validate_json
-    if read is None and kind is not types.NoneType and all(_is_data(one) for one in _members(kind)):
+    if read is None and kind is not types.NoneType and all(_is_data(member) for member in _members(kind)):
         try:
             read, foreign = msgspec.json.Decoder(kind).decode, _foreign(msgspec.inspect.type_info(kind), set())
         except Exception as error:
-            raise _refusal(name, f"takes {_said(kind)}, into which no body can be decoded: {error}") from None
+            raise _refusal(name, f"takes {_name_of_type(kind)}, into which no body can be decoded: {error}") from None
         if foreign is not None:
             raise _refusal(
                 name,
-                f"takes {_said(kind)}, into which no body can be decoded: no JSON value is a {_said(foreign)}; take "
-                "ReceivedMessage and decode it yourself, or make the type a pydantic model",
+                f"takes {_name_of_type(kind)}, into which no body can be decoded: no JSON value is a "
+                f"{_name_of_type(foreign)}; take ReceivedMessage and decode it yourself, or make the type a pydantic "
+                "model",
             )
     if read is None:
-        raise _refusal(name, f"takes {_said(kind)}: annotate its first parameter with {_TAKEN}")
-    return functools.partial(_read, read, _said(kind))
+        raise _refusal(name, f"takes {_name_of_type(kind)}: annotate its first parameter with {_TAKEN}")
+    return functools.partial(_read, read, _name_of_type(kind))
 
 
 def _is_data(kind: Any) -> bool:
     kind = typing.get_origin(kind) or kind  # a generic struct
     if not isinstance(kind, type):
         return False
-    # The TypedDict of typing_extensions is another than Python's, with the same attributes.
+    # The TypedDict of typing_extensions is a different class than Python's, with the same attributes.
     is_typed_dict = issubclass(kind, dict) and hasattr(kind, "__required_keys__")
     return dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct | types.NoneType) or is_typed_dict
 
 
 def _foreign(part: Any, seen: set[int]) -> Any:
-    """A type within a type's description that msgspec knows nothing of: its decoder refuses whatever value is there.
+    """The first type in a type's description that msgspec does not know, so that its decoder refuses every value; None
+    if there is no such type.
 
-    `seen`: the ids of descriptions, which may hold themselves. None where there is no such type.
+    `seen`: the ids of descriptions, which may contain themselves.
     """
     if isinstance(part, msgspec.inspect.CustomType):
         return part.cls
@@ -179,18 +183,18 @@ def _foreign(part: Any, seen: set[int]) -> Any:
         parts = [getattr(part, name, None) for name in part.__struct_fields__]
     else:
         return None
-    return next((found for one in parts if (found := _foreign(one, seen)) is not None), None)
+    return next((foreign for inner in parts if (foreign := _foreign(inner, seen)) is not None), None)
 
 
-def _read(decode: Callable[[bytes], Any], said: str, message: ReceivedMessage) -> Any:
+def _read(decode: Callable[[bytes], Any], type_name: str, message: ReceivedMessage) -> Any:
     try:
         return decode(message.body)
     except (ValueError, TypeError, msgspec.DecodeError, RecursionError) as error:
-        # Another attempt would find the same bytes.
-        raise DeadLetter(f"the body does not fit {said}: {why_unfit(error)}") from None
+        # Another attempt would get the same bytes.
+        raise DeadLetter(f"the body does not fit {type_name}: {why_unfit(error)}") from None
 
 
-def _said(kind: Any) -> str:
+def _name_of_type(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
 
 

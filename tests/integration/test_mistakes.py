@@ -178,7 +178,7 @@ def test_what_makes_no_session_is_refused(memory: InMemoryServer, tmp_path: Path
     with TransactionProducer(memory.url, group="g", engine=engine, answer_checks=False) as producer:
         for factory, said in (
             (bare, r"write @producer.transactional\(sessionmaker\(engine\)\)"),
-            (engine, "takes what makes a session, not a Engine"),
+            (engine, "takes a session factory, not a Engine"),
             (lambda: None, "made a NoneType, which is no session"),
             (lambda: AsyncSession(of_async), "made a AsyncSession: use AsyncTransactionProducer"),
         ):

@@ -55,7 +55,7 @@ def consumer_of(kind: str) -> Consumer | AsyncConsumer:
         ("sync inbox", plain, r"\(message, session\)"),
         ("async inbox", coroutine, r"\(message, session\)"),
         ("sync", lambda: None, "cannot be called"),
-        ("sync", "plain", "no function"),
+        ("sync", "plain", "not a function"),
         ("sync", generator, "`yield`"),
         ("sync", functools.partial(generator), "`yield`"),
         ("sync", async_generator, "`yield`"),
@@ -157,7 +157,7 @@ class Mute(Exception):
     [
         (ValueError("good"), "ValueError: good"),
         (ValueError("a\udcffb\0c"), r"ValueError: a\udcffb\0c"),
-        (Mute(), "Mute: (its text cannot be had: RuntimeError)"),
+        (Mute(), "Mute: (the text of the error is unavailable: RuntimeError)"),
     ],
 )
 def test_the_words_of_an_error_can_be_stored_anywhere(error: Exception, words: str) -> None:

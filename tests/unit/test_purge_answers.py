@@ -37,6 +37,6 @@ class Answering:
 def test_an_answer_about_other_transactions_says_nothing(shard: str) -> None:
     asked, other = new_id(), new_id()
     answering: Any = Answering(Item(other, 200, "COMMITTED"))
-    with pytest.raises(Unavailable, match=f"{asked} is one to {other}"):
+    with pytest.raises(Unavailable, match=f"{asked} belongs to {other}"):
         asyncio.run(_ask(answering, "g", shard, [asked]))
     assert answering.closed == 1

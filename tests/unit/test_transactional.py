@@ -31,7 +31,7 @@ def producer() -> Iterator[TransactionProducer]:
         (Awaited(), "use AsyncTransactionProducer"),
         (generator, "has a `yield`"),
         (async_generator, "has a `yield`"),
-        ("place_order", "is no function"),
+        ("place_order", "is not a function"),
     ],
 )
 def test_the_producer_for_threads_refuses(producer: TransactionProducer, function: Any, why: str) -> None:
@@ -46,7 +46,7 @@ def test_the_producer_for_threads_refuses(producer: TransactionProducer, functio
         (functools.partial(plain), "is a plain function"),
         (generator, "has a `yield`"),
         (async_generator, "has a `yield`"),
-        (None, "is no function"),
+        (None, "is not a function"),
     ],
 )
 def test_the_producer_for_asyncio_refuses(function: Any, why: str) -> None:

@@ -1,4 +1,4 @@
-"""Notify for Django: transactions of its ORM carry messages, and handlers of messages work in them.
+"""Notify for Django: sends messages with the transactions of Django's ORM, and runs handlers within them.
 
     INSTALLED_APPS = [..., "notify.client.django"]
     NOTIFY = {"URL": "http://127.0.0.1:7400", "GROUP": "shop"}
@@ -7,7 +7,7 @@
         order = Order.objects.create(item="book")
         send(Message("order.placed", {"item": "book"}, key=order.id))
 
-`manage.py migrate` makes the tables; docs/frameworks.md has the whole story.
+`manage.py migrate` creates the tables; see docs/frameworks.md.
 """
 
 from notify.client.django.configured import producer, publish, send, start

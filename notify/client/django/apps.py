@@ -10,7 +10,8 @@ from django.db.backends.signals import connection_created
 
 
 class NotifyConfig(AppConfig):
-    """Registers the checks, and hears of errors. Nothing is started here: every command of the project comes by."""
+    """Registers the system checks and listens to database errors. It starts nothing, because every command of the
+    project runs this."""
 
     name = "notify.client.django"
     label = "notify"
@@ -21,11 +22,11 @@ class NotifyConfig(AppConfig):
 
         checks.register(check_settings)
         checks.register(check_tables, checks.Tags.database)
-        # Before a connection's first message, too: an error may have undone the change that the message is about.
-        connection_created.connect(_hear_of_errors, dispatch_uid="notify")
+        # Listen before a connection's first message: an error may have undone the change that the message is about.
+        connection_created.connect(_listen_to_errors, dispatch_uid="notify")
 
 
-def _hear_of_errors(connection: Any, **_: Any) -> None:
+def _listen_to_errors(connection: Any, **_: Any) -> None:
     from notify.client.django.listening import listen_to_errors
 
     listen_to_errors(connection)

@@ -26,10 +26,10 @@ class DjangoCarrier(Carrier):
         self._lender = lender
 
     def prepare_on(self, wrapper: Any, bound: BoundTransaction) -> None:
-        """`prepare` in the transaction of a Django connection; the database's errors are Django's.
+        """`prepare` in the transaction of a Django connection; errors of the database are raised as Django's errors.
 
-        From the first time on this process answers checks: what carries messages will be asked about them. Not before:
-        a test whose transaction never commits starts nothing.
+        The first call starts the threads, so that this process answers checks. They do not start earlier, so that a
+        test whose transaction never commits starts nothing.
         """
         if not self.is_closed:
             self._threads.start()
@@ -37,6 +37,6 @@ class DjangoCarrier(Carrier):
             self.prepare(self._lender.borrow(wrapper), bound)
 
     def deliver(self, messages: list[PackedMessage]) -> None:
-        """Send messages as those of a transaction that has committed; for tests whose own never does."""
+        """Send messages as those of a committed transaction; for tests whose own transaction never commits."""
         half = self._threads.prepare(messages, None)
         self._threads.resolve(half.id, half.shard, Outcome.COMMIT)

@@ -1,4 +1,4 @@
-"""Producers of the setting NOTIFY, one for each database, made at their first use and closed as the process ends."""
+"""The producers that the setting NOTIFY configures, one for each database: made at first use, closed at exit."""
 
 from __future__ import annotations
 
@@ -25,38 +25,39 @@ OPTIONS = (
     "TLS",
     "CHOOSER",
 )
-"""Keys of NOTIFY that may be left out: arguments of DjangoProducer, in capitals."""
+"""The optional keys of NOTIFY: arguments of DjangoProducer, in capitals."""
 _EXAMPLE = 'NOTIFY = {"URL": "http://127.0.0.1:7400", "GROUP": "shop"}'
 _producers: dict[str, DjangoProducer] = {}
 
 
 def make(using: str, **changed: Any) -> DjangoProducer:
-    """A producer of the setting NOTIFY; `changed`: arguments that differ from it.
+    """Make a producer from the setting NOTIFY; `changed`: arguments that replace those of the setting.
 
-    Raises ImproperlyConfigured for keys that are missing or unknown, InvalidRequest for values that cannot be, and
-    BindingRefused for a database that cannot carry messages.
+    Raises ImproperlyConfigured for missing or unknown keys, InvalidRequest for invalid values, and BindingRefused for a
+    database that cannot carry messages.
     """
-    given = getattr(settings, "NOTIFY", None)
-    if not isinstance(given, dict):
+    setting = getattr(settings, "NOTIFY", None)
+    if not isinstance(setting, dict):
         raise ImproperlyConfigured(f"the setting NOTIFY says where messages go; write {_EXAMPLE}")
-    missing = [name for name in ("URL", "GROUP") if not given.get(name)]
+    missing = [name for name in ("URL", "GROUP") if not setting.get(name)]
     if missing:
         raise ImproperlyConfigured(f"the setting NOTIFY lacks {' and '.join(missing)}; write {_EXAMPLE}")
-    unknown = sorted(map(str, given.keys() - {"URL", "GROUP", *OPTIONS}))
+    unknown = sorted(map(str, setting.keys() - {"URL", "GROUP", *OPTIONS}))
     if unknown:
         raise ImproperlyConfigured(
             f"the setting NOTIFY has unknown keys: {', '.join(unknown)}; there are URL, GROUP, {', '.join(OPTIONS)}"
         )
-    options: dict[str, Any] = {name.lower(): given[name] for name in OPTIONS if name in given}
-    return DjangoProducer(given["URL"], group=given["GROUP"], using=using, **(options | changed))
+    options: dict[str, Any] = {name.lower(): setting[name] for name in OPTIONS if name in setting}
+    return DjangoProducer(setting["URL"], group=setting["GROUP"], using=using, **(options | changed))
 
 
 def producer(using: str | None = None) -> DjangoProducer:
-    """The process's producer of the setting NOTIFY, for the default database or another. Raises what `make` does."""
+    """The process's producer for the default database or another, from the setting NOTIFY. Raises the errors of
+    `make`."""
     alias = DEFAULT_DB_ALIAS if using is None else using
-    known = _producers.get(alias)
-    # Threads that come first at the same time make several; nothing runs for one yet, and one is kept.
-    return known if known is not None else _producers.setdefault(alias, make(alias))
+    existing = _producers.get(alias)
+    # Several first threads may each make a producer, of which one is kept; a new producer runs nothing yet.
+    return existing if existing is not None else _producers.setdefault(alias, make(alias))
 
 
 def send(message: Message, *, using: str | None = None) -> None:
@@ -65,17 +66,18 @@ def send(message: Message, *, using: str | None = None) -> None:
 
 
 def publish(message: Message) -> str:
-    """Send a message without a transaction; its id. Durable when it returns: see DjangoProducer.publish."""
+    """Send a message without a transaction and return its id; see DjangoProducer.publish."""
     return producer().publish(message)
 
 
 def start(using: str | None = None) -> None:
-    """Answer checks from now on, for wsgi.py or asgi.py; without it that begins with the first commit of a message."""
+    """Answer checks from now on; call it in wsgi.py or asgi.py. Without it, checks are answered from the first commit
+    with a message on."""
     producer(using).start()
 
 
 def close() -> None:
-    """Close all producers: outcomes that wait are sent. The next use makes new ones."""
+    """Close all producers, which send the outcomes that wait. The next use makes new producers."""
     while _producers:
         _producers.popitem()[1].close()
 
@@ -86,5 +88,5 @@ def _forget(*, setting: str, **_: Any) -> None:
 
 
 setting_changed.connect(_forget, dispatch_uid="notify.client.django")
-# A command that ends after its transaction has outcomes that wait; without them each would need a check.
+# A command that ends right after its transaction still has outcomes to send; otherwise each would need a check.
 atexit.register(close)

@@ -1,4 +1,4 @@
-"""DjangoInbox: a handler's effect, made with Django's ORM, commits together with the row that says it happened."""
+"""DjangoInbox: commits a handler's effect, made with Django's ORM, together with the row that records it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from notify.message import ReceivedMessage
 
 
 class DjangoInbox(Inbox):
-    """Effects exactly once, in one of Django's databases, for Consumer.
+    """Makes effects happen exactly once in one of Django's databases, for Consumer.
 
-    Its handlers are called with the message alone: they work with Django's ORM, within the inbox's transaction, and
-    what they `send` joins it.
+    Handlers get only the message. They use Django's ORM within the inbox's transaction, and messages that they `send`
+    join this transaction.
     """
 
     gives_session = False
@@ -34,10 +34,10 @@ class DjangoInbox(Inbox):
         super().__init__(self._lender.engine, purge_after=purge_after)
 
     def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
-        """Call `handler(message)` in a transaction and commit its effect; False if that happened before.
+        """Call `handler(message)` in a transaction and commit its effect; False if the message took effect before.
 
-        What the handler raises rolls the transaction back and is raised; InvalidRequest where the handler has left the
-        transaction in a state that can only be rolled back, or returns a coroutine instead of doing its work.
+        An exception of the handler rolls the transaction back and is raised here. Raises InvalidRequest if the handler
+        leaves a transaction that can only be rolled back, or returns a coroutine instead of doing its work.
         """
         guard = None
         try:
@@ -55,10 +55,10 @@ class DjangoInbox(Inbox):
         return is_new
 
     def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
-        """Call `handler(messages)` with those that had no effect before, and commit theirs; how many.
+        """Call `handler(messages)` with the messages that had no effect before, commit, and return their number.
 
-        One transaction: what the handler raises rolls back the claims and effects of all, and is raised. The handler
-        is not called where there are none. Raises InvalidRequest as `run` does.
+        All is one transaction: an exception of the handler rolls back the claims and effects of all messages, and is
+        raised here. The handler is not called without messages. Raises InvalidRequest like `run`.
         """
         guard, fresh = None, []
         try:
@@ -77,9 +77,9 @@ class DjangoInbox(Inbox):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """A transaction on Django's connection; the connections of this thread are renewed before and after it.
+        """A transaction on Django's connection; broken and old connections of this thread are closed before and after.
 
-        Raises InvalidRequest where autocommit is off: the end of `atomic` would not commit then.
+        Raises InvalidRequest if autocommit is off, because the end of `atomic` would not commit then.
         """
         _renew_connections()
         wrapper = connections[self.using]
@@ -96,7 +96,7 @@ class DjangoInbox(Inbox):
             _renew_connections()
 
     def _release(self, wrapper: Any, guard: Guard) -> None:
-        """Raises InvalidRequest where the commit would silently be a rollback: the message would count as handled."""
+        """Raises InvalidRequest if the commit would silently be a rollback: the message would count as handled."""
         try:
             if wrapper.closed_in_transaction or wrapper.needs_rollback:
                 raise has_ended()
@@ -128,7 +128,8 @@ class DjangoInbox(Inbox):
 
 
 def _renew_connections() -> None:
-    """Close this thread's that are broken or have reached their CONN_MAX_AGE, as Django does between requests."""
+    """Close the connections of this thread that are broken or have reached their CONN_MAX_AGE, as Django does between
+    requests."""
     for wrapper in connections.all(initialized_only=True):
-        if not wrapper.in_atomic_block:  # a test case's own transaction goes on
+        if not wrapper.in_atomic_block:  # the transaction of a test case stays open
             wrapper.close_if_unusable_or_obsolete()

@@ -1,8 +1,8 @@
-"""Lender: lends a database of Django's to what SQLAlchemy runs, so that the protocol's statements are written once.
+"""Lender: lends one of Django's databases to SQLAlchemy, so that Notify's statements are written only once.
 
-`borrow` lends the driver's connection that Django has open: statements run in Django's transaction, which stays
-Django's to end. `engine` opens connections of its own, exactly as Django opens them, for what needs a transaction of
-its own in a thread of its own: answering checks, purging.
+`borrow` lends the driver's connection that Django has open: statements run in Django's transaction, which only Django
+ends. `engine` opens separate connections, exactly as Django opens them, for threads that need their own transactions:
+answering checks and purging.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DIALECTS = {
     "pymysql": "mysql+pymysql",
     "sqlite3": "sqlite",
 }
-"""SQLAlchemy's names of the drivers that Django's backends use; PyMySQL stands in for mysqlclient."""
+"""SQLAlchemy's names of the drivers that Django's backends use; PyMySQL may replace mysqlclient."""
 
 
 class _Borrowed(PoolProxiedConnection):
-    """A driver's connection that is Django's: SQLAlchemy neither commits nor rolls back nor closes it."""
+    """A driver's connection that belongs to Django: SQLAlchemy neither commits nor rolls back nor closes it."""
 
     def __init__(self, driver: Any) -> None:
         self.dbapi_connection = self.driver_connection = driver
@@ -50,7 +50,7 @@ class _Borrowed(PoolProxiedConnection):
         return None
 
     def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:
-        self._is_valid = False  # Django finds out by itself that its connection is lost
+        self._is_valid = False  # Django notices itself that its connection is lost
 
     def commit(self) -> None:
         return
@@ -69,7 +69,7 @@ class Lender:
     """Lends one of Django's databases to SQLAlchemy."""
 
     def __init__(self, using: str) -> None:
-        """`using`: the alias of the database. Raises BindingRefused for one that Notify does not know."""
+        """`using`: the alias of the database. Raises BindingRefused if Notify does not know its driver."""
         wrapper = db.connections[using]
         module = getattr(wrapper, "Database", None)
         driver = getattr(module, "__name__", "none").partition(".")[0]
@@ -81,28 +81,28 @@ class Lender:
                 "backends that build on them"
             )
         self.using = using
-        # An extension of PostgreSQL's that no statement here needs: looking for it costs a query.
+        # Looking for PostgreSQL's hstore extension, which no statement here needs, would cost a query.
         options: dict[str, Any] = {"use_native_hstore": False} if dialect.startswith("postgresql") else {}
-        # No pool: Django's settings bound how many connections a process has, and these are needed now and then.
+        # No pool: Django's settings bound the connections of a process, and these are needed only now and then.
         creator = functools.partial(_connect, using)
         self.engine = sa.create_engine(f"{dialect}://", creator=creator, poolclass=NullPool, **options)
         if dialect == "sqlite":
             use_explicit_begin(self.engine)
-        # An engine without listeners, for connections in whose transactions nothing may begin or end.
+        # An engine without listeners, for borrowed connections, whose transactions it must not begin or end.
         self._lending = sa.create_engine(f"{dialect}://", creator=creator, poolclass=NullPool, **options)
         self._lock = threading.Lock()
         self._knows_server = False
 
     def borrow(self, wrapper: Any) -> sa.Connection:
-        """Django's open connection for SQLAlchemy's statements, within Django's transaction.
+        """A SQLAlchemy connection over Django's open connection, within Django's current transaction.
 
-        It is for this transaction only. Close it or do not: Django's connection stays as it is.
+        Use it only within this transaction. Closing it is optional, and leaves Django's connection open.
         """
         connection = sa.Connection(self._lending, connection=_Borrowed(wrapper.connection))
         if not self._knows_server:
             with self._lock:
                 if not self._knows_server:
-                    # SQLAlchemy asks a server what it is on the first connection that it opens; here it opens none.
+                    # SQLAlchemy detects the server's version on the first connection that it opens; here it opens none.
                     self._lending.dialect.initialize(connection)
                     self._knows_server = True
         return connection
@@ -110,9 +110,9 @@ class Lender:
 
 @functools.cache
 def lender_of(using: str) -> Lender:
-    """The process's lender of a database. Raises BindingRefused for one that Notify does not know.
+    """The process's lender of a database. Raises BindingRefused if Notify does not know its driver.
 
-    It connects at its first use: by then Django's tests have given the alias the name of their database.
+    It connects at its first use, when Django's tests have replaced the name of the alias's database by their own.
     """
     return Lender(using)
 
@@ -121,9 +121,9 @@ def _connect(using: str) -> Any:
     """A new connection of the driver, made as Django makes one: with its options, role, time zone and signals."""
     wrapper = db.connections[using]
     settings = {**wrapper.settings_dict, "OPTIONS": {**wrapper.settings_dict["OPTIONS"]}}
-    settings["OPTIONS"].pop("pool", None)  # a connection that is borrowed from Django's pool could not be given back
+    settings["OPTIONS"].pop("pool", None)  # a connection from Django's pool could not be returned to it
     if wrapper.vendor == "sqlite":
-        settings["OPTIONS"]["detect_types"] = 0  # SQLAlchemy converts values by itself
+        settings["OPTIONS"]["detect_types"] = 0  # SQLAlchemy itself converts values
     fresh = type(wrapper)(settings, using)
     try:
         fresh.connect()
@@ -135,8 +135,8 @@ def _connect(using: str) -> Any:
 
 @contextlib.contextmanager
 def django_errors(wrapper: Any) -> Iterator[None]:
-    """Raise errors of the database as Django raises them, so that whoever handles a deadlock or a lost connection does
-    so here, too."""
+    """Raise errors of the database as Django's errors, so that code that handles deadlocks or lost connections works
+    here too."""
     try:
         yield
     except sa.exc.DBAPIError as error:

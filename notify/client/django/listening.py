@@ -1,11 +1,11 @@
-"""Listener: hears how the transactions of one of Django's connections end, savepoints included.
+"""Listener: observes how the transactions and savepoints of one of Django's connections end.
 
-Django has no hook before COMMIT: `transaction.on_commit` runs after it. So the first `send` on a connection puts this
-listener before six methods of that one object, whatever its backend: each calls the listener with the method that was
-there. `_commit` is the last moment before COMMIT, and what raises there stops it.
+Django has no hook before COMMIT: `transaction.on_commit` runs after it. Therefore the first `send` on a connection
+replaces six methods of this one connection object by methods of the listener, which get the original method as an
+argument. `_commit` is the last moment before COMMIT, and an exception there stops the commit.
 
-Errors of the database are heard from the connection's beginning: some roll back the whole transaction, and Django takes
-it for going on. Whoever catches one and goes on would commit messages without the changes before it.
+Errors of the database are observed from the connection's beginning. Some errors roll back the whole transaction, while
+Django believes that it goes on. Code that catches such an error would commit messages without the changes before it.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from notify.wire import PackedMessage
 log = logging.getLogger("notify.client")
 
 ATTRIBUTE = "notify_listener"
-"""Where a Django connection holds its listener."""
-HEARD = ("_commit", "_rollback", "_close", "_savepoint", "_savepoint_rollback", "_savepoint_commit")
+"""The attribute of a Django connection that holds its listener."""
+REPLACED = ("_commit", "_rollback", "_close", "_savepoint", "_savepoint_rollback", "_savepoint_commit")
 
 
 @dataclass(slots=True)
 class Carried:
-    """The messages of one transaction, and whose they are."""
+    """The messages of one transaction, and the carrier of their producer."""
 
     carrier: DjangoCarrier
     bound: BoundTransaction
     sent_before: dict[str, int] = field(default_factory=dict)
-    """By savepoint, how many messages had been sent when it was made."""
+    """For each savepoint, the number of messages that had been sent when it was made."""
 
 
 class Listener:
-    """Listens to one Django connection, a thread's own. Made by `listener_of`."""
+    """Listens to one Django connection, which belongs to one thread. Made by `listener_of`."""
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
         self._carried: Carried | None = None
         self._undone: BaseException | None = None
-        """The error with which the database itself has rolled back what the transaction had done until then."""
-        for name in HEARD:
+        """The error with which the database itself has rolled back the whole transaction."""
+        for name in REPLACED:
             setattr(wrapper, name, functools.partial(getattr(self, name), getattr(wrapper, name)))
         listen_to_errors(wrapper)
 
@@ -61,8 +61,8 @@ class Listener:
     def send(self, carrier: DjangoCarrier, message: Message) -> None:
         """Add a message to the connection's transaction, in its current savepoint.
 
-        Raises BindingRefused where there is no transaction, InvalidRequest for what is no message, Closed after the
-        producer's end, and Django's TransactionManagementError in a transaction that can only be rolled back.
+        Raises BindingRefused without a transaction, InvalidRequest for an invalid message, Closed if the producer is
+        closed, and Django's TransactionManagementError in a transaction that can only be rolled back.
         """
         if carrier.is_closed:
             raise Closed(CLOSED)
@@ -90,12 +90,13 @@ class Listener:
         carrier.take(carried.bound, (), packed, message)
 
     def _current(self) -> Carried | None:
-        """The messages of the current transaction; None where the driver's connection is another one by now."""
+        """The messages of the current transaction; None if Django has opened another driver's connection since."""
         carried = self._carried
         return carried if carried is not None and carried.bound.root is self._wrapper.connection else None
 
     def sends(self) -> tuple[DjangoCarrier | None, list[tuple[PackedMessage, Message | None]]]:
-        """Whose messages the transaction carries now, and each: encoded, and as it was given if its key is late."""
+        """The carrier and the messages of the current transaction: each encoded, with the original Message if its key
+        is a callable."""
         carried = self._current()
         if carried is None:
             return None, []
@@ -108,10 +109,10 @@ class Listener:
         return carried is not None and bool(carried.bound.sends)
 
     def note_undone(self, error: BaseException) -> None:
-        """The database has rolled back the current transaction with this error: it carries no message any more."""
+        """Note that the database has rolled back the current transaction, which can carry no message any more."""
         self._undone = error
 
-    # --- what Django does -------------------------------------------------------------------------------------
+    # --- the replaced methods of Django's connection ----------------------------------------------------------
 
     def _commit(self, original: Callable[[], object]) -> None:
         carried = self._current()
@@ -129,13 +130,13 @@ class Listener:
         try:
             original()
         finally:
-            self._forget()  # after an error of COMMIT itself nobody knows the outcome: the check decides
+            self._forget()  # if COMMIT itself fails, the outcome is unknown, and a check decides
         carried.carrier.committed(carried.bound)
 
     def _undo(self) -> None:
-        """End the transaction whose commit was stopped. Django does so only after an error of the database.
+        """Roll back the transaction whose commit was stopped. Django does this only after an error of the database.
 
-        Otherwise the next transaction of this connection would commit its changes, and run its on_commit callbacks.
+        Otherwise the next transaction of this connection would commit its changes and run its on_commit callbacks.
         """
         try:
             self._wrapper.rollback()
@@ -169,21 +170,22 @@ class Listener:
     def _savepoint_rollback(self, original: Callable[[str], object], sid: str) -> None:
         original(sid)
         if self._carried is not None:
-            # A savepoint that is not known was made before the first message, so it comes before them all.
+            # An unknown savepoint was made before the first message, so that it drops all messages.
             del self._carried.bound.sends[self._carried.sent_before.get(sid, 0) :]
 
     def _savepoint_commit(self, original: Callable[[str], object], sid: str) -> None:
         original(sid)
         if self._carried is not None:
-            self._carried.sent_before.pop(sid, None)  # it is gone: a transaction may make any number of them
+            self._carried.sent_before.pop(sid, None)  # keeps the dict small: a transaction may make many savepoints
 
 
 def _begin_on_sqlite(wrapper: Any) -> None:
-    """Have SQLite's transaction begin before its savepoints, where it is managed by hand: one that begins with a
-    savepoint is committed as that is released, without a word to anyone. Raises BindingRefused within a savepoint.
+    """Begin SQLite's transaction before its savepoints, if it is managed by hand: a transaction that begins with a
+    savepoint is committed when the savepoint is released, and no method of Django's notices. Raises BindingRefused
+    within a savepoint.
     """
     driver = wrapper.connection
-    if wrapper.vendor != "sqlite" or driver.isolation_level is None:  # Django has begun it, for `atomic`
+    if wrapper.vendor != "sqlite" or driver.isolation_level is None:  # None: Django has begun it, for `atomic`
         return
     if any(wrapper.savepoint_ids):
         raise BindingRefused(
@@ -195,7 +197,7 @@ def _begin_on_sqlite(wrapper: Any) -> None:
 
 
 def listener_of(wrapper: Any) -> Listener:
-    """The listener of a Django connection; it begins to listen with the first call."""
+    """The listener of a Django connection; the first call makes it."""
     listener: Listener | None = getattr(wrapper, ATTRIBUTE, None)
     if listener is None:
         listener = Listener(wrapper)
@@ -203,32 +205,32 @@ def listener_of(wrapper: Any) -> Listener:
     return listener
 
 
-class _HeardErrors(DatabaseErrorWrapper):
-    """Passes on the errors of a Django connection's driver, and hears which of them have ended its transaction."""
+class _ObservedErrors(DatabaseErrorWrapper):
+    """Passes on the errors of a Django connection's driver, and notes which of them have ended its transaction."""
 
     def __init__(self, wrapper: Any) -> None:
         super().__init__(wrapper)
-        self._original = wrapper.wrap_database_errors  # a backend may have one of its own
+        self._original = wrapper.wrap_database_errors  # a backend may have its own class
 
     def __enter__(self) -> None:
         self._original.__enter__()
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, self.wrapper.Database.Error):
-            _hear(self.wrapper, error)
+            _observe(self.wrapper, error)
         self._original.__exit__(kind, error, traceback)
 
 
-def _hear(wrapper: Any, error: BaseException) -> None:
+def _observe(wrapper: Any, error: BaseException) -> None:
     if wrapper.connection is None or not (wrapper.in_atomic_block or not wrapper.autocommit):
         return
-    known: Listener | None = getattr(wrapper, ATTRIBUTE, None)
-    has_begun = known is not None and known.carries
+    listener: Listener | None = getattr(wrapper, ATTRIBUTE, None)
+    has_begun = listener is not None and listener.carries
     if has_undone(wrapper.vendor, wrapper.connection, error, has_begun=has_begun):
         listener_of(wrapper).note_undone(error)
 
 
 def listen_to_errors(wrapper: Any) -> None:
-    """Hear of the errors of a Django connection from now on; nothing else of it changes."""
-    if not isinstance(wrapper.wrap_database_errors, _HeardErrors):
-        wrapper.wrap_database_errors = _HeardErrors(wrapper)
+    """Observe the errors of a Django connection from now on; the connection is not changed otherwise."""
+    if not isinstance(wrapper.wrap_database_errors, _ObservedErrors):
+        wrapper.wrap_database_errors = _ObservedErrors(wrapper)

@@ -24,8 +24,8 @@ from notify.message import Message
 class DjangoProducer(ThreadProducer):
     """Sends messages with the transactions of one of Django's databases, from threads.
 
-    `using`: the database's alias. The other arguments are those of TransactionProducer. Nothing runs before the first
-    transaction with a message commits, or `start`: from then on this process answers checks, too.
+    `using`: the database's alias. The other arguments are those of TransactionProducer. The producer starts its
+    threads, and so begins to answer checks, with `start` or when the first transaction with a message commits.
     Raises InvalidRequest, and BindingRefused for a database that cannot carry messages.
     """
 
@@ -66,19 +66,19 @@ class DjangoProducer(ThreadProducer):
         self._carrier: DjangoCarrier = DjangoCarrier(self.outgoing, group, mode, lender, keep_messages=keep_messages)
 
     def start(self) -> None:
-        """Answer checks from now on, where that has not begun yet. Raises Closed after `close`."""
+        """Begin to answer checks, if the producer does not answer them yet. Raises Closed after `close`."""
         self.outgoing.start()
 
     @async_unsafe
     def send(self, message: Message) -> None:
-        """Send a message with the current transaction: it becomes a message if and only if that commits.
+        """Send a message with the current transaction: consumers get it if and only if the transaction commits.
 
-        It belongs to the innermost `atomic` block, or savepoint, that it was sent in. Raises BindingRefused outside a
-        transaction, InvalidRequest for what is no message, Closed after `close`. The message is read here; only a key
-        that is a callable is asked later, at the commit. The end of the outermost `atomic` block raises
-        TransactionRefused if the server did not take the half, and Backpressure if it takes none for now: then nothing
-        is committed, and the transaction may be tried again. In coroutines use `sync_to_async` around the whole
-        transaction, as with all of Django's.
+        The message belongs to the innermost `atomic` block, or savepoint, that it was sent in. Raises BindingRefused
+        outside of a transaction, InvalidRequest for an invalid message, Closed after `close`. The message is encoded
+        now; only a callable key is called later, at the commit. The end of the outermost `atomic` block raises
+        TransactionRefused if the server refused the half, and Backpressure if the server accepts no halves at the
+        moment: then nothing is committed, and the transaction may be retried. In coroutines, use `sync_to_async` around
+        the whole transaction, as with any transaction of Django.
         """
         wrapper: Any = connections[self.using]
         listener_of(wrapper).send(self._carrier, message)

@@ -1,4 +1,4 @@
-"""Notify's part of `manage.py check`: settings that cannot work, and tables that are missing."""
+"""Notify's part of `manage.py check`: finds an invalid setting NOTIFY, and missing tables."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LABEL = "notify"
 
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """The setting NOTIFY, where there is one, makes a producer."""
+    """Check that the setting NOTIFY, if there is one, makes a producer."""
     if not hasattr(settings, "NOTIFY"):
-        return []  # producers may be made without it
+        return []  # the project may make its producers without the setting
     try:
         configured.make(DEFAULT_DB_ALIAS)
     except BindingRefused as error:
@@ -31,24 +31,24 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
 
 
 def check_tables(app_configs: Any = None, databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """The databases that have Notify's migrations have its tables.
+    """Check that the databases that get Notify's migrations have its tables.
 
-    A warning: `manage.py migrate` runs this check before it makes them.
+    A missing table is only a warning, because `manage.py migrate` runs this check before it creates the tables.
     """
-    found: list[CheckMessage] = []
+    warnings: list[CheckMessage] = []
     for alias in databases or ():
         if not router.allow_migrate(alias, LABEL):
             continue
         try:
             missing = missing_tables(alias)
         except BindingRefused:
-            continue  # no producer uses it, or `check_settings` says so
+            continue  # no producer uses this database, or `check_settings` reports the error
         if missing:
-            found.append(
+            warnings.append(
                 Warning(
                     f"the database {alias!r} lacks Notify's tables {', '.join(missing)}",
                     hint=f"`manage.py migrate {LABEL} --database {alias}` makes them.",
                     id="notify.W001",
                 )
             )
-    return found
+    return warnings

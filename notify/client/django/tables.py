@@ -1,4 +1,4 @@
-"""Notify's tables in one of Django's databases: what the migration makes, and what is missing."""
+"""Notify's tables in one of Django's databases: creates and drops them, and lists the missing ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from notify.client.django.lender import django_errors, lender_of
 
 
 def create_tables(using: str = DEFAULT_DB_ALIAS) -> str:
-    """Make the tables where they are missing, and give the database its source id. Returns the source id.
+    """Create the tables that are missing, and give the database a source id. Returns the source id.
 
-    The migration of this application calls it. Call it yourself where no migrations run. Raises BindingRefused for a
-    database that cannot carry messages.
+    The migration of this application calls it. Call it yourself if the project runs no migrations. Raises
+    BindingRefused for a database that cannot carry messages.
     """
     with _in_transaction(using):
         wrapper = connections[using]
@@ -32,13 +32,13 @@ def drop_tables(using: str = DEFAULT_DB_ALIAS) -> None:
 
 
 def _in_transaction(using: str) -> Any:
-    """A transaction, without a savepoint in one that is there: MySQL and MariaDB commit with each change of a table,
-    and know no savepoint after it."""
+    """A transaction; within an open transaction, no savepoint: MySQL and MariaDB commit with each DDL statement, which
+    ends all savepoints."""
     return transaction.atomic(using=using, savepoint=False)
 
 
 def missing_tables(using: str) -> list[str]:
-    """Names of Notify's tables that the database lacks, in the order of the alphabet."""
+    """The names of Notify's tables that the database lacks, sorted."""
     wrapper = connections[using]
     with wrapper.temporary_connection(), django_errors(wrapper):
         existing = sa.inspect(lender_of(using).borrow(wrapper)).get_table_names()

@@ -1,6 +1,6 @@
 """A consumer over Apache Kafka: the same handlers and inbox as with a queue server.
 
-`loop` runs it: records come in (`feed`), each partition's are kept in a `window` until they are done, handlers run
-(`handling`), and what became of them is committed (`settling`), with what `failed` on its way to another topic. Who has
-which partitions is decided by Kafka's group (`membership`), or by one owner of all (`ownership`).
+`loop` runs it. `feed` fetches records into the `window` of their partition, where they stay until they are done.
+`handling` runs the handlers, and `settling` commits the progress, together with failed messages that go to another
+topic (`retries`). Partitions are assigned by Kafka's group (`membership`), or all belong to one owner (`ownership`).
 """

@@ -1,4 +1,4 @@
-"""Partitions come and go: their windows open where the group is, and close with what was done committed."""
+"""Assignment: opens the windows of new partitions at the group's progress, and closes them after a last commit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from notify.kafka.topic_ids import TopicIds
 log = logging.getLogger("notify.consumer")
 
 REVOKE_SECONDS = 120.0
-"""The group waits for the handlers of a partition that is to be another's: `lease` seconds, and at most so long."""
+"""The longest wait for the handlers of a revoked partition, for which the whole group waits; otherwise `lease`."""
 
 
 class Assignment:
-    """Belongs to the event loop."""
+    """Opens, moves and closes partitions. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -54,27 +54,28 @@ class Assignment:
         self._threads = threads
 
     async def open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> dict[Place, int]:
-        """Open windows: where the group is known to be, else where it begins. The offsets to fetch from.
+        """Open windows at the group's progress, or where the group begins. Returns the offsets to fetch from.
 
-        A beginning is committed before anything is fetched, so that a kill on the first message loses nothing.
+        `known`: the progress of each partition, None if it has none; `begun`: the offset where the group begins there.
+        This offset is committed before anything is fetched, so that a kill on the first message loses nothing.
         """
-        await self._note({p: k.offset for p, k in known.items() if k is not None})
+        await self._note({place: progress.offset for place, progress in known.items() if progress is not None})
         await self._note(begun, begins=True)
         for place, progress in known.items():
             if progress is None:
                 progress = self.beginning(place, begun[place])
             window = self._open(place, progress)
-            window.changes += progress.left  # from now on it is not left in peace if this process dies
+            window.changes += progress.left  # commit that the partition is in use, in case this process dies
         await self._settling.settle()
         return {place: window.position for place, window in self._partitions.items() if place in known}
 
     def beginning(self, place: Place, offset: int) -> Progress:
-        """Progress of a group that begins: a reset from before counts as carried out."""
+        """The progress of a group that begins at this offset; the topic's last reset counts as carried out."""
         reset = self._orders.control.reset_of(place[0])
         return Progress(offset, reset=reset.id if reset else "", left=True)
 
     async def move(self, begun: Mapping[Place, int], reset: str) -> dict[Place, int]:
-        """Have partitions go on elsewhere, as a reset says."""
+        """Continue partitions at other offsets, because of a reset or a recreated topic."""
         await self._note(begun, begins=True)
         for place, offset in begun.items():
             self._partitions.close([place])
@@ -83,32 +84,32 @@ class Assignment:
         return dict(begun)
 
     async def revoke(self, places: Sequence[Place]) -> None:
-        """Partitions will be another's: wait for their handlers, commit what is done."""
+        """Give up partitions: wait for their handlers, commit the progress, and close their windows."""
         windows = [window for place, window in self._partitions.items() if place in set(places)]
         for window in windows:
             window.stop()
-        left = await self._handling.finished(min(self._plan.lease, REVOKE_SECONDS), windows)
-        if left:
+        unfinished = await self._handling.finished(min(self._plan.lease, REVOKE_SECONDS), windows)
+        if unfinished:
             log.warning(
                 "%d messages of partitions that another instance gets are still being handled, and are handled there "
-                "again: %s", len(left), ", ".join(left[:NAMED_IN_LOG]),
+                "again: %s", len(unfinished), ", ".join(unfinished[:NAMED_IN_LOG]),
             )  # fmt: skip
-        self._handling.let_go(windows)
+        self._handling.cancel_batches(windows)
         await self._settling.settle()
         self._partitions.close(places)
 
     async def lose(self, places: Sequence[Place]) -> None:
-        """Partitions are another's already: nothing of theirs is committed."""
+        """Close partitions that another instance owns already: nothing can be committed for them."""
         if places:
-            log.warning("%d partitions were lost: what was not committed is handled again elsewhere", len(places))
-        self._handling.let_go(window for place, window in self._partitions.items() if place in set(places))
+            log.warning("%d partitions were lost: messages that were not committed are handled again", len(places))
+        self._handling.cancel_batches(window for place, window in self._partitions.items() if place in set(places))
         self._partitions.close(places)
 
     async def renew(self) -> None:
-        """Commit and note anew where the group is, though nothing has changed.
+        """Commit and note the group's progress again, even if it has not changed.
 
-        Kafka forgets the offset of a partition that was not committed for a week where the group has no members, as an
-        owner's group has none, or where it rests.
+        Kafka forgets an offset that was not committed for a week, if the group has no members: when it rests, or always
+        if it has an owner.
         """
         self._settling.renew()
         await self._note({place: window.position for place, window in self._partitions.items()}, renews=True)
@@ -125,7 +126,7 @@ class Assignment:
         return self._partitions.get(place) is not None
 
     async def _note(self, offsets: Mapping[Place, int], *, begins: bool = False, renews: bool = False) -> None:
-        """Note what this group takes from partitions, for audits: they judge nothing without it."""
+        """Note for audits what this group consumes from partitions; without a note, an audit cannot judge them."""
         subscribed = {}
         inbox_from_us = time.time_ns() // 1000 if self._plan.has_inbox else -1
         for place, offset in offsets.items():

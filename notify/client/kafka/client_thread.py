@@ -1,7 +1,7 @@
-"""The thread that makes every call of one Kafka client: a call that another thread makes would hang in a rebalance.
+"""ClientThread: makes every call of one Kafka client, because a call from another thread would hang in a rebalance.
 
-Kafka calls back within a poll when partitions come and go. What the loop then does may need the client again, to commit
-for example: while a callback waits for the loop, this thread goes on to serve its calls.
+Kafka calls back within a poll when partitions are assigned or revoked. The event loop then may need the client again,
+for example to commit. Therefore this thread continues to serve calls while a callback waits for the loop.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ class ClientThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """None only has those who serve look whether they are to go on."""
+        """The calls to make. None wakes the thread so that it looks whether it has to go on."""
         self._waits = 0
-        self._aside: list[Callable[[], None]] = []
+        """The number of callbacks that wait for the loop."""
+        self._deferred: list[Callable[[], None]] = []
+        """Calls that are made after the callbacks."""
         self._is_closed = False
         threading.Thread(target=self._serve, args=(lambda: self._is_closed,), name=name, daemon=True).start()
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in the thread, and return or raise what it does. Not within a callback: it comes after it."""
+        """Call a function in the thread, and return its result or raise its exception. During a callback the call
+        waits until the callback has ended."""
 
         def work() -> None:
             if self._waits:
-                self._aside.append(work)
+                self._deferred.append(work)
             else:
                 run()
 
@@ -44,15 +47,15 @@ class ClientThread:
         return await asyncio.wrap_future(done)
 
     async def call_also_within(self, function: Callable[..., T], *arguments: Any) -> T:
-        """As `call`, also while a callback waits: for commits, which Kafka's client takes then."""
+        """Like `call`, but also during a callback: for commits, which Kafka's client allows then."""
         done, run = _prepared(function, arguments)
         self._work.put(run)
         return await asyncio.wrap_future(done)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """In this thread, within a call: run a coroutine in the loop, and serve calls until it has ended.
+        """Run a coroutine in the loop, and serve calls until it has ended. Call this in the thread, from a callback.
 
-        Raises RuntimeError where the loop is closed: a client that was left to itself calls back when it ends.
+        Raises RuntimeError if the loop is closed: an abandoned client calls back when it ends.
         """
         try:
             result = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -65,8 +68,8 @@ class ClientThread:
             self._serve(result.done)
         finally:
             self._waits -= 1
-            while self._aside and not self._waits:
-                self._work.put(self._aside.pop(0))
+            while self._deferred and not self._waits:
+                self._work.put(self._deferred.pop(0))
         return result.result()
 
     def _serve(self, is_over: Callable[[], bool]) -> None:
@@ -76,19 +79,19 @@ class ClientThread:
                 work()
 
     def close(self) -> None:
-        """End once what was asked for is done."""
+        """End the thread once all queued calls are made."""
         self._work.put(self._end)
 
     async def end(self, function: Callable[[], object], seconds: float) -> None:
-        """End with a last call, once what was asked for is done. Waits at most so long for that.
+        """End the thread with a last call, once all queued calls are made. Waits at most `seconds` for this.
 
-        The last call is made also where nobody waits for it any more: a client gives its connections back.
+        The last call is made even after that time, so that the client closes its connections.
         """
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def work() -> None:
             if self._waits:
-                self._aside.append(work)
+                self._deferred.append(work)
                 return
             try:
                 function()
@@ -112,7 +115,7 @@ class ClientThread:
 def _prepared(
     function: Callable[..., T], arguments: tuple[Any, ...]
 ) -> tuple[concurrent.futures.Future[T], Callable[[], None]]:
-    """A call's future, and what carries it out."""
+    """The future of a call, and the function that makes the call."""
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Orders of operators, read from the topic `notify-control` (notify/kafka/control.py)."""
+"""Orders: reads the orders of operators from the topic `notify-control` (notify/kafka/control.py)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,18 @@ T = TypeVar("T")
 log = logging.getLogger("notify.consumer")
 
 POLL_SECONDS = 0.2
-"""A consumer that stops waits for a call that reads."""
+"""How long one call waits for records; a consumer that stops waits for the call."""
 FETCH_MILLISECONDS = 100
-"""How long a broker may wait for further records before it says that the topic ends: each start waits for that."""
+"""How long a broker may wait for further records before it reports the topic's end, for which each start waits."""
 CALL_SECONDS = 10.0
 AT_ONCE = 1000
 """The most records that one call reads, so that a consumer that ends does not wait for the topic's end."""
 SILENCE_SECONDS = 60.0
-"""How long the brokers may say nothing before the topic's end is reached."""
+"""How long the brokers may bring no records before the topic's end is reached."""
 
 
 class Orders:
-    """The last order of one group: `control`. It reads in a thread of its own.
-
-    Made on the event loop that it belongs to.
-    """
+    """The last order for one group, in `control`. Reads in a separate thread. Make it on its event loop."""
 
     def __init__(self, cluster: Cluster, group: str) -> None:
         self._cluster = cluster
@@ -47,7 +44,7 @@ class Orders:
         self.control = Control()
 
     async def catch_up(self) -> None:
-        """Read to the end. Raises Unavailable where the brokers do not give it."""
+        """Read the topic to its end. Raises Unavailable if the brokers do not answer in time."""
         await self._call(self._begin)
         heard = time.monotonic()
         while not self._at_end:
@@ -58,11 +55,11 @@ class Orders:
         await self.look()
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Read what comes, until cancelled; `changed` is called in the loop for each new order."""
+        """Read new records until cancelled; `changed` is called in the loop after each new order."""
         while True:
-            before = self.control
+            last_control = self.control
             await self._call(self._read)
-            if self.control != before:
+            if self.control != last_control:
                 changed()
 
     async def _call(self, function: Callable[[], T]) -> T:
@@ -72,16 +69,16 @@ class Orders:
             raise refusal(error_of(raised), self._cluster, self._group) from raised
 
     async def look(self) -> None:
-        """Read the topic from its first record on if it was made anew since the last look. Raises Unavailable.
+        """Read the topic from its first record if it was recreated since the last look. Raises Unavailable.
 
-        The last order counts until another comes: a group that is paused does not begin because a topic was deleted.
+        The last order stays valid until a new one comes, so that a deleted topic does not resume a paused group.
         """
         await self._call(self._look)
 
     def _reader(self) -> Consumer:
         return self._cluster.consumer(
             {
-                # Kafka's client wants a group's name; nothing is committed, nobody is a member.
+                # Kafka's client requires a group's name; this consumer neither commits nor joins the group.
                 "group.id": f"{self._group}-control",
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
@@ -90,18 +87,18 @@ class Orders:
         )
 
     def _look(self) -> None:
-        """A topic that was made anew may be as long as it was: its offsets do not tell, its id does."""
-        known = self._id_of_topic()
-        if known and self._topic_id and known != self._topic_id:
+        """Compare the topic's id: the offsets of a recreated topic may be the same as before."""
+        topic_id = self._id_of_topic()
+        if topic_id and self._topic_id and topic_id != self._topic_id:
             log.warning("topic %s was made anew: the orders for group %s are read again", TOPIC, self._group)
             self._consumer.close()
             self._consumer = self._reader()
             self._begin()
-        self._topic_id = known or self._topic_id
+        self._topic_id = topic_id or self._topic_id
 
     def _id_of_topic(self) -> str:
-        """Empty while the topic is missing."""
-        admin = self._cluster.admin()  # its calls end with it
+        """The topic's id; empty while the topic is missing."""
+        admin = self._cluster.admin()  # keep a reference: the client's calls end with the client
         described = admin.describe_topics(TopicCollection([TOPIC]), request_timeout=CALL_SECONDS)
         try:
             return str(answered(described[TOPIC], CALL_SECONDS).topic_id)
@@ -111,11 +108,13 @@ class Orders:
             raise
 
     def _begin(self) -> None:
-        self._consumer.list_topics(TOPIC, timeout=CALL_SECONDS)  # a client that knows no leader yet waits half a second
+        self._consumer.list_topics(
+            TOPIC, timeout=CALL_SECONDS
+        )  # without knowing the leader, a fetch waits half a second
         self._consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
 
     def _read(self) -> int:
-        """Read what is there, or wait for it. How many records came."""
+        """Read the records that are there, or wait for the first one; returns their number."""
         seconds = POLL_SECONDS
         for count in range(AT_ONCE):
             record = self._consumer.poll(seconds)
@@ -138,5 +137,5 @@ class Orders:
                 log.warning("an order for group %s is not obeyed: %s", self._group, refused)
 
     async def close(self, seconds: float) -> None:
-        """Read no more, after the call that is under way. Waits at most so long for it."""
+        """Stop reading, after the current call. Waits at most `seconds` for it."""
         await self._thread.end(lambda: self._consumer.close(), seconds)

@@ -1,4 +1,4 @@
-"""Running handlers for records, and each record's fate: done, to be tried again, or a dead letter."""
+"""Handling: runs handlers for records, and decides what becomes of each record: done, retried, or a dead letter."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from notify.message import REPLAY, ReceivedMessage
 log = logging.getLogger("notify.consumer")
 
 SKIPPED_AT_ONCE = 500
-"""Records that no handler wants are passed in one go; then the loop's other tasks have their turn."""
+"""The most records without a handler that are skipped before the loop's other tasks get a turn."""
 CANCEL_SECONDS = 1.0
-"""How long coroutines that are cancelled may take to end."""
+"""How long cancelled coroutines may take to end."""
 NAMED_IN_LOG = 10
 LAST_MILLISECOND = 253_402_300_799_000
 """The last second of the year 9999."""
 
 
 class Handling:
-    """At most `plan.at_once` messages at a time. Belongs to the event loop."""
+    """Handles at most `plan.at_once` messages at a time. Belongs to the event loop."""
 
     def __init__(self, plan: Plan, partitions: Partitions, settling: Settling, lot: Lot) -> None:
-        """Raises InvalidRequest for a filter that cannot be."""
+        """Raises InvalidRequest for an invalid filter."""
         self._plan = plan
         self._partitions = partitions
         self._settling = settling
@@ -49,25 +49,25 @@ class Handling:
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
         self._tasks: dict[asyncio.Task[None], tuple[Window, str]] = {}
         self._in_batches: set[asyncio.Task[None]] = set()
-        """Those whose messages are, or wait to be, in a batch."""
+        """The tasks whose messages are in a batch, or wait for one."""
         self._singly = asyncio.Semaphore(plan.concurrency)
-        """Handlers of single messages: beside one of batches more messages are with handlers than these may run."""
+        """Bounds handlers of single messages, because with a handler of batches more messages have tasks."""
         self._timer: asyncio.TimerHandle | None = None
         self.moved = asyncio.Event()
-        """Set when a handler has returned, and so little is ready that more is to be fetched."""
+        """Set when a handler has returned, and so few items are ready that more should be fetched."""
         self.noting = asyncio.Event()
-        """Set when there is room for items whose attempts are to be noted first."""
+        """Set when there is room for items whose attempts have to be noted first."""
         self.is_held = False
-        """Nothing new is handled: the group is paused, or the consumer stops."""
+        """Whether no new handler may begin: the group is paused, or the consumer stops."""
 
     def begin(self) -> None:
-        """Handle what is ready, as far as there is room."""
+        """Begin to handle ready items, while there is room."""
         skipped = 0
         while self.room:
-            taken = self._partitions.take()
-            if taken is None:
+            ready = self._partitions.take()
+            if ready is None:
                 break
-            if not self._begin_one(*taken):
+            if not self._begin_one(*ready):
                 skipped += 1
                 if skipped == SKIPPED_AT_ONCE:
                     asyncio.get_running_loop().call_soon(self.begin)
@@ -78,11 +78,11 @@ class Handling:
 
     @property
     def room(self) -> int:
-        """How many messages more may be handled now."""
+        """How many more messages may be handled now."""
         return 0 if self.is_held or self._plan.is_stopped() else self._most - len(self._tasks)
 
     def _begin_one(self, window: Window, item: Item) -> bool:
-        """Begin to handle an item; False where no handler is to see it."""
+        """Begin to handle an item; False if no handler gets it."""
         topic = _topic_of(item.record)
         handler = handler_of(self._plan.handlers, topic)
         if item.is_orphan and item.attempt > retries.most_attempts(handler):
@@ -94,8 +94,8 @@ class Handling:
             is_wanted = handler is None or self._is_wanted(handler, topic, item.record)
             message = _message(topic, item) if is_wanted else None
         except Exception as error:
-            # Raised on, it would end the consumer, and each one after it: any producer may write to the topic.
-            log.exception("%s is no message", retries.id_of(item.record))
+            # Any producer may write to the topic. If this error were raised, it would end every consumer in turn.
+            log.exception("%s is not a message", retries.id_of(item.record))
             self._fail(window, item, handler, topic, DeadLetter(f"the record cannot be read as a message: {error}"))
             self._partitions.look(window)
             return False
@@ -134,8 +134,8 @@ class Handling:
         tag = records.header(headers, records.TAG)
         if handler.tags and tag not in handler.tags:
             return False
-        wanted = self._filters.get(handler.topic)
-        return wanted is None or wanted.is_true_for(_own_headers(record), _key(record), tag, topic)
+        condition = self._filters.get(handler.topic)
+        return condition is None or condition.is_true_for(_own_headers(record), _key(record), tag, topic)
 
     async def _handle(self, window: Window, item: Item, handler: Handler | None, message: ReceivedMessage) -> None:
         if handler is not None and handler.batch is not None:
@@ -145,7 +145,7 @@ class Handling:
             await self._handle_now(window, item, handler, message)
 
     async def _handle_now(self, window: Window, item: Item, handler: Handler | None, message: ReceivedMessage) -> None:
-        if window.is_closed:  # its partition is another's since this task was made
+        if window.is_closed:  # another instance has got the partition since this task was made
             return
         if self._plan.is_stopped():
             window.put_back(item)
@@ -182,28 +182,29 @@ class Handling:
 
     @property
     def under_way(self) -> int:
-        """How many messages are with handlers."""
+        """The number of messages with handlers."""
         return len(self._tasks)
 
     # --- the end ----------------------------------------------------------------------------------------------
 
     async def finished(self, seconds: float, windows: Iterable[Window] | None = None) -> list[str]:
-        """Wait for the handlers under way, of these windows or all, at most so long. The ids of those that go on."""
-        wanted = None if windows is None else set(windows)
-        tasks = [task for task, (window, _) in self._tasks.items() if wanted is None or window in wanted]
+        """Wait at most `seconds` for running handlers, of these windows or all. Returns the ids of the messages whose
+        handlers are still running."""
+        chosen = None if windows is None else set(windows)
+        tasks = [task for task, (window, _) in self._tasks.items() if chosen is None or window in chosen]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
         return [self._tasks[task][1] for task in tasks if task in self._tasks and not task.done()]
 
-    def let_go(self, windows: Iterable[Window]) -> None:
-        """These partitions are another's: their messages that wait for a batch are handled there, and not here."""
-        gone = set(windows)
+    def cancel_batches(self, windows: Iterable[Window]) -> None:
+        """Cancel messages of these windows that wait for a batch: another instance handles them."""
+        chosen = set(windows)
         for task in self._in_batches:
-            if self._tasks[task][0] in gone:
+            if self._tasks[task][0] in chosen:
                 task.cancel()
 
     async def cancel(self) -> None:
-        """Wait no longer for handlers under way."""
+        """Cancel the tasks of running handlers, and wait for them no longer."""
         self.is_held = True
         if self._timer is not None:
             self._timer.cancel()
@@ -214,7 +215,7 @@ class Handling:
 
 
 def _topic_of(record: Any) -> str:
-    """The topic that a record is a message of: in a topic of retries its header says so."""
+    """The topic of a record's message: for a record of a retry topic, its header names the original topic."""
     topic: str = record.topic()
     return (records.header(records.listed(record), records.TARGET) or topic) if topic.startswith(RETRY) else topic
 
@@ -224,16 +225,16 @@ def _key(record: Any) -> str | None:
 
 
 def _written_at(record: Any) -> str:
-    """When a record was written, as its producer says: RFC 3339. A time that no calendar has is that next to it."""
+    """When a record was written, by its producer's clock, as RFC 3339; limited to the years 1970 to 9999."""
     seconds = min(max(0, record.timestamp()[1]), LAST_MILLISECOND) / 1000
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _own_headers(record: Any) -> dict[str, str]:
-    """The message's own headers; those of a dead letter say why it is one."""
+    """The message's own headers; for a dead letter, also the headers that say why it failed."""
     headers = records.listed(record)
-    own = records.own_headers(headers)
-    return own | records.why_dead(headers) if record.topic().startswith(DEAD_LETTER) else own
+    own_headers = records.own_headers(headers)
+    return own_headers | records.why_dead(headers) if record.topic().startswith(DEAD_LETTER) else own_headers
 
 
 def _message(topic: str, item: Item) -> ReceivedMessage:

@@ -1,4 +1,4 @@
-"""A consumer that goes on: what the brokers withdrew, such as a right or a password, may be granted again."""
+"""Keeps a consumer running while the brokers refuse it: a right or password that was withdrawn may be granted again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ AGAIN_SECONDS, AGAIN_MAX_SECONDS = 1.0, 30.0
 
 
 async def consume(plan: Plan, stopping: asyncio.Event) -> None:
-    """Receive until `stopping`. Raises what the loop raises, until it has worked once: see KafkaLoop.run.
+    """Receive until `stopping`. Until the loop has worked once, its errors are raised: see KafkaLoop.run.
 
-    After that a refusal, or brokers that do not answer, end the present clients only. New ones are tried until they are
-    let in, with what the file of settings says by then. Nothing is lost meanwhile: what was not committed comes again.
+    After that, a refusal, or brokers that do not answer, end only the current clients. New clients, with the current
+    file of settings, are tried until the brokers accept one. Nothing is lost meanwhile: messages that were not
+    committed are delivered again.
     """
     backoff = Backoff(AGAIN_SECONDS, AGAIN_MAX_SECONDS)
     has_worked = False

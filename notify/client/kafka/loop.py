@@ -1,4 +1,4 @@
-"""A consumer's loop over Apache Kafka, from the first call of the brokers to the last commit."""
+"""KafkaLoop: runs a consumer over Apache Kafka, from the first call to the brokers to the last commit."""
 
 from __future__ import annotations
 
@@ -32,35 +32,36 @@ log = logging.getLogger("notify.consumer")
 
 POLL_SECONDS = 0.2
 WINDOW_RECORDS = 2_000
-"""A partition is paused with so many records that wait: each pause fetches anew, so that a small bound is slow."""
+"""A partition is paused when it has this many waiting records. After a pause its records are fetched again, so that a
+small bound would be slow."""
 ROOM_SECONDS = 1.0
-"""Handlers that take all room for so long count as slow: fetching pauses, and the group is polled nevertheless."""
+"""If handlers leave no room for this time, they count as slow: fetching pauses, but the group is still polled."""
 LAST_TRIES = 50
-"""How often a consumer that stops tries to commit where the brokers do not take it; it comes again otherwise."""
+"""How often a consumer that stops tries to commit if the brokers refuse; otherwise its messages are redelivered."""
 STOP_SECONDS, REST_SECONDS = 1.0, 5.0
-"""A consumer that stops within its start, or has no partition, waits so long for the call that is under way. Nothing is
-lost by leaving it to itself; one that has partitions gives them back first."""
+"""How long a consumer that stops waits for the current call: within its start, and without a partition. Abandoning the
+call loses nothing. A consumer with partitions gives them back first."""
 CUT_SECONDS = 1.0
-"""So long a consumer that is ended at once tells its group, where the brokers answer: nothing is lost without that."""
+"""How long a consumer that ends immediately tries to leave its group; nothing is lost if the brokers do not answer."""
 PROVEN_SECONDS = 30.0
-"""Rights that the consumer lacks from the beginning show within this time."""
+"""Rights that the consumer lacks from the beginning are noticed within this time."""
 RENEW_SECONDS = 3600.0
-"""How often all positions are committed and noted anew, so that Kafka does not forget them where nothing happens."""
+"""How often all progress is committed and noted again, so that Kafka does not forget it while nothing happens."""
 TOPICS_SECONDS = 5.0
-"""How often topics are looked for that patterns stand for, and new partitions of an owner."""
+"""How often the consumer looks for new topics that match its patterns, and for new partitions."""
 
 
 class KafkaLoop:
-    """Receives for one consumer group until it is told to stop. Belongs to one event loop; `run` it once."""
+    """Receives for one instance of a consumer group. Belongs to one event loop; `run` it once."""
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
-        """Raises InvalidRequest for settings and filters that cannot be."""
+        """Raises InvalidRequest for invalid settings and filters."""
         self._plan = plan
         self._cluster = cluster
         self._partitions = Partitions(max(plan.batch, WINDOW_RECORDS))
         self._feed = Feed(self._cluster, plan.kafka_group, plan.instance, self._partitions)
         self._threads = HandlerThreads(4, "notify-kafka-call")
-        """For commits, claims and notes. A call of theirs that hangs does not keep the process from ending."""
+        """The threads for commits, claims and notes. A call that hangs there does not keep the process from ending."""
         self._settling = Settling(plan, self._cluster, self._feed, self._partitions, self._threads)
         self._lot = Lot(plan.batch)
         self._handling = Handling(plan, self._partitions, self._settling, self._lot)
@@ -70,8 +71,8 @@ class KafkaLoop:
         noted = None if plan.sharing == "broadcast" else Subscriptions(self._cluster, plan.group)
         ids = TopicIds(self._cluster)
         self._starts = Starts(plan, self._feed.consumer, self._cluster, self._orders, noted, ids)
-        kept = (self._partitions, self._handling, self._settling, self._orders)
-        self._assignment = Assignment(plan, *kept, noted, ids, self._threads)
+        parts = (self._partitions, self._handling, self._settling, self._orders)
+        self._assignment = Assignment(plan, *parts, noted, ids, self._threads)
         self._resets = Resets(self._feed, self._starts, self._assignment, self._partitions, self._orders, ids)
         self._modes = OtherModes(plan, self._cluster)
         self._sharing: Membership | Ownership
@@ -86,15 +87,14 @@ class KafkaLoop:
 
     @property
     def has_worked(self) -> bool:
-        """Whether records came, or nothing was refused for PROVEN_SECONDS."""
+        """Whether records have come, or nothing was refused for PROVEN_SECONDS."""
         return self._has_received or time.monotonic() - self._started_at > PROVEN_SECONDS
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until `stopping`, then until what is under way is settled.
+        """Receive until `stopping`, and then until all messages in hand are settled.
 
-        Raises Unavailable where the brokers cannot be reached at first, Unauthorized, Forbidden and InvalidRequest
-        where they refuse, Conflict where an exclusive group has another instance, or a group has consumers of another
-        mode.
+        Raises Unavailable if the brokers cannot be reached at the start; Unauthorized, Forbidden and InvalidRequest if
+        they refuse; Conflict if an exclusive group has another instance, or the group has consumers of another mode.
         """
         stopped = asyncio.create_task(_wait(stopping))
         tasks = [stopped]
@@ -118,12 +118,12 @@ class KafkaLoop:
             if failed:
                 raise failed[0]
         finally:
-            await self._let_go(tasks)
+            await self._close(tasks)
 
     async def _has_started(self, stopped: asyncio.Task[None]) -> bool:
-        """Start; False where the consumer is to stop before that has ended.
+        """Start; False if the consumer stops before the start has ended.
 
-        What the start waits for then, such as brokers that do not answer, is left to its thread.
+        A call that the start waits for then, such as to brokers that do not answer, is abandoned to its thread.
         """
         starting = asyncio.create_task(self._start())
         try:
@@ -139,7 +139,7 @@ class KafkaLoop:
     async def _start(self) -> None:
         await self._feed.call(self._feed.look)
         await self._feed.call(self._topics.make)
-        # Beside the next steps: most of it is waiting for a coordinator.
+        # Run beside the next steps, because it mostly waits for a coordinator.
         refusing = asyncio.create_task(self._modes.refuse())
         try:
             topics = await self._look()
@@ -152,7 +152,7 @@ class KafkaLoop:
         await self._sharing.subscribe(topics)
 
     async def _look(self) -> dict[str, int]:
-        """Read the orders of operators; the topics that there are, each with its number of partitions."""
+        """Read the orders of operators. Returns the topics to read, each with its number of partitions."""
         await self._orders.catch_up()
         topics = await self._feed.call_patiently(self._topics.subscribed)
         await self._feed.call_patiently(self._starts.look, topics)
@@ -162,7 +162,7 @@ class KafkaLoop:
     # --- fetching ---------------------------------------------------------------------------------------------
 
     async def _poll(self) -> None:
-        """Fetch while little is ready, and poll the group in any case: it would take a silent member for dead."""
+        """Fetch while few items are ready, and always poll the group, which takes a silent member for dead."""
         is_holding = False
         while True:
             self._handling.begin()
@@ -174,20 +174,20 @@ class KafkaLoop:
                     continue
             is_holding = not wants
             await self._pause_and_resume(is_holding)
-            # A partition that comes while nothing is wanted is fetched until it is paused: one record at a time.
+            # A partition that is assigned while nothing is wanted is fetched until it is paused: one record at a time.
             most = self._lot.next(time.monotonic()) if wants else 1
-            # While the client's thread waits for records, it commits nothing. Where each few attempts are noted by a
-            # commit, that would be their rate: it is handlers that are waited for.
+            # While the client's thread waits for records, it cannot commit. If attempts are noted by commits, do not
+            # wait there, but for handlers.
             is_noting = self._partitions.has_to_note
             self._handling.moved.clear()
-            came = await self._feed.poll(most, 0.0 if is_noting else POLL_SECONDS)
-            self._lot.came(time.monotonic(), came)
-            self._has_received = self._has_received or came > 0
-            if is_noting and not came:
+            count = await self._feed.poll(most, 0.0 if is_noting else POLL_SECONDS)
+            self._lot.came(time.monotonic(), count)
+            self._has_received = self._has_received or count > 0
+            if is_noting and not count:
                 await self._moved(POLL_SECONDS)
 
     async def _moved(self, seconds: float) -> bool:
-        """Wait until a handler has returned, and little is ready. Whether that was within so many seconds."""
+        """Wait at most `seconds` until a handler has returned and few items are ready; False after a timeout."""
         try:
             await asyncio.wait_for(self._handling.moved.wait(), seconds)
         except TimeoutError:
@@ -220,10 +220,10 @@ class KafkaLoop:
         self._handling.is_held = is_held
 
     async def _follow_topics(self) -> None:
-        """Look for new topics of patterns, topics that were made anew, new partitions of an owner, and resets that came
-        with a rebalance.
+        """Look for new topics of patterns, recreated topics, new partitions of an owner, and resets that came with a
+        rebalance.
 
-        Also once for consumers of another mode that began when this one did: by now each sees the other.
+        Also look once for consumers of another mode that started at the same time: by now they see each other.
         """
         is_alone = False
         while True:
@@ -255,18 +255,18 @@ class KafkaLoop:
     # --- the end ----------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Wait for the handlers under way, at most `drain` seconds, while the group is polled."""
+        """Wait at most `drain` seconds for the running handlers, while the group is still polled."""
         self._is_stopping = True
         self._handling.is_held = True
         deadline = time.monotonic() + self._plan.drain
         if self._handling.under_way:
             self._plan.announce(stopping_text(self._plan.drain, self._handling.under_way))
-        left = await self._handling.finished(self._plan.drain)
-        if left:
+        unfinished = await self._handling.finished(self._plan.drain)
+        if unfinished:
             log.warning(
                 "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
                 "for any more, and will be delivered again: %s",
-                len(left), self._plan.drain, ", ".join(left[:NAMED_IN_LOG]),
+                len(unfinished), self._plan.drain, ", ".join(unfinished[:NAMED_IN_LOG]),
             )  # fmt: skip
         for _, window in self._partitions.items():
             window.stop()
@@ -275,7 +275,7 @@ class KafkaLoop:
                 break
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _let_go(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
         await self._handling.cancel()
         for task in tasks:
             task.cancel()
@@ -289,7 +289,7 @@ class KafkaLoop:
             self._threads.shutdown()
 
     async def _end(self) -> None:
-        """End the last commit and the clients, or for CUT_SECONDS try to."""
+        """Wait for the last commit and close the clients; if the process ends immediately, for CUT_SECONDS at most."""
         if self._plan.is_cut():
             await asyncio.gather(self._feed.close(CUT_SECONDS), self._orders.close(CUT_SECONDS))
             return

@@ -1,8 +1,8 @@
-"""How many records one poll asks for: few where handlers are slow, many where they are quick.
+"""Lot: decides how many records one poll asks for: few for slow handlers, many for quick ones.
 
-A poll is a way to the client's thread and back, some milliseconds on a busy machine, which would be the rate of quick
-handlers if each brought few records. Records that wait behind a slow handler, though, hold up those of other partitions
-that come after them.
+A poll goes to the client's thread and back, which takes some milliseconds on a busy machine. If each poll brought few
+records, this would limit quick handlers. But if a slow handler has many records waiting, they delay records of other
+partitions that come after them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 MOST = 1_000
 MOST_LOW = 32
 QUICK_SECONDS = 0.1
-"""A whole lot that is handled within this time was too small."""
+"""If a whole lot is handled within this time, the next lot is larger."""
 
 
 class Lot:
-    """It doubles while whole lots are handled quickly, and else is halved, down to the consumer's `batch`."""
+    """The size doubles while whole lots are handled quickly; otherwise it is halved, down to the consumer's `batch`."""
 
     def __init__(self, batch: int) -> None:
         self._least = batch
@@ -22,11 +22,11 @@ class Lot:
         self._came, self._came_at = 0, 0.0
 
     def came(self, now: float, count: int) -> None:
-        """A poll has brought so many records. `now`: in seconds, of a clock that never goes back."""
+        """Note that a poll has brought `count` records. `now`: seconds of a monotonic clock."""
         self._came, self._came_at = count, now
 
     def next(self, now: float) -> int:
-        """The records that the next poll asks for. The time of the poll itself does not count against handlers."""
+        """How many records the next poll asks for. The time of the poll itself does not count as handling."""
         was_quick = self._came >= self._size and now - self._came_at < QUICK_SECONDS
         size = min(max(2 * self._size, 2), MOST) if was_quick else self._size // 2
         self._size = max(size, self._least)
@@ -34,8 +34,9 @@ class Lot:
 
     @property
     def low(self) -> int:
-        """With fewer ready than this, at least 1, more are asked for.
+        """The number of ready items, at least 1, below which more are fetched.
 
-        Few: the client's thread and handlers in the loop's hold up each other, a switch for every record of a poll.
+        It is small because the client's thread and handlers on the loop slow each other down, with a switch of threads
+        for every record of a poll.
         """
         return min(self._least, MOST_LOW) // 2 + 1

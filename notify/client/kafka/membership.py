@@ -1,4 +1,4 @@
-"""Kafka's group shares the partitions among its instances: a cooperative member, and what each rebalance does."""
+"""Membership: this instance as a member of Kafka's group, which divides the partitions among its members."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ T = TypeVar("T")
 
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
 OPEN_SECONDS = 120.0
-"""Kafka may take so long to say where the group is in new partitions; then the consumer ends with the error."""
+"""How long Kafka may take to give the group's progress in new partitions; then the consumer ends with the error."""
 
 
 class Membership:
-    """Kafka calls back in the feed's thread, within a poll; what the callbacks change belongs to the loop."""
+    """Takes part in Kafka's group. Kafka calls back in the feed's thread, within a poll; the callbacks run their
+    changes on the loop."""
 
     def __init__(self, feed: Feed, starts: Starts, assignment: Assignment, is_stopping: Callable[[], bool]) -> None:
-        """`is_stopping`: whether the consumer ends, and does not wait any more to learn where the group is."""
+        """`is_stopping`: whether the consumer stops, so that it does not wait for the group's progress any more."""
         self._is_stopping = is_stopping
         self._feed = feed
         self._starts = starts
         self._assignment = assignment
         self._topics: list[str] = []
         self._waiting: set[Place] = set()
-        """Partitions that are this member's, and in which the group cannot begin before they have a leader."""
+        """Partitions of this member that have no leader, so that the group cannot begin there yet."""
 
     async def subscribe(self, topics: Mapping[str, int]) -> None:
-        """Take part in these topics from now on, and begin in partitions that have a leader by now."""
+        """Subscribe to these topics, and begin in waiting partitions that have got a leader."""
         if list(topics) != self._topics:
             self._topics = list(topics)
             await self._feed.call(self._subscribe, self._topics)
@@ -48,19 +49,19 @@ class Membership:
             await self._feed.call(self._open_waiting)
 
     async def begin(self, topics: Mapping[str, int]) -> None:
-        """Commit where a group that has no members begins, in all partitions at once, before the first member has any.
+        """Commit where a group without members begins, in all partitions at once, before a member gets one.
 
-        Where it has members, they have done so; partitions that are new to them begin as they are assigned.
+        If the group has members, they have done this; partitions that are new to it begin when they are assigned.
         """
         await self._feed.call_patiently(
             self._begin, [(topic, n) for topic, count in topics.items() for n in range(count)]
         )
 
     def _begin(self, places: list[Place]) -> None:
-        new = [place for place, progress in self._starts.committed(places).items() if progress is None]
-        if not new:
+        uncommitted = [place for place, progress in self._starts.committed(places).items() if progress is None]
+        if not uncommitted:
             return
-        offsets = self._starts.begin(new)
+        offsets = self._starts.begin(uncommitted)
         try:
             begun = [
                 TopicPartition(*place, offset, self._assignment.beginning(place, offset).metadata())
@@ -74,11 +75,11 @@ class Membership:
     def _subscribe(self, topics: list[str]) -> None:
         self._feed.consumer.subscribe(topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._was_lost)
 
-    def _assigned(self, consumer: Consumer, given: list[TopicPartition]) -> None:
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._feed.member = consumer.consumer_group_metadata()
-        if not given:
+        if not partitions:
             return
-        places = _places(given)
+        places = _places(partitions)
         known, begun = self._until_known(places)
         self._waiting.update(place for place in places if place not in known)
         self._open(known, begun)
@@ -93,7 +94,7 @@ class Membership:
         offsets = self._feed.thread.wait_for(self._assignment.open(known, begun))
         fetched = [TopicPartition(*place, offset) for place, offset in offsets.items()]
         self._feed.consumer.incremental_assign(fetched)
-        self._feed.consumer.resume(fetched)  # a partition that was paused when it left
+        self._feed.consumer.resume(fetched)  # a partition may have been paused when it was revoked
 
     def _until_known(self, places: list[Place]) -> tuple[dict[Place, Progress | None], dict[Place, int]]:
         backoff, deadline = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS), time.monotonic() + OPEN_SECONDS
@@ -106,19 +107,19 @@ class Membership:
                 log.warning("Kafka does not say where the group is, again soon: %s", error_of(raised).str())
                 time.sleep(backoff.next())
 
-    def _revoked(self, consumer: Consumer, taken: list[TopicPartition]) -> None:
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._feed.member = consumer.consumer_group_metadata()
-        self._feed.thread.wait_for(self._assignment.revoke(_places(taken)))
-        consumer.incremental_unassign(self._assigned_of(taken))
+        self._feed.thread.wait_for(self._assignment.revoke(_places(partitions)))
+        consumer.incremental_unassign(self._assigned_of(partitions))
 
-    def _was_lost(self, consumer: Consumer, taken: list[TopicPartition]) -> None:
-        self._feed.thread.wait_for(self._assignment.lose(_places(taken)))
-        consumer.incremental_unassign(self._assigned_of(taken))
+    def _was_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._feed.thread.wait_for(self._assignment.lose(_places(partitions)))
+        consumer.incremental_unassign(self._assigned_of(partitions))
 
-    def _assigned_of(self, taken: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Those that the client was told to fetch: it gives back no others."""
-        assigned = [p for p in taken if (p.topic, p.partition) not in self._waiting]
-        self._waiting.difference_update(_places(taken))
+    def _assigned_of(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """The partitions that the client fetches: it cannot unassign those that wait for a leader."""
+        assigned = [p for p in partitions if (p.topic, p.partition) not in self._waiting]
+        self._waiting.difference_update(_places(partitions))
         return assigned
 
 

@@ -1,7 +1,7 @@
-"""Whether consumers run that share a group's partitions in the other way: by one owner, or among the group's members.
+"""OtherModes: finds consumers that share the group's partitions in the other way: by one owner, or among members.
 
-Kafka does not tell them apart: an owner reads by assignment and commits in transactions, which it takes in a group that
-has members, too. Both would handle every message, and overwrite each other's offsets.
+Kafka does not keep them apart: an owner reads by assignment and commits in transactions, which Kafka accepts even if
+the group has members. Both would handle every message, and overwrite each other's offsets.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from notify.kafka.groups import owner_topic
 
 LOOK_SECONDS = 0.5
 PASSING_SECONDS = 2.0 * SESSION_SECONDS
-"""A consumer that was killed seems to be there for a session longer."""
+"""How long to wait for other consumers to go: a killed consumer counts as a member until its session ends."""
 _NOBODY = (
     KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
 )  # fmt: skip
-"""No owner ever was here, or this user may not know."""
+"""Errors that mean that there never was an owner, or that this user may not see it."""
 
 
 class OtherModes:
-    """Looks at the group that consumers of the other way are members of, in a thread of its own.
+    """Looks, in a separate thread, for members of the group that consumers of the other way join.
 
-    Made on the event loop that it belongs to.
+    Make it on its event loop.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
@@ -41,7 +41,7 @@ class OtherModes:
         self._group = plan.kafka_group if plan.sharing == "owner" else owner_topic(plan.group)
 
     async def refuse(self) -> None:
-        """Raises Conflict (`mode_in_use`) where there are some, and stay; Unavailable, Unauthorized."""
+        """Raises Conflict (`mode_in_use`) if there are such consumers and they stay; Unavailable, Unauthorized."""
         if self._plan.sharing == "broadcast":
             return  # each instance is a group of its own
         began = time.monotonic()
@@ -53,15 +53,16 @@ class OtherModes:
                     raise Conflict(
                         f"group {self._plan.group!r} has consumers of another mode; stop them first", "mode_in_use"
                     )
-            except Unavailable:  # the group has no coordinator yet, say
+            except Unavailable:  # for example, the group has no coordinator yet
                 if time.monotonic() - began > PATIENCE_SECONDS:
                     raise
             await asyncio.sleep(LOOK_SECONDS)
 
     def _are_there(self) -> bool:
-        """Kafka takes a commit without a member only in a group that has none; what is committed says nothing.
+        """Whether the group has members: Kafka accepts a commit without a member id only if it has none. The committed
+        offset has no meaning.
 
-        Asking for the group's members would do, too, but where the connection drops meanwhile Kafka's client ends the
+        Listing the group's members would work too, but if the connection drops meanwhile, Kafka's client crashes the
         process (librdkafka 2.16, issue 4605).
         """
         # The session bounds how long a commit waits for the group's coordinator.
@@ -80,5 +81,5 @@ class OtherModes:
         raise refusal(error, self._cluster, self._group)
 
     def close(self) -> None:
-        """Look no more. Does not wait for a look that is under way."""
+        """Stop looking, without waiting for a current look."""
         self._thread.close()

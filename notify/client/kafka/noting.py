@@ -1,8 +1,8 @@
-"""Attempts that are noted in Kafka before they begin, in partitions whose last consumer died or was cut off.
+"""Noting: notes attempts in Kafka before they begin, in partitions whose last consumer died or was cut off.
 
-A message that kills its process never comes to a verdict: without a note it would begin at its first attempt for ever,
-and end every consumer. One commit notes the attempts of many; in partitions that were left in peace there are none. An
-orphan, whose last attempt ended with its process, is tried alone: others would be taken for the culprit with it.
+A message that kills its process never gets a result. Without a note each attempt would count as its first, and it would
+kill every consumer. One commit notes the attempts of many messages; partitions whose last consumer ended properly need
+no notes. An orphan, whose last attempt ended with its process, is tried alone, so that no other message is suspected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from notify.client.kafka.window import Item, Window
 
 
 class Noting:
-    """Belongs to the event loop."""
+    """Notes attempts for one consumer. Belongs to the event loop."""
 
     def __init__(self, partitions: Partitions, settling: Settling, handling: Handling) -> None:
         self._partitions = partitions
@@ -25,7 +25,7 @@ class Noting:
         self._handling = handling
 
     async def run(self) -> None:
-        """Note what is to be noted, until cancelled. Raises what trying again cannot help."""
+        """Note attempts until cancelled. Raises errors that a retry cannot mend."""
         while True:
             await self._handling.noting.wait()
             self._handling.noting.clear()
@@ -45,7 +45,8 @@ class Noting:
             await asyncio.sleep(backoff.next())
 
     def _note(self) -> list[tuple[Window, list[Item]]]:
-        """As many as can begin now, an orphan alone: a process that dies counts the attempts of all that are noted."""
+        """The items whose attempts are to be noted: as many as can begin now, but an orphan alone. If the process dies,
+        all noted messages have used up an attempt."""
         windows = [window for _, window in self._partitions.items()]
         room = self._handling.room
         orphaned = [window for window in windows if window.has_orphan_to_note]

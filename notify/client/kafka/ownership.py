@@ -1,7 +1,7 @@
-"""One instance owns all partitions of a group (exclusive, failover): whoever Kafka gives the owner topic's partition.
+"""Ownership: in the modes exclusive and failover, one instance owns all partitions of a group.
 
-The owner commits in transactions whose transactional id is the group's. A former owner that was frozen finds itself
-fenced there, and takes nothing more.
+The owner is the instance to which Kafka assigns the partition of the owner topic. It commits in transactions with the
+group's transactional id, so that Kafka fences a former owner that was frozen, which then receives nothing more.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ T = TypeVar("T")
 POLL_SECONDS = 0.5
 CALL_SECONDS = 10.0
 PASSING_SECONDS = SESSION_SECONDS + 2.0
-"""An owner that was killed has the partition for a session longer."""
+"""How long a killed owner keeps the partition: until its session ends."""
 
 
 class Ownership:
-    """Belongs to the event loop; its client has a thread of its own."""
+    """Gains and gives up the ownership. Belongs to the event loop; its client has a separate thread."""
 
     def __init__(
         self, plan: Plan, cluster: Cluster, feed: Feed, starts: Starts, settling: Settling, assignment: Assignment
@@ -66,25 +66,27 @@ class Ownership:
         self._topics: Mapping[str, int] = {}
         self._is_owner = False
         self._without_since: float | None = None
-        """Since when the partition is another instance's; None where it is this one's, or nobody has said."""
+        """Since when another instance has the owner topic's partition; None if this instance has it, or before the
+        first assignment."""
         self._changing = asyncio.Lock()
-        """Held while partitions are taken or given up: one that opens twice forgets what its first window holds."""
+        """Held while partitions are opened or given up: opening a partition twice would forget its first window."""
 
     async def subscribe(self, topics: Mapping[str, int]) -> None:
-        """Own these topics, with so many partitions each, as soon as this instance owns the group's."""
+        """Open these topics (with their numbers of partitions) as soon as this instance is the owner."""
         self._topics = topics
         await self._take_new()
 
     async def run(self) -> None:
-        """Until cancelled. Raises Conflict (`topic_is_taken`) where an exclusive group has another owner."""
+        """Follow the ownership until cancelled. Raises Conflict (`topic_is_taken`) if an exclusive group has another
+        owner."""
         await self._call(self._join)
         while True:
-            has = await self._call(self._poll)
+            has_partition = await self._call(self._poll)
             if self._is_owner:
-                if not has or self._settling.is_fenced:
+                if not has_partition or self._settling.is_fenced:
                     await self._give_up()
                 continue
-            if has and await self._call(self._is_confirmed):
+            if has_partition and await self._call(self._is_confirmed):
                 await self._gain()
             elif self._plan.is_exclusive and self._is_owned():
                 raise Conflict(
@@ -95,30 +97,30 @@ class Ownership:
     def _join(self) -> None:
         self._consumer.subscribe([self._group], on_assign=self._assigned)
 
-    def _assigned(self, consumer: Consumer, given: list[TopicPartition]) -> None:
-        consumer.incremental_assign(given)
-        if given:
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        if partitions:
             self._without_since = None
         elif self._without_since is None:
             self._without_since = time.monotonic()
 
     def _poll(self) -> bool:
-        """Whether this instance has the partition."""
+        """Whether this instance has the owner topic's partition."""
         record = self._consumer.poll(POLL_SECONDS)
         if record is not None and (error := record.error()) is not None and is_final(error):
             raise KafkaException(error)
         return bool(self._consumer.assignment())
 
     def _is_confirmed(self) -> bool:
-        """Whether the brokers, too, say that this instance has the partition: one that was frozen may believe so.
+        """Whether the brokers confirm that this instance has the partition: one that was frozen may wrongly believe so.
 
-        They take a commit of members only, of the present generation. It notes whose group it is from now on.
+        They accept a commit only from a member of the current generation. The commit also records the owner's name.
         """
         try:
-            noted = self._consumer.commit(
+            committed = self._consumer.commit(
                 offsets=[TopicPartition(self._group, 0, 0, self._plan.instance)], asynchronous=False
             )
-            error = noted[0].error
+            error = committed[0].error
         except KafkaException as raised:
             error = error_of(raised)
         if error is not None and is_final(error):
@@ -128,16 +130,16 @@ class Ownership:
         return error is None
 
     def _is_owned(self) -> bool:
-        """Whether another instance has the partition, for longer than one that was killed seems to have it."""
+        """Whether another instance has the partition, and for longer than a killed instance keeps it."""
         since = self._without_since
         return since is not None and time.monotonic() - since > PASSING_SECONDS
 
     def _noted_owner(self) -> str:
-        noted = self._consumer.committed([TopicPartition(self._group, 0)], timeout=CALL_SECONDS)[0]
-        return noted.metadata or "another"
+        committed = self._consumer.committed([TopicPartition(self._group, 0)], timeout=CALL_SECONDS)[0]
+        return committed.metadata or "another"
 
     async def _gain(self) -> None:
-        """Fence the former owner first, then go on where it committed."""
+        """Become the owner: fence the former owner first, then continue at its last commit."""
         self._feed.member = await self._feed.call(self._feed.consumer.consumer_group_metadata)
         try:
             await self._settling.claim()
@@ -151,21 +153,22 @@ class Ownership:
         await self._take_new()
 
     async def _take_new(self) -> None:
-        """As the owner, open the partitions that are not open yet."""
+        """If this instance is the owner, open the partitions that are not open yet."""
         async with self._changing:
             places = [(topic, n) for topic, count in self._topics.items() for n in range(count)]
-            new = [place for place in places if not self._assignment.has(place)]
-            if not new or not self._is_owner:
+            unopened = [place for place in places if not self._assignment.has(place)]
+            if not unopened or not self._is_owner:
                 return
-            known, begun = await self._feed.call_patiently(self._starts.positions, new)
+            known, begun = await self._feed.call_patiently(self._starts.positions, unopened)
             await self._feed.call(self._open, known, begun)
 
     def _open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> None:
-        """In the feed's thread, at once: a reset moves partitions that are both open and fetched."""
+        """Open and fetch partitions, in one call in the feed's thread, because a reset moves only partitions that are
+        both open and fetched."""
         offsets = self._feed.thread.wait_for(self._assignment.open(known, begun))
         fetched = [TopicPartition(*place, offset) for place, offset in offsets.items()]
         self._feed.consumer.incremental_assign(fetched)
-        self._feed.consumer.resume(fetched)  # a partition that was paused when it was given up
+        self._feed.consumer.resume(fetched)  # a partition may have been paused when it was given up
 
     async def _give_up(self) -> None:
         self._is_owner = False
@@ -181,10 +184,10 @@ class Ownership:
             raise refusal(error_of(raised), self._cluster, self._plan.group) from raised
 
     async def close(self) -> None:
-        """Let another instance own the topics."""
+        """Leave the owner's group, so that another instance can own the topics."""
         with contextlib.suppress(NotifyError):
             await self._call(partial(leave, self._group, self._consumer.close))
 
     def leave_to_itself(self) -> None:
-        """Make no further call, and wait for none: the topics are another's once Kafka misses this instance."""
+        """Make no further calls and wait for none: another instance owns the topics once this one's session ends."""
         self._pool.shutdown()

@@ -1,4 +1,4 @@
-"""The partitions that an instance has, and whose turn it is among them."""
+"""Partitions: the windows of an instance's partitions, which take turns."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger("notify.consumer")
 Place = tuple[str, int]
 """A topic and a partition."""
 WINDOW_BYTES = 8 << 20
-"""A partition's records that are not done take so much memory at most, and one record more."""
+"""The memory of a partition's open records at which its window is full."""
 
 
 class Partitions:
-    """Belongs to the event loop; nothing here waits."""
+    """The open windows of one instance. Belongs to the event loop; none of its methods wait."""
 
     def __init__(self, most: int) -> None:
-        """`most`: records of a partition in memory."""
+        """`most`: the most records of a partition in memory."""
         self._most = most
         self._windows: dict[Place, Window] = {}
         self._turns: OrderedDict[Window, None] = OrderedDict()
@@ -32,11 +32,11 @@ class Partitions:
         self._due_at: dict[Window, int] = {}
         self._number = 0
         self.paused: set[Place] = set()
-        """Partitions that are not fetched, because their windows are full or nothing is to be handled."""
+        """Partitions that are not fetched, because their windows are full, or because nothing is handled now."""
         self.changed = asyncio.Event()
-        """Set when there may be something to commit."""
+        """Set when there may be progress to commit."""
         self.has_to_note = False
-        """Whether attempts may have to be noted before they begin."""
+        """Whether some attempts may have to be noted before they begin."""
         self._jumps: dict[Place, tuple[int, int]] = {}
 
     def open(self, place: Place, progress: Progress, *, in_order: bool) -> Window:
@@ -46,7 +46,7 @@ class Partitions:
         return window
 
     def close(self, places: Iterable[Place]) -> None:
-        """Forget partitions: nothing of theirs is handled or committed any more."""
+        """Forget partitions: their records are neither handled nor committed any more."""
         for place in places:
             window = self._windows.pop(place, None)
             self.paused.discard(place)
@@ -54,7 +54,7 @@ class Partitions:
                 window.is_closed = True
                 self._turns.pop(window, None)
                 if self._due_at.pop(window, None) is not None:
-                    # Its records would stay in memory until they are due.
+                    # Otherwise the window's records would stay in memory until they are due.
                     self._due = [entry for entry in self._due if entry[2] is not window]
                     heapq.heapify(self._due)
 
@@ -65,46 +65,47 @@ class Partitions:
         return list(self._windows.items())
 
     def begin_anew(self, window: Window, offset: int) -> Window:
-        """A record came that lies before those that have come: the partition's log was cut, or its topic made anew.
+        """Open a new window at an offset below the records that came before: the partition's log was cut, or its topic
+        was recreated.
 
-        Whatever is there now is handled, some of it perhaps again.
+        All records that are there now are handled, some of them perhaps again.
         """
-        place = next(place for place, known in self._windows.items() if known is window)
+        place = next(place for place, opened in self._windows.items() if opened is window)
         log.warning(
             "topic %s goes on at %d in partition %d, after %d: it was made anew, or its last records are lost",
             place[0], offset, place[1], window.next,
         )  # fmt: skip
-        anew = self.open(place, Progress(offset, reset=window.reset, left=True), in_order=window.in_order)
-        anew.changes += 1
-        return anew
+        replacement = self.open(place, Progress(offset, reset=window.reset, left=True), in_order=window.in_order)
+        replacement.changes += 1
+        return replacement
 
     def add(self, window: Window, item: Item) -> None:
-        """A record was fetched. One of a partition that has left meanwhile is forgotten."""
+        """Add a fetched record to its window, unless the window was closed meanwhile."""
         if not window.is_closed:
-            if item.offset > window.next + 1:  # the marker of one transaction is passed everywhere
+            if item.offset > window.next + 1:  # a gap of one offset is usual: the marker of a transaction
                 self._note_jump(window.next, item)
             window.add(item)
             self.look(window)
 
     def _note_jump(self, start: int, item: Item) -> None:
         place: Place = item.record.topic(), item.record.partition()
-        known = self._jumps.get(place, (0, 0))
-        if item.offset - start > known[1] - known[0]:
+        longest = self._jumps.get(place, (0, 0))
+        if item.offset - start > longest[1] - longest[0]:
             self._jumps[place] = start, item.offset
 
     def take_jumps(self) -> dict[Place, tuple[int, int]]:
-        """The longest run of offsets in each partition that brought no record, since the last call: its first offset,
-        and the one behind it. It was of transactions that were taken back, or was deleted before it was fetched."""
+        """For each partition, the longest range of offsets without a record since the last call: its first offset, and
+        the offset after it. Its records belonged to aborted transactions, or were deleted before they were fetched."""
         jumps, self._jumps = self._jumps, {}
         return jumps
 
     def reach(self, window: Window, end: int) -> None:
-        """A partition was read up to this offset, where it ends now: behind its last record, or a transaction's own."""
+        """Note that a partition was read to its end, the offset after its last record or transaction marker."""
         window.reach(end)
         self.look(window)
 
     def look(self, window: Window) -> None:
-        """Something changed in a window: note when it has something to handle or to commit."""
+        """Call this after a change in a window: note whether it has items to handle, or progress to commit."""
         if window.is_closed:
             return
         self.changed.set()
@@ -118,7 +119,7 @@ class Partitions:
             heapq.heappush(self._due, (due_us, self._number, window))
 
     def take(self) -> tuple[Window, Item] | None:
-        """The next item to handle, the partitions by turns; None where nothing is ready."""
+        """The next item to handle, with partitions in turns; None if no item is ready."""
         self._wake(steady_clock())
         for _ in range(len(self._turns)):
             window, _ = self._turns.popitem(last=False)
@@ -139,11 +140,11 @@ class Partitions:
 
     @property
     def next_due_us(self) -> int | None:
-        """When the next record that waits is due, in microseconds since 1970."""
+        """When the next waiting record is due, in microseconds since 1970."""
         return self._due[0][0] if self._due else None
 
     def has_ready(self, count: int) -> bool:
-        """Whether at least so many items, from 1, are ready."""
+        """Whether at least `count` items (1 or more) are ready."""
         for window in self._turns:
             count -= window.ready
             if count <= 0:
@@ -151,9 +152,9 @@ class Partitions:
         return False
 
     def to_pause(self, *, all_of_them: bool) -> list[Place]:
-        """Partitions that are fetched, and not to be: those whose windows are full, or all."""
+        """The partitions to pause: those that are fetched although their windows are full, or all that are fetched."""
         return [p for p, window in self._windows.items() if p not in self.paused and (all_of_them or window.is_full)]
 
     def to_resume(self) -> list[Place]:
-        """Partitions that are paused and have room again."""
+        """The paused partitions whose windows have room again."""
         return [place for place in self.paused if self._windows[place].has_room]

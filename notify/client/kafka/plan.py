@@ -1,4 +1,4 @@
-"""The arguments of a consumer over Kafka, and how its partitions are shared: by a group's members, or by one owner."""
+"""Plan: the arguments of a consumer over Kafka, and how partitions are shared: among members, or by one owner."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SHARING: Mapping[str, Sharing] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`call` runs a handler for a message and raises what it raises. `is_stopped`: whether no handler is to begin any
-    more. `is_cut`: whether nothing is waited for any more, since the process ends at once. `announce` tells a person.
-    Times in seconds; see Consumer.
+    """The arguments of a consumer; times are in seconds; see Consumer.
 
-    Raises InvalidRequest for handlers that cannot run beside each other.
+    `call` runs a handler for a message and raises the handler's exception. `is_stopped`: whether no further handler may
+    begin. `is_cut`: whether the process ends immediately, so that nothing is waited for. `announce` shows a text to the
+    user. Raises InvalidRequest for handlers that cannot run in the same group.
     """
 
     url: str
@@ -48,8 +48,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.has_login:
             raise InvalidRequest(
-                "a consumer over Kafka takes no token= and no tls=: security.protocol, sasl.username and what else the "
-                "brokers want stand in the URL, or in the file that NOTIFY_KAFKA_SETTINGS names"
+                "a consumer over Kafka takes no token= and no tls=: put security.protocol, sasl.username and other "
+                "settings for the brokers into the URL, or into the file that NOTIFY_KAFKA_SETTINGS names"
             )
         if len({SHARING[handler.mode] for handler in self.handlers.values()}) > 1:
             raise InvalidRequest(
@@ -65,12 +65,12 @@ class Plan:
 
     @property
     def at_once(self) -> int:
-        """Messages that are with handlers at a time; those of a handler of batches wait there for one another."""
+        """The most messages with handlers at a time, including messages that wait for a batch to be formed."""
         has_batches = any(handler.batch is not None for handler in self.handlers.values())
         return self.batch if has_batches else min(self.concurrency, self.batch)
 
     def handler_of(self, topic: str) -> Handler | None:
-        """The handler of a topic that is read. No pattern stands for Notify's own, such as that of the retries."""
+        """The handler of a topic. Patterns do not match Notify's own topics, such as the retry topics."""
         handler = handler_of(self.handlers, topic)
         is_met = handler is not None and (handler.topic == topic or not topic.startswith(OWN_TOPICS))
         return handler if is_met else None

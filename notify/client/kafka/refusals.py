@@ -1,4 +1,4 @@
-"""Errors of Kafka's client as ours, each one sentence that says what to do."""
+"""Translates errors of Kafka's client into Notify's errors, whose texts say what to do."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ OTHERS_NOW = frozenset(
         KafkaError.FENCED_INSTANCE_ID, KafkaError._ASSIGNMENT_LOST, KafkaError.STALE_MEMBER_EPOCH,
     )
 )  # fmt: skip
-"""The partitions are another's, or may be: what was done is committed again, or comes again there."""
+"""Errors that mean that partitions belong, or may belong, to another instance. Progress is committed again, or the
+messages are delivered again there."""
 
 
 def refusal(error: KafkaError, cluster: Cluster, group: str) -> NotifyError:
-    """An error of the client that ends a call, as ours. `group`: Kafka's."""
+    """Notify's error for an error that ends a call of the client. `group`: the name of Kafka's group."""
     code, brokers = error.code(), cluster.brokers
     if hindrance.refuses(error):
         return hindrance.refusal(error, cluster)
-    lacks = rights.missing(error, cluster, rights.of_consumer(group.partition("@")[0]))
-    if lacks is not None:
-        return lacks
+    missing_right = rights.missing(error, cluster, rights.of_consumer(group.partition("@")[0]))
+    if missing_right is not None:
+        return missing_right
     if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
         return InvalidRequest(
-            f"Kafka at {brokers} takes too little beside a group's offsets; set offset.metadata.max.bytes of the "
-            "brokers to 4096, their default, or more"
+            f"Kafka at {brokers} allows too little metadata with a group's offsets; set offset.metadata.max.bytes of "
+            "the brokers to 4096, their default, or more"
         )
     if code in FENCED:
         return Conflict(f"another instance owns group {group!r} now", "topic_is_taken")
@@ -39,13 +40,13 @@ def refusal(error: KafkaError, cluster: Cluster, group: str) -> NotifyError:
 
 
 def error_of(raised: KafkaException) -> KafkaError:
-    """The error that an exception of the client carries."""
+    """The error in an exception of the client."""
     error: KafkaError = raised.args[0]
     return error
 
 
 def is_final(error: KafkaError) -> bool:
-    """Whether trying again cannot help."""
+    """Whether a retry cannot mend the error."""
     return (
         error.fatal()
         or hindrance.refuses(error)

@@ -1,5 +1,5 @@
-"""Partitions of this instance that go on elsewhere: by a reset that operators ask for, once in each, and where their
-topic was made anew."""
+"""Resets: moves partitions of this instance to other offsets: once for each reset by an operator, and when their topic
+was recreated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("notify.consumer")
 
 
 class Resets:
-    """Belongs to the event loop."""
+    """Carries out resets. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -37,15 +37,15 @@ class Resets:
         self._orders = orders
         self._ids = ids
         self._carrying = asyncio.Lock()
-        """Orders and rebalances both ask for what is to be carried out: once is enough."""
+        """Held while resets are carried out, because both orders and rebalances ask for this."""
 
     async def carry_out(self) -> None:
-        """Have partitions whose last reset is not the one that stands go where it says."""
+        """Move the partitions that have not carried out their topic's last reset."""
         async with self._carrying:
             await self._carry_out()
 
     async def begin_anew(self) -> None:
-        """Have partitions whose topic was made anew begin at its first record. Raises Unavailable."""
+        """Move partitions whose topic was recreated to its first record. Raises Unavailable."""
         async with self._carrying:
             await self._feed.call(self._ids.look, {topic for (topic, _), _ in self._partitions.items()})
             moved: dict[str, list[Place]] = {}
@@ -75,7 +75,7 @@ class Resets:
             log.warning("topic %s of this group goes on from %s, by reset %s", reset.topic, reset.to, reset.id)
 
     def _move(self, offsets: dict[Place, int], reset: str) -> None:
-        """In the feed's thread, between two polls: what is fetched from now on is from there."""
+        """Move partitions, in the feed's thread and between two polls, so that the next fetch is from a new offset."""
         assigned = {place: offset for place, offset in offsets.items() if self._partitions.get(place) is not None}
         if not assigned:
             return

@@ -1,4 +1,4 @@
-"""Messages that failed: when they are handled again, and the record that goes to another topic."""
+"""Retries: when a failed message is handled again, and the record of it that goes to another topic."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_partition,
 from notify.kafka.records import Headers
 
 MAX_ATTEMPTS, RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 16, 1.0, 300.0
-"""The policy for a message of a topic that this instance has no handler for."""
+"""The policy for a message of a topic without a handler in this instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A record that leaves a window for another topic: a retry or a dead letter. `partition`: -1 by the key."""
+    """A record that goes to another topic, as a retry or a dead letter. `partition`: -1 chooses it by the key."""
 
     window: Window
     item: Item
@@ -31,7 +31,7 @@ class Departure:
 
 
 def wait_of(handler: Handler | None, attempt: int) -> float:
-    """Seconds until the attempt after this one."""
+    """The wait in seconds before the attempt that follows `attempt`."""
     first, most = (handler.retry_min, handler.retry_max) if handler else (RETRY_MIN_SECONDS, RETRY_MAX_SECONDS)
     return float(min(first * 2.0 ** min(attempt - 1, 60), most))
 
@@ -45,14 +45,14 @@ def most_attempts(handler: Handler | None) -> int:
 
 
 def dead_letter(group: str, window: Window, item: Item, topic: str, error: BaseException) -> Departure:
-    """A message of `topic` that is not to be handled again by itself."""
+    """The departure of a message of `topic` that becomes a dead letter."""
     reason = reason_of(error, named=not isinstance(error, DeadLetter))
     headers = _headers(item.record, {records.TARGET: topic, records.REASON: reason, records.ATTEMPT: item.attempt})
     return Departure(window, item, dead_letter_topic(group), -1, headers)
 
 
 def retry(group: str, window: Window, item: Item, topic: str, seconds: float, error: BaseException) -> Departure:
-    """A message of `topic` that is handled again after so many seconds."""
+    """The departure of a message of `topic` that is handled again after `seconds`."""
     changed: dict[str, str | int] = {
         records.TARGET: topic,
         records.REASON: reason_of(error),
@@ -63,31 +63,31 @@ def retry(group: str, window: Window, item: Item, topic: str, seconds: float, er
 
 
 def without_body(group: str, departure: Departure) -> Departure:
-    """A dead letter without body and key for a record that no other topic takes: it says where the record is."""
+    """A dead letter without body and key, for a record that is too large for another topic: it names the record."""
     record = departure.item.record
     place = f"{record.topic()}/{record.partition()}@{record.offset()}"
-    kept = (records.ID, records.TARGET, records.ATTEMPT)
-    headers: Headers = [header for header in departure.headers if header[0] in kept]
+    kept_names = (records.ID, records.TARGET, records.ATTEMPT)
+    headers: Headers = [header for header in departure.headers if header[0] in kept_names]
     reason = f"too large for a retry or a dead letter; its body is at {place} as long as that topic keeps it"
     headers.append((records.REASON, reason.encode()))
     return Departure(departure.window, departure.item, dead_letter_topic(group), -1, headers, has_body=False)
 
 
 def due_after(seconds: float) -> int:
-    """The instant so many seconds from now, in microseconds since 1970."""
+    """The instant `seconds` from now, in microseconds since 1970."""
     return steady_clock() + round(seconds * 1_000_000)
 
 
 def id_of(record: Any) -> str:
-    """A message's id. One of another producer, which has none, is named by the place where it was first."""
-    known = records.header(records.listed(record), records.ID)
-    return known or f"{record.topic()}/{record.partition()}@{record.offset()}"
+    """A message's id; for a record of another producer, without an id, the place where it was first written."""
+    message_id = records.header(records.listed(record), records.ID)
+    return message_id or f"{record.topic()}/{record.partition()}@{record.offset()}"
 
 
 def _headers(record: Any, changed: Mapping[str, str | int]) -> Headers:
     changed = {**changed, records.ID: id_of(record)}
     headers = records.listed(record)
-    if record.topic().startswith(DEAD_LETTER):  # the letter's own reason stays, beside why its reader failed
+    if record.topic().startswith(DEAD_LETTER):  # keep the letter's first reason beside the reason of this failure
         changed |= {records.ESCAPED + name: text for name, text in records.why_dead(headers).items()}
-    kept: Headers = [h for h in headers if h[0] not in (*changed, records.DUE)]
-    return [*kept, *((name, str(value).encode()) for name, value in changed.items())]
+    unchanged: Headers = [header for header in headers if header[0] not in (*changed, records.DUE)]
+    return [*unchanged, *((name, str(value).encode()) for name, value in changed.items())]

@@ -1,4 +1,7 @@
-"""Where a group begins in a partition that it has no offset for. The calls block, and raise KafkaException."""
+"""Starts: decides where a group begins in a partition without a committed offset.
+
+The calls block, and raise KafkaException.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,16 @@ log = logging.getLogger("notify.consumer")
 
 CALL_SECONDS = 10.0
 LEADER_SECONDS = 5.0
-"""So long a partition without a leader is waited for, such as one that was just made; then the others begin without it.
-"""
+"""How long to wait for a partition without a leader, such as a new one, before the others begin without it."""
 Start = str | int | datetime
 
 
 class Starts:
-    """A topic that is new to the group begins where its handler says; a partition or topic that is new, at its first.
+    """Finds the first offsets of a group.
 
-    Retries always begin at the earliest. Kafka forgets the offsets of a group that rests (offsets.retention.minutes, a
-    week): it goes on where it was noted last, and receives what it did after that note again.
+    A topic that is new to the group begins where its handler says. A new partition, or a new topic of a pattern, begins
+    at its first record, and so do retry topics. Kafka forgets the offsets of a group that rests
+    (offsets.retention.minutes, a week). Then the group continues at its last note, and receives later messages again.
     """
 
     def __init__(
@@ -53,60 +56,61 @@ class Starts:
         self._noted = noted
         self._ids = ids
         self._starts: dict[Place, Start] = {}
-        """Where the group begins in partitions that were there when this process started, and nobody has begun yet."""
+        """Where the group begins in partitions that existed when this process started and have no progress yet."""
         self._leaderless: dict[Place, float] = {}
-        """Since when partitions have no leader."""
+        """Since when partitions have had no leader."""
 
     def look(self, topics: Mapping[str, int]) -> None:
-        """Look once, before anything is read, which of the topics (with their partitions) the group knows already."""
+        """Find out, once before anything is read, in which of the topics (with their partitions) the group has progress
+        already."""
         places = [(topic, n) for topic, partitions in topics.items() for n in range(partitions)]
-        known = {place[0] for place, progress in self.committed(places).items() if progress is not None}
+        known_topics = {place[0] for place, progress in self.committed(places).items() if progress is not None}
         for topic in topics:
             handler = self._plan.handler_of(topic)
-            # A topic that a pattern stands for, and that an older group does not know, was made later than the group.
-            if topic not in known and handler is not None and ("*" not in handler.topic or not known):
+            # A topic of a pattern in which an older group has no progress was created later than the group.
+            if topic not in known_topics and handler is not None and ("*" not in handler.topic or not known_topics):
                 start = handler.start if handler.start is not None else "latest"
                 self._starts |= dict.fromkeys([(topic, n) for n in range(topics[topic])], start)
 
     def committed(self, places: Iterable[Place]) -> dict[Place, Progress | None]:
-        """The group's progress in each partition; None where it has none."""
-        asked = [TopicPartition(*place) for place in places]
-        if not asked:
+        """The group's progress in each partition; None if it has no progress there."""
+        partitions = [TopicPartition(*place) for place in places]
+        if not partitions:
             return {}
-        answered = self._consumer.committed(asked, timeout=CALL_SECONDS)
-        return {(p.topic, p.partition): Progress.of(p.offset, p.metadata) if p.offset >= 0 else None for p in answered}
+        committed = self._consumer.committed(partitions, timeout=CALL_SECONDS)
+        return {(p.topic, p.partition): Progress.of(p.offset, p.metadata) if p.offset >= 0 else None for p in committed}
 
     def positions(self, places: Iterable[Place]) -> tuple[dict[Place, Progress | None], dict[Place, int]]:
-        """The group's progress in each partition, and the offsets of those where it has none.
+        """The group's progress in each partition, and the first offsets of the partitions without progress.
 
-        Progress counts for nothing where a reset was asked for while nobody had the partition: what the reset leaves
-        out is not to be handled first. Partitions without a leader in which the group has to begin are in neither.
+        Progress is ignored if a reset was ordered while no instance had the partition, so that messages that the reset
+        skips are not handled first. Partitions without progress and without a leader are in neither result.
         """
         places = list(places)
         self._ids.look({topic for topic, _ in places})
-        known = self.committed(places)
-        begins, ends = self._bounds([place for place, progress in known.items() if progress is not None])
-        moved: dict[Place, Start] = self._cut(known, ends)
-        for place, progress in known.items():
+        progresses = self.committed(places)
+        begins, ends = self._bounds([place for place, progress in progresses.items() if progress is not None])
+        moved: dict[Place, Start] = self._cut(progresses, ends)
+        for place, progress in progresses.items():
             if progress is not None and place in begins and place not in moved:
                 tell_deleted(self._plan.group, place, progress.offset, begins[place], progress.done)
-        for place, progress in known.items():
+        for place, progress in progresses.items():
             if progress is not None:
                 self._starts.pop(place, None)
             reset = self._orders.control.reset_of(place[0])
             if progress is not None and reset is not None and reset.id != progress.reset:
                 log.warning("topic %s of this group goes on from %s, by reset %s", reset.topic, reset.to, reset.id)
                 moved[place] = reset.start()
-        known |= dict.fromkeys(moved)
-        begun = self.begin([place for place, progress in known.items() if progress is None and place not in moved])
+        progresses |= dict.fromkeys(moved)
+        begun = self.begin([place for place, progress in progresses.items() if progress is None and place not in moved])
         begun |= self.offsets(moved)
-        return {p: progress for p, progress in known.items() if progress is not None or p in begun}, begun
+        return {p: progress for p, progress in progresses.items() if progress is not None or p in begun}, begun
 
     def _cut(self, known: Mapping[Place, Progress | None], ends: Mapping[Place, int]) -> dict[Place, Start]:
-        """Partitions of topics that were made anew, and those that end before the group's offset: led by a broker that
-        lacks the last records, say.
+        """The partitions of recreated topics, and those that end before the group's offset, for example because their
+        new leader lacks the last records.
 
-        What is there by now has other offsets: it begins at the earliest, and may be handled again.
+        Their records have other offsets now. The group begins at the earliest, and may handle some of them again.
         """
         cut: dict[Place, Start] = {}
         for place, progress in known.items():
@@ -124,39 +128,39 @@ class Starts:
         return cut
 
     def look_behind(self, jumps: Mapping[Place, tuple[int, int]]) -> None:
-        """Say what was deleted of these offsets, which brought no record: the client itself passes over it."""
+        """Log which of these ranges of offsets without a record were deleted: the client skips them silently."""
         begins, _ = self._bounds(jumps)
         for place, begin in begins.items():
             start, end = jumps[place]
             tell_deleted(self._plan.group, place, start, min(begin, end))
 
     def _bounds(self, places: Collection[Place]) -> tuple[dict[Place, int], dict[Place, int]]:
-        """Where those of the partitions begin and end that have a leader, as far as the brokers tell it.
+        """The first and end offsets of the partitions that have a leader, except where the brokers refuse.
 
-        The ends are behind open transactions.
+        The ends include open transactions.
         """
         led = self._with_leader(places)
         if not led:
             return {}, {}
         admin = self._cluster.admin()
         answers = [
-            admin.list_offsets({TopicPartition(*place): wanted for place in led}, request_timeout=CALL_SECONDS)
-            for wanted in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            admin.list_offsets({TopicPartition(*place): spec for place in led}, request_timeout=CALL_SECONDS)
+            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
         ]
         bounds: tuple[dict[Place, int], dict[Place, int]] = {}, {}
-        for offsets, each in zip(bounds, answers, strict=True):
-            for p, answer in each.items():
+        for offsets, partition_answers in zip(bounds, answers, strict=True):
+            for p, answer in partition_answers.items():
                 with contextlib.suppress(KafkaException):
                     offsets[p.topic, p.partition] = offset_of(answered(answer, CALL_SECONDS))
         return bounds
 
     def begin(self, places: Iterable[Place]) -> dict[Place, int]:
-        """The offsets where partitions without progress begin; those without a leader are left out."""
+        """The offsets where partitions without progress begin; partitions without a leader are left out."""
         starts: dict[Place, Start] = {place: self._starts.get(place, "earliest") for place in self._led(places)}
         return self._offsets(starts | self._forgotten(starts))
 
     def _forgotten(self, places: Collection[Place]) -> dict[Place, Start]:
-        """Where the group was in those of the partitions that it has read before."""
+        """The noted starts of partitions that the group has read before, although Kafka has forgotten its offsets."""
         if self._noted is None or not places:
             return {}
         try:
@@ -164,46 +168,46 @@ class Starts:
         except NotifyError as error:
             log.warning("whether group %s was here before cannot be read: %s", self._plan.group, error)
             return {}
-        known = {place: last[place][0] for place in places if place in last}
-        if not known:
+        noted = {place: last[place][0] for place in places if place in last}
+        if not noted:
             return {}
         log.warning(
-            "Kafka has forgotten the offsets of group %s in %d partitions (offsets.retention.minutes): it goes on "
-            "where that was noted last, and what it handled later comes again",
+            "Kafka has forgotten the offsets of group %s in %d partitions (offsets.retention.minutes): it continues "
+            "at its last note, and messages that it handled later come again",
             self._plan.group,
-            len(known),
+            len(noted),
         )
-        ends = self._listed({place: OffsetSpec.latest() for place in known})  # type: ignore[no-untyped-call]
-        self._ids.look({topic for topic, _ in known})
+        ends = self._listed({place: OffsetSpec.latest() for place in noted})  # type: ignore[no-untyped-call]
+        self._ids.look({topic for topic, _ in noted})
 
-        def is_anew(place: Place) -> bool:
-            noted, topic_id = last[place][1], self._ids.of(place[0])
-            return known[place] > ends[place] or bool(noted and topic_id and noted != topic_id)
+        def is_recreated(place: Place) -> bool:
+            noted_id, topic_id = last[place][1], self._ids.of(place[0])
+            return noted[place] > ends[place] or bool(noted_id and topic_id and noted_id != topic_id)
 
-        # A topic that ends before that, or has another id, was deleted and made anew.
-        return {place: "earliest" if is_anew(place) else at for place, at in known.items()}
+        # A topic that ends before the noted offset, or has another id, was deleted and recreated.
+        return {place: "earliest" if is_recreated(place) else offset for place, offset in noted.items()}
 
-    def offsets(self, wanted: Mapping[Place, Start]) -> dict[Place, int]:
-        """The offset of each start. An instant after the last record is the end; an offset is kept within the bounds.
+    def offsets(self, starts: Mapping[Place, Start]) -> dict[Place, int]:
+        """The offset of each start. An instant after the last record gives the end; an offset is limited to the range.
 
-        The end is before the first transaction that is open: what commits later is not passed. Partitions without a
-        leader are left out.
+        The end is before the first open transaction, so that messages that commit later are not skipped. Partitions
+        without a leader are left out.
         """
-        return self._offsets({place: wanted[place] for place in self._led(wanted)})
+        return self._offsets({place: starts[place] for place in self._led(starts)})
 
-    def _offsets(self, wanted: Mapping[Place, Start]) -> dict[Place, int]:
-        if not wanted:
+    def _offsets(self, starts: Mapping[Place, Start]) -> dict[Place, int]:
+        if not starts:
             return {}
-        lows = self._listed({place: OffsetSpec.earliest() for place in wanted})  # type: ignore[no-untyped-call]
-        ends = self._listed({place: OffsetSpec.latest() for place in wanted})  # type: ignore[no-untyped-call]
+        lows = self._listed({place: OffsetSpec.earliest() for place in starts})  # type: ignore[no-untyped-call]
+        ends = self._listed({place: OffsetSpec.latest() for place in starts})  # type: ignore[no-untyped-call]
         instants = {
             place: OffsetSpec.for_timestamp(round(start.timestamp() * 1000))
-            for place, start in wanted.items()
+            for place, start in starts.items()
             if isinstance(start, datetime)
         }
         by_time = self._listed(instants)
         offsets = {}
-        for place, start in wanted.items():
+        for place, start in starts.items():
             if isinstance(start, datetime):
                 offsets[place] = by_time[place] if by_time[place] >= 0 else ends[place]
             elif isinstance(start, int):
@@ -212,25 +216,27 @@ class Starts:
                 offsets[place] = lows[place] if start == "earliest" else ends[place]
         return offsets
 
-    def _listed(self, wanted: Mapping[Place, OffsetSpec]) -> dict[Place, int]:
-        if not wanted:
+    def _listed(self, specs: Mapping[Place, OffsetSpec]) -> dict[Place, int]:
+        if not specs:
             return {}
-        asked = {TopicPartition(*place): spec for place, spec in wanted.items()}
-        # A client of its own: one that goes on believes in the partitions and leaders that it met first.
+        requests = {TopicPartition(*place): spec for place, spec in specs.items()}
+        # A new client, because an existing one keeps using the partitions and leaders that it saw first.
         admin = self._cluster.admin()
-        answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_SECONDS)
+        answers = admin.list_offsets(
+            requests, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_SECONDS
+        )
         return {(p.topic, p.partition): offset_of(answered(answer, CALL_SECONDS)) for p, answer in answers.items()}
 
     def _led(self, places: Iterable[Place]) -> list[Place]:
-        """Those of the partitions that have a leader. Raises KafkaException while another may still get one soon."""
-        asked = list(places)
-        led = self._with_leader(asked)
-        waiting = [place for place in asked if place not in led]
+        """The partitions that have a leader. Raises KafkaException while one of the others may get a leader soon."""
+        places = list(places)
+        led = self._with_leader(places)
+        waiting = [place for place in places if place not in led]
         now = time.monotonic()
         self._leaderless = {place: since for place, since in self._leaderless.items() if place not in led}
         for place in waiting:
             self._leaderless.setdefault(place, now)
-            if self._starts.get(place) == "latest":  # what comes from now on is not passed
+            if self._starts.get(place) == "latest":  # do not skip messages that come from now on
                 self._starts[place] = datetime.now(UTC)
         soon = [place for place in waiting if now - self._leaderless[place] < LEADER_SECONDS]
         if soon:
@@ -241,10 +247,10 @@ class Starts:
                 "group %s does not begin yet in %d partitions, such as %d of %s: they have no leader; start their "
                 "brokers", self._plan.group, len(waiting), waiting[0][1], waiting[0][0],
             )  # fmt: skip
-        return [place for place in asked if place in led]
+        return [place for place in places if place in led]
 
     def _with_leader(self, places: Collection[Place]) -> set[Place]:
-        """Those of the partitions that have a leader now."""
+        """The partitions that have a leader now."""
         if not places:
             return set()
         topics = self._cluster.admin().list_topics(timeout=CALL_SECONDS).topics
@@ -256,14 +262,16 @@ class Starts:
 
 
 def tell_deleted(group: str, place: Place, position: int, begin: int, done: Collection[int] = ()) -> None:
-    """Say that the brokers have deleted what a group was to handle next, if a partition begins behind its position.
+    """Log an error if the brokers have deleted messages that a group had not handled: if a partition begins after the
+    group's position.
 
-    `done`: offsets behind the position that are done. Markers of Kafka's transactions have offsets, too.
+    `done`: offsets after the position that are done. The number is an upper bound, since transaction markers have
+    offsets too.
     """
-    gone = begin - position - sum(offset < begin for offset in done)
-    if gone > 0:
+    deleted = begin - position - sum(offset < begin for offset in done)
+    if deleted > 0:
         log.error(
             "up to %d messages of topic %s, partition %d, were deleted before group %s handled them: the topic keeps "
             "messages for a shorter time (retention.ms, retention.bytes) than the group was behind. It goes on at %d",
-            gone, place[0], place[1], group, begin,
+            deleted, place[0], place[1], group, begin,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Transactions of a consumer's instance, or of a group's owner: records for other topics, and the group's offsets."""
+"""Transactions: commits records for other topics and the group's offsets in Kafka's transactions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger("notify.consumer")
 
 CALL_SECONDS = 20.0
 TRANSACTION_SECONDS = 10.0
-"""A process that is killed within a transaction holds up readers of its topics for so long."""
+"""How long the transaction of a killed process delays the readers of its topics."""
 OUTCOME_SECONDS = 120.0
-"""How long the outcome of a transaction is asked for: a broker that is frozen keeps its connections for a minute."""
+"""How long to ask for the outcome of a transaction: a frozen broker keeps its connections for a minute."""
 
 
 class TooLarge(Exception):
-    """A departure that its topic does not take."""
+    """A departure is too large for its topic."""
 
     def __init__(self, departure: Departure) -> None:
         super().__init__(departure.topic)
@@ -35,7 +35,7 @@ class TooLarge(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """A transaction with these offsets is committed or aborted. It has ended once another producer is claimed."""
+    """The outcome of a transaction with these offsets is unknown. Claiming a new producer ends the transaction."""
 
     def __init__(self, error: KafkaException, offsets: list[TopicPartition]) -> None:
         super().__init__(error)
@@ -44,7 +44,8 @@ class OutcomeUnknown(Exception):
 
 
 class Transactions:
-    """One at a time, each call in a thread. Its producer is claimed with the first, and anew after a failure."""
+    """Runs one transaction at a time; each call is made in a thread. The first transaction claims the producer, and so
+    does the next one after a failure."""
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
         self._plan = plan
@@ -56,22 +57,22 @@ class Transactions:
         return self._producer is not None
 
     def claim(self) -> None:
-        """Make the producer of transactions; whoever has its transactional id is fenced. Raises KafkaException."""
-        own = {
+        """Make the producer, which fences any other producer with its transactional id. Raises KafkaException."""
+        settings = {
             "transactional.id": transactional_id(
                 self._plan.kafka_group, "" if self._plan.sharing == "owner" else self._plan.instance
             ),
             "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
             "message.max.bytes": RECORD_BYTES,
         }
-        producer = self._cluster.transactional_producer(own)
+        producer = self._cluster.transactional_producer(settings)
         producer.init_transactions(CALL_SECONDS)
         self._producer = producer
 
     def commit(self, leaving: list[Departure], offsets: list[TopicPartition], group: Any) -> None:
-        """Departures and offsets, all or none.
+        """Commit departures and offsets, all or none.
 
-        Raises KafkaException where none is committed; OutcomeUnknown; TooLarge.
+        Raises KafkaException if nothing is committed; OutcomeUnknown; TooLarge.
         """
         if self._producer is None:
             self.claim()
@@ -81,8 +82,8 @@ class Transactions:
         is_ending = False
         try:
             producer.begin_transaction()
-            for d in leaving:
-                self._produce(producer, d, too_large)
+            for departure in leaving:
+                self._produce(producer, departure, too_large)
             producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS)
             is_ending = True
             self._end(producer)
@@ -98,7 +99,7 @@ class Transactions:
             raise
 
     def _produce(self, producer: TransactionalProducer, departure: Departure, too_large: list[Departure]) -> None:
-        """`too_large` gets the departure if Kafka, or its client, says so now or later."""
+        """Produce a departure. If Kafka or its client finds it too large, now or later, it is added to `too_large`."""
 
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is not None and error.code() in TOO_LARGE:
@@ -116,9 +117,9 @@ class Transactions:
             raise
 
     def _end(self, producer: TransactionalProducer) -> None:
-        """Commit a transaction, and ask for its outcome for as long as the brokers may need.
+        """Commit a transaction, and ask for its outcome as long as the brokers may need.
 
-        One that is given up while its outcome is not known would be written again by the next.
+        If it were given up while its outcome is unknown, the next transaction would write its records again.
         """
         deadline = time.monotonic() + OUTCOME_SECONDS
         while True:
@@ -131,16 +132,16 @@ class Transactions:
                 log.debug("Kafka has not said yet whether a transaction is committed: %s", error.str())
 
     def _abort(self, producer: TransactionalProducer) -> bool:
-        """Whether nothing of its transaction stands."""
+        """Abort the transaction; returns whether it is surely aborted."""
         try:
             producer.abort_transaction(CALL_SECONDS)
         except KafkaException as raised:
-            # A new producer of the same id aborts what this one has left open.
+            # A new producer with the same id aborts the transaction.
             log.debug("Kafka does not abort a transaction: %s", error_of(raised).str())
             return False
         return True
 
     def _drop(self, producer: TransactionalProducer) -> None:
-        """Use a producer no more. A commit may fail after the group was claimed anew, which fenced its producer."""
+        """Forget a producer, unless it was replaced already: a commit may fail because a new claim has fenced it."""
         if self._producer is producer:
             self._producer = None

@@ -1,6 +1,6 @@
-"""A partition's window: the records that were fetched and are not done, and which records behind the first are done.
+"""Window: the fetched records of a partition that are not done, and the offsets after the first of them that are done.
 
-It knows neither Kafka nor the time: offsets go in, and what may be handled, and the progress to commit, come out.
+It uses neither Kafka nor a clock: offsets go in; items to handle, and the progress to commit, come out.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any
 from notify.kafka.progress import MOST_BEGUN, MOST_FAILED, MOST_SPAN, Progress
 
 FORGET_AT = 1024
-"""Offsets that are done are looked through when there are so many."""
+"""The number of done offsets at which those below the position are dropped."""
 NOTED = 512
-"""Where a process died, attempts of so many records are noted before they begin. One that kills its process is among
-them, now or after some more that are done: about as many end between two commits, at most."""
+"""After a process died, the attempts of this many records are noted before they begin. About as many records end
+between two commits at most, so that the record that killed the process is among them."""
 
 
 @dataclass(slots=True)
 class Item:
-    """A record that is not done. `attempt`: the number of the next one, from 1. `due_us`: not to be handled before.
+    """A record that is not done.
 
-    `is_orphan`: its last attempt was noted when it began, and ended with its process.
+    `attempt`: the number of its next attempt, from 1. `due_us`: the earliest time of the attempt, in microseconds since
+    1970. `is_orphan`: whether its last attempt was noted when it began, and ended with its process.
     """
 
     offset: int
@@ -37,13 +38,15 @@ class Item:
 
 
 class Window:
-    """An item is behind another of its key, waits until it is due, is ready, is handled, or leaves; then it is done.
+    """The open items of a partition.
 
-    In a partition that was not left in peace, an item's attempt is noted before it is ready.
+    An item first waits behind another item of its key, or until it is due. Then it is ready, is handled, and perhaps
+    leaves for another topic; then it is done. If the partition's last consumer did not end properly, an item's attempt
+    is noted before the item is ready.
     """
 
     def __init__(self, progress: Progress, *, in_order: bool, most: int, most_bytes: int) -> None:
-        """`in_order`: of each key one at a time. It is full with `most` items or `most_bytes`."""
+        """`in_order`: whether only one item of a key is handled at a time. `most`, `most_bytes`: when it is full."""
         self.in_order = in_order
         self._most, self._most_bytes = most, most_bytes
         self._open: OrderedDict[int, Item] = OrderedDict()
@@ -52,7 +55,8 @@ class Window:
         for offset in progress.begun:
             self._failed[offset] = self._failed.get(offset, 0) + 1
         self._failing: set[int] = set()
-        """The offsets of open items that have failed: those of the progress are fetched first, and may be gone."""
+        """The offsets of open items that have failed. `_failed` also has failed offsets of the committed progress
+        whose records are not fetched yet, or are gone."""
         self._orphans = progress.begun
         self._to_note = 0 if progress.left else NOTED
         self._not_noted: deque[Item] = deque()
@@ -67,17 +71,17 @@ class Window:
         self._forget_at = FORGET_AT
         self.reset = progress.reset
         self.topic_id = progress.topic
-        """Kafka's id of its topic; empty where it is not known."""
+        """Kafka's id of the topic; empty if unknown."""
         self._is_stopped = False
         self.is_closed = False
-        """The partition is another's by now, or goes on elsewhere: nothing more is taken or committed."""
+        """Whether the partition belongs to another instance or window, so that nothing is handled or committed."""
         self.changes = 0
-        """Grows with each change of what is to be committed."""
+        """The number of changes of the progress so far."""
 
     # --- in and out -------------------------------------------------------------------------------------------
 
     def add(self, item: Item) -> bool:
-        """Take a record that was fetched; False where it is known or done already."""
+        """Add a fetched record; False if it is open or done already."""
         if item.offset < self._next:
             return False
         self._next = item.offset + 1
@@ -99,7 +103,7 @@ class Window:
         return True
 
     def reach(self, end: int) -> None:
-        """Everything before this offset has been fetched: records of transactions themselves may stand there."""
+        """Note that everything before this offset was fetched; the last offsets may be transaction markers."""
         if end > self._next:
             self._next = end
             self.changes += 1
@@ -118,9 +122,9 @@ class Window:
             self._ready.append(item)
 
     def note(self, most: int) -> list[Item]:
-        """At most so many items whose attempts the next commit notes; they are ready once it is made (`noted`).
+        """At most `most` items whose attempts the next commit notes; after the commit, pass them to `noted`.
 
-        An orphan is the first of them, or comes with a later call.
+        An orphan is only ever the first of them.
         """
         count = min(most, len(self._not_noted), MOST_BEGUN - len(self._begun)) if not self._is_stopped else 0
         items: list[Item] = []
@@ -131,16 +135,16 @@ class Window:
         return items
 
     def noted(self, items: list[Item]) -> None:
-        """The attempts of these items are noted."""
+        """Make items ready whose attempts are noted."""
         self._ready.extend(items)
 
     def wake(self, now_us: int) -> None:
-        """Items that are due by now become ready."""
+        """Make items ready that are due."""
         while self._due and self._due[0][0] <= now_us:
             self._admit(self._open[heapq.heappop(self._due)[1]])
 
     def take(self) -> Item | None:
-        """The next item to handle; None where none is ready, or the first that is not done is too far behind."""
+        """The next item to handle; None if no item is ready, or if the first open item is too far behind it."""
         if self._is_stopped or not self._ready or self._ready[0].offset - self.position >= MOST_SPAN:
             return None
         item = self._ready.popleft()
@@ -148,13 +152,13 @@ class Window:
         return item
 
     def put_back(self, item: Item) -> None:
-        """An item that was taken is not handled after all."""
+        """Return a taken item that is not handled after all."""
         self._handled.discard(item.offset)
         self._begun.discard(item.offset)
         self._ready.appendleft(item)
 
     def stop(self) -> None:
-        """Nothing more is taken; what was taken may still end. The partition is left in peace once it has."""
+        """Let no more items be taken; taken items may still finish. Once they have, the partition is left properly."""
         self._is_stopped = True
         self._begun &= self._handled
         self.changes += 1
@@ -162,7 +166,7 @@ class Window:
     # --- an item's fate ---------------------------------------------------------------------------------------
 
     def finish(self, item: Item) -> None:
-        """An item that was taken, or has left, is done."""
+        """Note that an item is done, after it was handled or has arrived in another topic."""
         offset = item.offset
         del self._open[offset]
         self._handled.discard(offset)
@@ -183,7 +187,7 @@ class Window:
                 del self._lines[item.key]
 
     def fail(self, item: Item, due_us: int) -> None:
-        """An item that was taken failed: its next attempt is due then, and with `in_order` its key waits for it."""
+        """Note that a taken item failed: its next attempt is due at `due_us`, and with `in_order` its key waits."""
         self._handled.discard(item.offset)
         self._begun.discard(item.offset)
         self._failed[item.offset] = self._failed.get(item.offset, 0) + 1
@@ -195,13 +199,13 @@ class Window:
         self.changes += 1
 
     def leave(self, item: Item) -> None:
-        """An item that was taken is on its way to another topic, and is done (`finish`) once it has arrived there."""
+        """Note that a taken item is on its way to another topic; call `finish` once it has arrived there."""
         self._handled.discard(item.offset)
         self._leaving.add(item.offset)
         self.changes += 1
 
     def _forget_passed(self) -> None:
-        """Now and then forget what is done below the position: the commit's offset says so much."""
+        """Now and then drop done offsets below the position, which the committed offset covers."""
         if len(self._done) > self._forget_at:
             position = self.position
             self._done = {offset for offset in self._done if offset >= position}
@@ -211,22 +215,24 @@ class Window:
 
     @property
     def position(self) -> int:
-        """The offset of the first record that is not done."""
+        """The offset of the first open item, or of the next record."""
         return next(iter(self._open), self._next)
 
     @property
     def next(self) -> int:
-        """The offset behind the last record that came."""
+        """The offset after the last fetched record."""
         return self._next
 
     def progress(self, leaving: Collection[int] = (), *, stays: bool = False) -> Progress:
-        """To be committed. `leaving`: the offsets of items on their way that arrive with the same transaction.
+        """The progress to commit. `leaving`: the offsets of items that leave with the same transaction.
 
-        `stays`: nothing leaves, and what was to leave has failed once more.
+        `stays`: no item leaves, and an attempt of each item that should leave counts as failed.
         """
         position = next((offset for offset in self._open if offset not in leaving), self._next)
         done = frozenset(offset for offset in (*self._done, *leaving) if offset >= position)
-        failed = {offset: n for offset, n in self._failed.items() if offset not in leaving and offset >= position}
+        failed = {
+            offset: count for offset, count in self._failed.items() if offset not in leaving and offset >= position
+        }
         if stays:
             failed |= {offset: failed.get(offset, 0) + 1 for offset in self._leaving}
         if len(failed) > MOST_FAILED:
@@ -238,7 +244,7 @@ class Window:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is to be fetched for now."""
+        """Whether no more records should be fetched now."""
         return (
             len(self._open) >= self._most
             or self._bytes >= self._most_bytes
@@ -248,7 +254,7 @@ class Window:
 
     @property
     def has_room(self) -> bool:
-        """Whether so much is done that fetching may go on."""
+        """Whether fetching may resume."""
         return (
             len(self._open) <= self._most // 2
             and self._bytes <= self._most_bytes // 2
@@ -262,12 +268,12 @@ class Window:
 
     @property
     def has_to_note(self) -> bool:
-        """Whether items wait until their attempts are noted, and there is room for that."""
+        """Whether items wait for their attempts to be noted, and more may be noted."""
         return bool(self._not_noted) and len(self._begun) < MOST_BEGUN and not self._is_stopped
 
     @property
     def tries(self) -> int:
-        """Items whose attempts were noted and have not ended."""
+        """The number of items whose attempts were noted and have not ended."""
         return len(self._begun)
 
     @property

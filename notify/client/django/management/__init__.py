@@ -1,1 +1,1 @@
-"""Commands of manage.py."""
+"""The commands for manage.py."""

@@ -1,4 +1,4 @@
-"""Notify's tables, and the database's source id."""
+"""Creates Notify's tables and the database's source id."""
 
 from __future__ import annotations
 

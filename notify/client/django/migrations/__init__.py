@@ -1,1 +1,1 @@
-"""Migrations of the application `notify`. A later one calls `create_tables` again, which adds what is missing."""
+"""Migrations of the application `notify`. A later migration calls `create_tables` again, which adds what is missing."""

@@ -1,1 +1,1 @@
-"""Commands of manage.py, one a file."""
+"""The commands for manage.py, one in each file."""

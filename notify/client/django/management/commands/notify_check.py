@@ -1,4 +1,4 @@
-"""`manage.py notify_check`: answers checks until it is told to stop."""
+"""`manage.py notify_check`: answers checks until a signal stops it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from notify.ending import heeding_signals
 from notify.errors import NotifyError
 
 LOOK_SECONDS = 0.5
-"""The system may hand a signal to any thread, and Python's handler runs once the main thread does something."""
+"""How often the main thread wakes up: the system may deliver a signal to any thread, and Python's handler runs only
+once the main thread does."""
 
 
 class Command(BaseCommand):
     help = (
-        "Answers checks of the producer group in the setting NOTIFY: the server asks what became of transactions whose "
-        "outcome it never heard. Processes that send messages do so, too; run this where they may all be down. Ends "
-        "with SIGTERM or Ctrl-C."
+        "Answers checks of the producer group in the setting NOTIFY: the server asks for the outcome of transactions "
+        "whose outcome got lost. Processes that send messages answer checks too; run this command if all of them may "
+        "be down at the same time. SIGTERM or Ctrl-C ends it."
     )
 
     def add_arguments(self, parser: Any) -> None:

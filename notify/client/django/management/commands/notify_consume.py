@@ -1,4 +1,4 @@
-"""`manage.py notify_consume PATH`: runs a consumer of the project until it is told to stop."""
+"""`manage.py notify_consume PATH`: runs a consumer of the project until a signal stops it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from notify.errors import NotifyError
 
 class Command(BaseCommand):
     help = (
-        "Runs a consumer of this project, which a module holds under a name, such as shop.handlers.consumer. Ends with "
-        "SIGTERM or Ctrl-C, once what is under way is settled."
+        "Runs a consumer of this project, given as the path of a module's attribute, such as shop.handlers.consumer. "
+        "SIGTERM or Ctrl-C ends it, once all messages in hand are settled."
     )
 
     def add_arguments(self, parser: Any) -> None:
