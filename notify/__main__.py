@@ -1,4 +1,4 @@
-"""`notify` and `python -m notify`: the command line, or one sentence where the libraries that it needs are missing."""
+"""`notify` and `python -m notify`: runs the command line, or says which extra is missing for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from notify.extras import remedy
 
 
 def run() -> None:
-    """Run the command. Exit code 2 where an extra is missing."""
+    """Run the command. Exits with code 2 if an extra is missing."""
     try:
         from notify.cli.main import main
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Who runs a command, as the records of what was done name them."""
+"""The name of the user who runs a command, for the server's records of actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def actor() -> str:
-    """The user's name; where the system has none for this user's number, as in many containers, that number."""
+    """The user's name; the user's number if the system has no name for it, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
@@ -15,5 +15,5 @@ def actor() -> str:
 
 
 def signed(reason: str) -> str:
-    """A reason with the user's name behind it."""
+    """The reason, followed by the user's name in parentheses."""
     return f"{reason} ({actor()})"

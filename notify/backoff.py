@@ -1,4 +1,4 @@
-"""The waits between attempts that fail for a while."""
+"""Backoff: the waits between repeated attempts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ SPREAD = 0.2
 
 
 class Backoff:
-    """Exponential back-off: each wait is twice the one before, up to a bound; a success resets it."""
+    """Exponential back-off: each wait is twice the previous one, up to a bound; a success resets it."""
 
     __slots__ = ("_first", "_most", "_next")
 
     def __init__(self, first: float, most: float) -> None:
-        """The `first` and the longest wait (`most`), in seconds before spreading."""
+        """`first`, `most`: the first and the longest wait in seconds, before the random lengthening."""
         self._first = self._next = first
         self._most = most
 
     def next(self) -> float:
-        """The seconds to wait after this failure."""
+        """The seconds to wait after a failure."""
         seconds = self._next
         self._next = min(seconds * 2, self._most)
         return seconds * (1 + SPREAD * random.random())
 
     def reset(self) -> None:
-        """An attempt succeeded."""
+        """Start again with the first wait; call this after a success."""
         self._next = self._first

@@ -1,4 +1,4 @@
-"""The time of day as an argument, so that a test or a simulation can drive it."""
+"""Clocks that are passed as arguments, so that a test or a simulation can control the time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], int]
-"""Microseconds since 1970, by the wall."""
+"""Returns the time in microseconds since 1970."""
 
 
 def wall_clock() -> int:
@@ -14,37 +14,38 @@ def wall_clock() -> int:
 
 
 def boot_clock() -> int:
-    """Microseconds since this machine started: nobody sets this clock, and it goes on while the machine sleeps."""
+    """Microseconds since this machine started. This clock is never set, and continues while the machine sleeps."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
 
 
 MOST_AHEAD_US = 24 * 3600 * 1_000_000
+"""If the followed clock is set back by more than this, a SteadyClock is set back too."""
 
 
 class SteadyClock:
-    """A clock that follows another one, and neither goes back nor stands still where that is set back.
+    """A clock that follows another clock, but neither goes back nor stops when the other clock is set back.
 
-    It goes at half its speed then, until the other one has caught up: leases, retries and rates that are under way take
-    twice as long at most, and not as many hours longer as the clock was set back. Where that would take days, because
-    the clock was far from any right time before, it goes back, too.
+    It runs at half speed then, until the other clock has caught up. Leases, retries and rates therefore take at most
+    twice as long, and not as many hours longer as the clock was set back. If catching up would take days, because the
+    clock was completely wrong before, this clock goes back too.
     """
 
-    __slots__ = ("_followed", "_seen", "_steady_ns")
+    __slots__ = ("_followed", "_last", "_steady_ns")
 
     def __init__(self, followed: Clock = wall_clock, steady_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """`steady_ns`: nanoseconds by a clock that nobody sets."""
+        """`steady_ns`: a clock in nanoseconds that is never set."""
         self._followed = followed
         self._steady_ns = steady_ns
-        self._seen = (0, 0)
-        """A time of this clock, and that of the steady one then."""
+        self._last = (0, 0)
+        """A time of this clock, and the steady clock's time at the same moment."""
 
     def __call__(self) -> int:
         now_us, steady_ns = self._followed(), self._steady_ns()
-        time_us, at_ns = self._seen
-        least_us = time_us + (steady_ns - at_ns) // 2000
+        last_us, last_steady_ns = self._last
+        least_us = last_us + (steady_ns - last_steady_ns) // 2000
         if now_us < least_us < now_us + MOST_AHEAD_US:
             return least_us
-        self._seen = now_us, steady_ns
+        self._last = now_us, steady_ns
         return now_us
 
 

@@ -1,4 +1,4 @@
-"""Differences between databases for client and server: column types, the clock, and how SQLite begins."""
+"""Differences between databases, for client and server: column types, clocks, error codes, and transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _ASCII = {"charset": "ascii", "collation": "ascii_bin"}
 _MYSQL = ("mysql", "mariadb")
 
-# Columns of half_message and of the server's own table: ids and names are compared byte by byte everywhere.
+# The column types of half_message and of the server's tables. Ids and names are compared byte by byte everywhere.
 ID = sa.String(36).with_variant(mysql.CHAR(36, **_ASCII), *_MYSQL)
 NAME = sa.String(127).with_variant(mysql.VARCHAR(127, **_ASCII), *_MYSQL)
 TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), *_MYSQL)
@@ -35,28 +35,28 @@ WAKE_CHANNEL = "notify_outbox"
 
 
 KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
-"""Settings of PostgreSQL by which it finds within half a minute that a quiet session's machine is gone (seconds)."""
+"""Settings of PostgreSQL (in seconds) with which it notices within half a minute that a session's machine is gone."""
 
 
 def set_in_session(settings: Mapping[str, object]) -> str:
-    """The statement that sets these in a session of PostgreSQL; to be committed, since a rollback takes it back."""
+    """The statement that sets these settings in a session of PostgreSQL. Commit it, since a rollback would undo it."""
     return "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in settings.items()])
 
 
 UNSENT, RELAYED, REFUSED, DROPPED = 0, 1, 2, 3
-"""Values of `relayed` in a row of messages: it waits for its mover, the target has it, the target refuses it for good,
-a person has dropped it."""
+"""Values of the column `relayed`: the message waits for a relay or bridge, the target has it, the target refuses it
+finally, or an operator has dropped it."""
 
 
 GONE_STATES = ("08", "53", "57P", "25006", "25P03", "25P04")
-"""SQLSTATEs, or how they begin, of a database that is away, full or starting, that became a standby, or that has ended
-a session which did nothing, or took too long, in its transaction: they pass, here or elsewhere."""
+"""SQLSTATEs, or their first characters, of passing errors: the database is away, full or starting, became a standby, or
+has ended a session whose transaction was idle or took too long."""
 GONE_CODES = frozenset({0, 1040, 1053, 1203, 1290, 1792, 1836, 1927, 2003, 2006, 2013, 4031})
-"""The same in MySQL and MariaDB, as error codes."""
+"""The error codes of MySQL and MariaDB for the same errors."""
 
 
 def is_gone(error: BaseException | None) -> bool:
-    """Whether a driver's error says so, whatever class the driver gives it."""
+    """Whether a driver's error, of any class, has one of these SQLSTATEs or codes."""
     state = getattr(error, "sqlstate", None)
     if state is not None:
         return str(state).startswith(GONE_STATES)
@@ -69,7 +69,7 @@ _FULL_CODES = frozenset({1021, 1114})
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether a driver's error says that the database has no room for more."""
+    """Whether a driver's error says that the database's disk or table is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     arguments: tuple[object, ...] = getattr(error, "args", ())
@@ -82,7 +82,7 @@ _SQLITE_UNIQUE_CODES = frozenset({sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.
 
 
 def is_doubled(error: BaseException | None) -> bool:
-    """Whether a driver's error says that a row with such a key is there, and not that a row breaks another rule."""
+    """Whether a driver's error says that a row with the same key exists, and not that another constraint is broken."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) in _SQLITE_UNIQUE_CODES
     arguments: tuple[object, ...] = getattr(error, "args", ())
@@ -91,9 +91,10 @@ def is_doubled(error: BaseException | None) -> bool:
 
 
 def drop_lost_sessions(engine: Engine) -> None:
-    """Have the pool drop its sessions where the database is gone, and the error be SQLAlchemy's OperationalError.
+    """Let the pool drop its sessions when the database is gone, and raise the error as SQLAlchemy's OperationalError.
 
-    SQLAlchemy does so where a connection broke. One to a primary that became a standby goes on, and refuses writes.
+    SQLAlchemy does this itself only for broken connections. A connection to a primary that became a standby stays open
+    and refuses writes.
     """
 
     @event.listens_for(engine, "handle_error", retval=True)
@@ -109,9 +110,9 @@ def drop_lost_sessions(engine: Engine) -> None:
 
 
 def at_level(connection: Connection, level: str) -> Connection:
-    """The connection, at an isolation level such as AUTOCOMMIT from now on.
+    """Set the connection's isolation level, such as AUTOCOMMIT, and return the connection.
 
-    Raises OperationalError where its session is gone: SQLAlchemy itself passes on the driver's error as it is.
+    Raises OperationalError if its session is gone, where SQLAlchemy itself would raise the driver's error.
     """
     try:
         return connection.execution_options(isolation_level=level)
@@ -122,17 +123,17 @@ def at_level(connection: Connection, level: str) -> Connection:
 
 
 def reason_of(error: Exception) -> str:
-    """A database's driver's words for an error, on one line: not SQLAlchemy's statement, nor its link."""
+    """The driver's text of an error, on one line, without the statement and the link that SQLAlchemy adds."""
     return (str(getattr(error, "orig", None) or error).strip() or repr(error)).splitlines()[0]
 
 
 def shown_url(engine: Any) -> str:
-    """The URL of an engine as errors and logs may show it."""
+    """The URL of an engine, without secrets, for errors and logs."""
     return without_secrets(engine.url.render_as_string(hide_password=True))
 
 
 def check_engine(engine: object, *, is_async: bool) -> None:
-    """Raises InvalidRequest for what is no Engine, or for `is_async` no AsyncEngine or Engine."""
+    """Raises InvalidRequest if `engine` is neither an Engine nor an AsyncEngine; `is_async`: which one to suggest."""
     if not hasattr(engine, "dialect"):
         make = "sqlalchemy.ext.asyncio.create_async_engine" if is_async else "sqlalchemy.create_engine"
         raise InvalidRequest(
@@ -143,8 +144,8 @@ def check_engine(engine: object, *, is_async: bool) -> None:
 def use_explicit_begin(engine: Any) -> None:
     """Make SQLite begin a transaction when SQLAlchemy does, with BEGIN IMMEDIATE. For sync and async engines.
 
-    Without this, sqlite3 begins at the first write, and a released savepoint survives the rollback. A connection in
-    AUTOCOMMIT begins none.
+    Without this, sqlite3 begins a transaction at the first write, and a released savepoint survives the rollback. A
+    connection in AUTOCOMMIT begins no transaction.
     """
     sync_engine = getattr(engine, "sync_engine", engine)
 
@@ -155,8 +156,8 @@ def use_explicit_begin(engine: Any) -> None:
     @event.listens_for(sync_engine, "begin")
     def begin(connection: Connection) -> None:
         if _is_set_to_autocommit(connection):
-            # SQLAlchemy names this event here too, and never commits: the close would roll its statements back, and
-            # a read would hold the writer's lock.
+            # SQLAlchemy fires this event in AUTOCOMMIT too, but never commits then: the close would roll back the
+            # statements, and a read would hold the write lock.
             return
         driver: Any = connection.connection.dbapi_connection
         if driver.isolation_level is not None:
@@ -165,22 +166,22 @@ def use_explicit_begin(engine: Any) -> None:
 
 
 def begins_explicitly(connection: Connection) -> bool:
-    """Whether SQLAlchemy began SQLite's transaction, as after `use_explicit_begin`."""
+    """Whether SQLite's transaction was begun explicitly, as after `use_explicit_begin`."""
     driver: Any = connection.connection.driver_connection
     return getattr(driver, "isolation_level", "") is None and bool(getattr(driver, "in_transaction", False))
 
 
 def has_ended_on_sqlite(connection: Connection) -> bool:
-    """Whether SQLite has no transaction any more. Drivers of other databases know it only by asking."""
+    """Whether SQLite's transaction has ended. For other databases this is False, as drivers would have to ask them."""
     return connection.dialect.name == "sqlite" and not getattr(
         connection.connection.driver_connection, "in_transaction", True
     )
 
 
 def commits_by_itself(connection: Connection) -> bool:
-    """Whether each statement is a transaction of its own, by SQLAlchemy's setting or by the driver's."""
+    """Whether each statement is a separate transaction, by SQLAlchemy's setting or by the driver's."""
     pooled: Any = connection.connection
-    # Either SQLAlchemy's adapter of an asyncio driver knows it, or the driver itself.
+    # For an asyncio driver, either SQLAlchemy's adapter or the driver itself has the setting.
     drivers = (pooled.dbapi_connection, pooled.driver_connection)
     return _is_set_to_autocommit(connection) or any(map(_autocommits, drivers))
 
@@ -192,8 +193,8 @@ def _is_set_to_autocommit(connection: Connection) -> bool:
 
 def _autocommits(driver: Any) -> bool:
     ask = getattr(driver, "get_autocommit", None)
-    said = ask() if callable(ask) else getattr(driver, "autocommit", False)
-    return bool(said == 1)  # a bool or a number; in sqlite3 -1 means that `isolation_level` decides
+    autocommit = ask() if callable(ask) else getattr(driver, "autocommit", False)
+    return bool(autocommit == 1)  # a bool or a number; in sqlite3, -1 means that `isolation_level` decides
 
 
 _ABORTED_STATE = "25P02"
@@ -202,12 +203,12 @@ _NO_SAVEPOINT_CODE = 1305
 
 
 def is_of_aborted(error: BaseException | None) -> bool:
-    """Whether a driver's error says that PostgreSQL has aborted the transaction after an earlier one."""
+    """Whether a driver's error says that PostgreSQL has aborted the transaction after an earlier error."""
     return _state_of(error) == _ABORTED_STATE
 
 
 def is_savepoint_gone(error: BaseException | None) -> bool:
-    """Whether a driver's error says that there is no such savepoint: its transaction has ended since."""
+    """Whether a driver's error says that the savepoint does not exist, because its transaction has ended."""
     if isinstance(error, sqlite3.Error):
         return "no such savepoint" in str(error)
     arguments: tuple[object, ...] = getattr(error, "args", ())
@@ -216,16 +217,16 @@ def is_savepoint_gone(error: BaseException | None) -> bool:
 
 
 _UNDOING_CODES = frozenset({1020, 1206, 1213})
-"""MySQL and MariaDB: a row that has changed since the snapshot, a full table of locks, a deadlock."""
+"""Codes of MySQL and MariaDB: a row has changed since the snapshot, the lock table is full, a deadlock."""
 _LOCK_TIMEOUT_CODE = 1205
 
 
 def has_undone(name: str, driver: Any, error: BaseException | None, *, has_begun: bool = False) -> bool:
-    """Whether a driver's error says that the database has rolled back the whole transaction, and takes the next
-    statement for a new one. PostgreSQL refuses all statements instead until the rollback.
+    """Whether a driver's error says that the database has rolled back the whole transaction, so that the next statement
+    begins a new one. (PostgreSQL instead refuses all statements until the rollback.)
 
-    `name`: the kind of database; `driver`: the driver's connection, on which MySQL is asked for a setting, or
-    SQLAlchemy's pooled one; `has_begun`: SQLite's transaction is known to have begun, also where sqlite3 begins it.
+    `name`: the kind of database; `driver`: the driver's connection, or SQLAlchemy's pooled one, on which MySQL is asked
+    for a setting; `has_begun`: whether SQLite's transaction is known to have begun, even if sqlite3 began it.
     """
     if name == "sqlite":
         sqlite = getattr(driver, "driver_connection", driver)
@@ -233,7 +234,7 @@ def has_undone(name: str, driver: Any, error: BaseException | None, *, has_begun
             is_explicit = has_begun or getattr(sqlite, "isolation_level", "") is None
             return is_explicit and not getattr(sqlite, "in_transaction", True)
         except Exception:
-            return True  # it is closed, and its transaction is gone
+            return True  # the connection is closed, and its transaction has ended
     arguments: tuple[object, ...] = getattr(error, "args", ())
     number = getattr(error, "errno", arguments[0] if arguments else None)
     if name not in _MYSQL or number != _LOCK_TIMEOUT_CODE:
@@ -244,7 +245,7 @@ def has_undone(name: str, driver: Any, error: BaseException | None, *, has_begun
         row: Any = cursor.fetchone()
         cursor.close()
     except Exception:
-        return True  # nobody knows: what is refused can be repeated
+        return True  # unknown: assume a rollback, since a refused transaction can be repeated
     return bool(row[0])
 
 
@@ -253,10 +254,11 @@ def _state_of(error: BaseException | None) -> object:
 
 
 def roll_back_driver(connection: Connection) -> None:
-    """End the driver's transaction. A connection that is lost, or fails at this, is not used again.
+    """Roll back the driver's transaction. If this fails, or the connection is lost, the connection is not used again.
 
-    For what stops a commit in SQLAlchemy's event: SQLAlchemy takes the transaction for ended then and would give the
-    connection back to the pool without a rollback, so that its next user's COMMIT would commit this one's changes.
+    Call this when an exception in SQLAlchemy's `commit` event stops the commit. SQLAlchemy believes that the
+    transaction has ended, and would return the connection to the pool without a rollback; the COMMIT of its next user
+    would then commit these changes.
     """
     if connection.invalidated:
         return
@@ -267,7 +269,7 @@ def roll_back_driver(connection: Connection) -> None:
 
 
 class database_now(FunctionElement[Any]):
-    """The database's clock in UTC at this moment, not at the start of the transaction."""
+    """The current time of the database's clock in UTC, not the time of the transaction's start."""
 
     type = INSTANT
     inherit_cache = True
@@ -295,7 +297,7 @@ def _now_sqlite(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 def in_transaction(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
-    """Call `function(connection, *arguments)` in a transaction of its own, and return its result."""
+    """Call `function(connection, *arguments)` in a new transaction and return the result."""
     with engine.begin() as connection:
         return function(connection, *arguments)
 

@@ -1,4 +1,4 @@
-"""The digest of a message's body, by which an audit knows whether the queue has what the producer sent."""
+"""The digest of a message's body, with which an audit checks that the queue has the body that the producer sent."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _BYTES = 8
 
 
 def body_digest(body: bytes) -> int:
-    """BLAKE2b of an encoded body, 64 bits of it, as a signed number: what a BIGINT column holds."""
+    """The 64-bit BLAKE2b digest of an encoded body, as a signed number for a BIGINT column."""
     return int.from_bytes(blake2b(body, digest_size=_BYTES).digest(), "big", signed=True)

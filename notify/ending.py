@@ -1,6 +1,6 @@
-"""How a process is told to end: a first SIGTERM or Ctrl-C asks it to stop in good order, a second one ends it at once.
+"""How signals end a process: a first SIGTERM or Ctrl-C stops it gracefully, a second one ends it immediately.
 
-Nothing that was acknowledged is lost by the second one, since kill -9 loses none of it either.
+The second one loses nothing that was acknowledged, since not even kill -9 does.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ONE_WISH_SECONDS = 0.1
-"""Signals within so short a time are one wish: a terminal sends Ctrl-C to a program and to those that pass it on."""
+"""Signals within this time count as one wish: a terminal sends Ctrl-C to a program and to its parents, which pass it
+on."""
 
 
 class Wishes:
-    """Counts how often somebody asks a process to end, by a signal."""
+    """Counts how often signals have asked the process to end."""
 
     def __init__(self) -> None:
         self._count = 0
         self._heard_at = float("-inf")
 
     def count(self) -> int:
-        """Note a signal; which wish it belongs to, from 1."""
+        """Note a signal and return the number of the wish that it belongs to, from 1."""
         now = time.monotonic()
         if now - self._heard_at >= ONE_WISH_SECONDS:
             self._count += 1
@@ -35,34 +36,35 @@ class Wishes:
 
 
 class Signals:
-    """Notes the signals that come, for whoever looks at them later."""
+    """Notes signals, for code that handles them later."""
 
     def __init__(self) -> None:
         self._wishes = Wishes()
         self._noted: list[tuple[int, int]] = []
 
     def note(self, number: int, _: object) -> None:
-        """The handler of a signal."""
+        """The signal handler."""
         self._noted.append((number, self._wishes.count()))
 
     def taken(self) -> list[tuple[int, int]]:
-        """Those that came since the last call: the number of each, and which wish it belongs to."""
+        """The signals since the last call: for each its number, and the number of the wish that it belongs to."""
         noted, self._noted = self._noted, []
         return noted
 
 
 def end_by(number: int) -> None:
-    """End this process by a signal, as if nothing handled it."""
+    """End this process by a signal's default action."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager
 def heeding_signals(stop: Callable[[], object], cut: Callable[[int], object] = end_by) -> Iterator[None]:
-    """While the context lasts, the first SIGTERM or SIGINT calls `stop`, the second one `cut` with its number, and the
-    third one ends the process.
+    """Within this context, the first SIGTERM or SIGINT calls `stop`, the second one calls `cut` with the signal's
+    number, and the third one ends the process.
 
-    For the main thread. Both are called within a signal's handler: they may set an event, or tell an event loop.
+    Use it in the main thread. `stop` and `cut` run within a signal handler: they may set an event, or call an event
+    loop's `call_soon_threadsafe`.
     """
     wishes = Wishes()
 
@@ -75,35 +77,35 @@ def heeding_signals(stop: Callable[[], object], cut: Callable[[int], object] = e
         else:
             stop()
 
-    before = {number: signal.signal(number, heed) for number in SIGNALS}
+    previous = {number: signal.signal(number, heed) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def run_until_told(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """Run a coroutine on an event loop of its own until it ends, or a signal cancels it. Raises what it raises."""
-    is_told = False
+    """Run a coroutine on a new event loop until it ends, or a signal cancels it. Raises the coroutine's exception."""
+    is_stopped = False
     running: asyncio.Task[object] | None = None
 
     def stop() -> None:
-        nonlocal is_told
-        is_told = True
+        nonlocal is_stopped
+        is_stopped = True
         if running is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the coroutine has ended
                 running.get_loop().call_soon_threadsafe(running.cancel)
 
     async def run() -> None:
         nonlocal running
         running = asyncio.ensure_future(work())
-        if is_told:
+        if is_stopped:
             running.cancel()
         try:
             await running
         except asyncio.CancelledError:
-            if not is_told:
+            if not is_stopped:
                 raise
 
     with heeding_signals(stop):

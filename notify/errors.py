@@ -3,7 +3,7 @@
     NotifyError
     ├── InvalidRequest            the request cannot be carried out as written (422, or 400 if it is malformed)
     │   ├── TooLarge              a body, header, batch or request above its bound (413)
-    │   ├── InvalidId             what should be an id is none
+    │   ├── InvalidId             a text is not an id
     │   └── UnknownTopic          the topic does not exist, and `create_topics` is off (404)
     ├── Conflict                  the request contradicts what is recorded (409)
     │   ├── IdInUse               the transaction id belongs to another group or to other content
@@ -24,8 +24,8 @@
     │   └── Corrupt               bytes on the disk differ from what was written
     ├── BindingRefused            the session or engine cannot carry a transactional message safely
     ├── TransactionRefused        the half was not stored, so the local transaction must not commit
-    └── DeadLetter                raised by a handler: move this message to the dead-letter queue; also where its body
-                                  is no text, no JSON, or does not fit a type
+    └── DeadLetter                raised by a handler: move this message to the dead-letter queue; also raised if its
+                                  body is not text, not JSON, or does not fit a type
 
 Each has a stable `code`, which is also the `code` of the HTTP problem (RFC 9457), and a message that says what to do
 next. `retryable` says whether the same request can succeed later.
@@ -75,7 +75,7 @@ class Conflict(NotifyError):
 
 
 def stale_epoch(detail: str) -> Conflict:
-    """The error for a bridge that another has superseded."""
+    """The error for a bridge that another bridge has superseded."""
     return Conflict(detail, "stale_epoch")
 
 
@@ -133,7 +133,7 @@ class Timeout(Unavailable):
 
 
 class Closed(Unavailable):
-    """This process closed the object: trying again cannot help."""
+    """This process has closed the object, so that a retry cannot help."""
 
     code = "closed"
     retryable = False

@@ -1,4 +1,4 @@
-"""The extras of the package: which one brings a module that is not installed."""
+"""The extras of the package, and the modules that each installs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ EXTRA_OF = {
     "uvicorn": "server",
     "uvloop": "server",
 }
-"""Modules that extras bring, and the smallest extra that brings each."""
+"""For each optional module, the smallest extra that installs it."""
 
 
 def remedy(error: ImportError) -> str | None:
-    """A sentence that names the extra whose module is missing; None where no extra brings it."""
+    """A sentence that names the extra for a missing module; None if no extra installs the module."""
     module = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(module)
     if extra is None:

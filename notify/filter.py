@@ -1,8 +1,8 @@
 """A subscription's filter over headers, key and tag: an expression of CEL, the Common Expression Language.
 
-CEL (https://cel.dev) always ends and has no side effects; what it may cost is bounded by its text (see filter_cost.py),
-so that it may come from anyone who may subscribe. A message whose evaluation fails, because a header is not there for
-example, does not match: `has(headers.region) && headers.region == "eu"` says what is meant.
+CEL (https://cel.dev) always ends and has no side effects. Its cost is bounded by the expression's text (see
+filter_cost.py), so that everyone who may subscribe may also filter. A message does not match if the evaluation fails,
+for example because it lacks a header; write `has(headers.region) && headers.region == "eu"`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from notify.wire import Payload, decode_payload
 LONGEST = 1000
 VARIABLES = ("headers", "key", "tag", "topic")
 AT_ONCE_US = 30_000.0
-"""Messages that could take so long together are evaluated in one go: then others have their turn."""
+"""The longest evaluation of messages in one go, in microseconds, before other tasks get a turn."""
 FAILURES = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
-"""The errors of an expression over a message that does not have what it needs."""
+"""The errors of an evaluation over a message that lacks a value which the expression needs."""
 
 
 class Filter:
-    """A compiled filter. Raises InvalidRequest (`invalid_filter`) where it does not parse or can never be right."""
+    """A compiled filter. Raises InvalidRequest (`invalid_filter`) if the text does not parse or is not a condition."""
 
     __slots__ = ("_program", "at_once", "text")
 
@@ -33,7 +33,7 @@ class Filter:
             raise InvalidRequest(f"a filter has at most {LONGEST} characters, not {len(text)}", "invalid_filter")
         cel = _library()
         self.at_once = max(1, round(AT_ONCE_US / check_cost(text)))
-        """How many messages may be evaluated in one go."""
+        """The most messages to evaluate in one go."""
         try:
             self._program = cel.compile(text)
             unknown = [name for name in self._program.variables() if name not in VARIABLES and _is_free(name, text)]
@@ -47,22 +47,22 @@ class Filter:
         try:
             result = self._program.execute({"headers": {}, "key": "", "tag": "", "topic": ""})
         except FAILURES:
-            return  # a header it needs is not there
+            return  # the expression needs a header, which this empty message lacks
         if not isinstance(result, bool):
             raise InvalidRequest(
                 f"the filter gives {type(result).__name__}, not true or false; write a comparison", "invalid_filter"
             )
 
     def matches(self, payload: bytes) -> bool:
-        """Whether a message is wanted, by its canonical payload."""
+        """Whether a message, given as its canonical payload, passes the filter."""
         return self.fits(decode_payload(payload))
 
-    def fits(self, p: Payload) -> bool:
-        """Whether a message is wanted."""
-        return self.is_true_for(p.headers or {}, p.key, p.tag, p.topic)
+    def fits(self, payload: Payload) -> bool:
+        """Whether a message passes the filter."""
+        return self.is_true_for(payload.headers or {}, payload.key, payload.tag, payload.topic)
 
     def is_true_for(self, headers: Mapping[str, str], key: str | None, tag: str | None, topic: str) -> bool:
-        """Whether a message is wanted, by its parts. A key or tag that it does not have is an empty text."""
+        """Whether a message with these parts passes the filter. A missing key or tag counts as an empty text."""
         try:
             result = self._program.execute({"headers": headers, "key": key or "", "tag": tag or "", "topic": topic})
         except FAILURES:
@@ -71,7 +71,7 @@ class Filter:
 
 
 def _library() -> Any:
-    """The evaluator of CEL. A server has it; a service installs it where it filters over Kafka."""
+    """The library of CEL. A server has it; a service needs it only for filters over Kafka."""
     try:
         import cel
     except ImportError:
@@ -82,5 +82,5 @@ def _library() -> Any:
 
 
 def _is_free(name: str, text: str) -> bool:
-    """Whether a name is not one that a macro binds (`headers.exists(h, h == "x")`)."""
+    """Whether a name is free, and not bound by a macro (such as `h` in `headers.exists(h, h == "x")`)."""
     return f"({name}," not in text.replace(" ", "")

@@ -1,8 +1,8 @@
-"""Bounds a filter's cost by its text alone: it runs in the server's loop, where nothing can stop it.
+"""Bounds a filter's cost by its text alone, because it runs in the server's loop, where nothing can stop it.
 
-CEL always ends, but not always soon: macros within macros multiply, `map` can double what it is given at each step, and
-a regular expression is compiled anew for each message. What is allowed here costs a few milliseconds at the very worst,
-and some ten microseconds as people write filters.
+CEL always ends, but not always soon: nested macros multiply, `map` can double its input at each step, and a regular
+expression is compiled again for each message. A filter that is accepted here costs a few milliseconds in the worst
+case, and usually about ten microseconds.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from notify.errors import InvalidRequest
 
 MACROS = frozenset({"all", "exists", "exists_one", "existsOne"})
 MACRO_RANGE = 32
-"""Entries of what a macro goes over: as many as a message has headers, at most."""
+"""The most entries that a macro iterates over: the most headers of a message."""
 FUNCTIONS = MACROS | {
     "bool", "contains", "double", "duration", "dyn", "endsWith", "has", "int", "matches", "size", "startsWith",
     "string", "timestamp", "type", "uint", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getFullYear",
     "getHours", "getMilliseconds", "getMinutes", "getMonth", "getSeconds",
 }  # fmt: skip
-"""Functions and macros of CEL that a filter may use: `map` and `filter` make values that grow."""
+"""The functions and macros of CEL that a filter may use. `map` and `filter` are missing, because their values can
+grow."""
 MOST_ADDITIONS = 10
-"""Each may copy what it adds to."""
+"""The most additions, each of which may copy its operands."""
 MOST_PATTERN_POINTS = 450
-"""All patterns of a filter may have so many points: one for each character, CLASS_POINTS for each class of Unicode, and
-as much again for each repetition of it."""
+"""The most points of all patterns of a filter together: one for each character, CLASS_POINTS for each class of Unicode,
+and as many again for each repetition."""
 CLASS_POINTS = 40
 MOST_MICROSECONDS = 5_000.0
 """The most that one evaluation may cost."""
 
 _MESSAGE_US = 100.0
-"""A message with all the headers it may have is handed over in that time."""
+"""The time to pass a message with the most headers to CEL."""
 _TOKEN_US = 2.0
 _POINT_US = 10.0
 
@@ -58,24 +59,24 @@ class _Token:
 
 
 def check_cost(text: str) -> float:
-    """The microseconds that one evaluation takes at the very most, by a rough count. Raises InvalidRequest."""
+    """A rough upper bound of one evaluation's microseconds. Raises InvalidRequest if the filter may cost too much."""
     tokens = _tokens(text)
     pairs = _pairs(tokens)
-    if sum([t.text == "+" for t in tokens]) > MOST_ADDITIONS:
+    if sum([token.text == "+" for token in tokens]) > MOST_ADDITIONS:
         raise _refused(f"it adds more than {MOST_ADDITIONS} times")
     cost, points = _MESSAGE_US + _TOKEN_US * len(tokens), 0
     bodies: list[tuple[int, int]] = []
-    for at, token in enumerate(tokens):
-        if token.kind != "name" or at + 1 == len(tokens) or tokens[at + 1].text != "(":
+    for index, token in enumerate(tokens):
+        if token.kind != "name" or index + 1 == len(tokens) or tokens[index + 1].text != "(":
             continue
         if token.text not in FUNCTIONS:
             raise _refused(f"there is no function {token.text[:40]}; there are {', '.join(sorted(FUNCTIONS))}")
-        begin, end = at + 1, pairs[at + 1]
-        is_within = any(first < at < last for first, last in bodies)
+        begin, end = index + 1, pairs[index + 1]
+        is_within = any(first < index < last for first, last in bodies)
         if token.text in MACROS:
             if is_within:
                 raise _refused(f"{token.text} stands within another macro")
-            _check_range(tokens, pairs, at)
+            _check_range(tokens, pairs, index)
             bodies.append((begin, end))
             cost += MACRO_RANGE * _TOKEN_US * (end - begin)
         elif token.text == "matches":
@@ -83,8 +84,8 @@ def check_cost(text: str) -> float:
                 raise _refused("matches stands within a macro, and would be compiled for each header")
             points += _pattern_points(tokens[begin + 1 : end])
     for first, last in bodies:
-        for at in range(first, last):
-            if tokens[at].text == "headers" and tokens[at + 1].text not in (".", "["):
+        for index in range(first, last):
+            if tokens[index].text == "headers" and tokens[index + 1].text not in (".", "["):
                 raise _refused("a macro looks at all headers for each of them; name one, such as headers[h]")
     if points > MOST_PATTERN_POINTS:
         raise _refused(
@@ -98,54 +99,54 @@ def check_cost(text: str) -> float:
 
 
 def _tokens(text: str) -> list[_Token]:
-    found, at = [], 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
+    tokens, position = [], 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            raise _refused(f"there is no {text[at]!r} in a filter outside of texts")
+            raise _refused(f"there is no {text[position]!r} in a filter outside of texts")
         kind = match.lastgroup or ""
-        before = text[at - 1] if at else ""
-        if kind in ("text", "raw") and (before in ("'", '"') or before.isalnum()):
-            # Three quotes, or a prefix: other rules hold for what ends such a text.
+        preceding = text[position - 1] if position else ""
+        if kind in ("text", "raw") and (preceding in ("'", '"') or preceding.isalnum()):
+            # A text with three quotes, or with a prefix, ends by other rules.
             raise _refused('a text is "…", \'…\', or r"…" for a pattern')
         if kind != "space":
-            found.append(_Token(kind, match[0]))
-        at = match.end()
-    return found
+            tokens.append(_Token(kind, match[0]))
+        position = match.end()
+    return tokens
 
 
 def _pairs(tokens: Sequence[_Token]) -> dict[int, int]:
-    """Where each bracket is closed, and the reverse."""
+    """For each opening bracket the index of its closing bracket, and the reverse."""
     pairs: dict[int, int] = {}
     opened: list[int] = []
-    for at, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if token.kind != "mark":
             continue
         if token.text in _OPEN:
-            opened.append(at)
+            opened.append(index)
         elif token.text in _CLOSE:
             if not opened or _OPEN.index(tokens[opened[-1]].text) != _CLOSE.index(token.text):
                 raise _refused(f"a {token.text} closes nothing")
-            pairs[opened[-1]], pairs[at] = at, opened[-1]
+            pairs[opened[-1]], pairs[index] = index, opened[-1]
             opened.pop()
     if opened:
         raise _refused(f"a {tokens[opened[-1]].text} is not closed")
     return pairs
 
 
-def _check_range(tokens: Sequence[_Token], pairs: dict[int, int], at: int) -> None:
-    """Raises InvalidRequest unless the macro at this place goes over `headers`, or over a short list of its own."""
-    if at >= 2 and tokens[at - 1].text == ".":
-        over = tokens[at - 2]
-        if over.text == "headers" and (at == 2 or tokens[at - 3].text != "."):
+def _check_range(tokens: Sequence[_Token], pairs: dict[int, int], index: int) -> None:
+    """Raises InvalidRequest unless the macro at this index iterates over `headers`, or over a short literal list."""
+    if index >= 2 and tokens[index - 1].text == ".":
+        operand = tokens[index - 2]
+        if operand.text == "headers" and (index == 2 or tokens[index - 3].text != "."):
             return
-        if over.text == "]":
-            begin = pairs[at - 2]
+        if operand.text == "]":
+            begin = pairs[index - 2]
             is_list = begin == 0 or (tokens[begin - 1].kind == "mark" and tokens[begin - 1].text not in _CLOSE)
-            commas = sum([token.text == "," for token in tokens[begin : at - 2]])
+            commas = sum([token.text == "," for token in tokens[begin : index - 2]])
             if is_list and commas < MACRO_RANGE:
                 return
-    raise _refused(f"{tokens[at].text} goes over headers, or over a list […] of {MACRO_RANGE} at most")
+    raise _refused(f"{tokens[index].text} goes over headers, or over a list […] of {MACRO_RANGE} at most")
 
 
 def _pattern_points(argument: Sequence[_Token]) -> int:

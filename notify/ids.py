@@ -1,7 +1,7 @@
 """Transaction and message ids: UUIDs of version 7 (RFC 9562), made by the producer.
 
-An id is 16 bytes in storage and the usual 36 characters on the wire. A message's id is `{transaction}.{n}`, n
-counting from 0. The ids of one process rise strictly, so that a server sees quickly that an id is new.
+An id is 16 bytes in storage and the usual 36 characters on the wire. A message's id is `{transaction}.{n}`, with n from
+0. The ids of one process rise strictly, so that a server recognizes quickly that an id is new.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def new_id() -> bytes:
 
 
 def derived(transaction_id: bytes, salt: bytes) -> bytes:
-    """An id computed from another one, for a message that is sent again: repeating it gives the same id.
+    """An id that is computed from another id and a salt, for a message that is sent again: each repetition gets it.
 
-    It holds the same time as the original id.
+    It contains the same time as the original id.
     """
     digest = bytearray(blake2b(transaction_id + salt, digest_size=16).digest())
     digest[:6] = transaction_id[:6]
@@ -85,8 +85,8 @@ def redelivered(group: str, message_no: int) -> bytes:
 
 def to_text(transaction_id: bytes) -> str:
     """The 36-character form of 16 bytes."""
-    h = transaction_id.hex()
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+    digits = transaction_id.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 @lru_cache(16_384)  # a server reads each id twice in quick succession: with the half, then with its outcome
@@ -102,12 +102,13 @@ def from_text(text: str) -> bytes:
 
 def message_id(transaction_id: bytes, message_no: int) -> str:
     """The message id `{transaction}.{n}`."""
-    h = transaction_id.hex()
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}.{message_no}"
+    digits = transaction_id.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}.{message_no}"
 
 
 def parse_message_id(text: str) -> tuple[bytes, int]:
-    """(transaction id, message number) of a message id; a transaction id alone means message 0. Raises InvalidId."""
+    """The transaction id and the message number of a message id; a transaction id alone means message 0. Raises
+    InvalidId."""
     transaction, dot, number = text.partition(".")
     if dot and not (number.isascii() and number.isdigit() and len(number) <= 4):
         raise InvalidId(f"{text[:60]!r} is not a message id: it should read {{transaction}}.{{n}}")

@@ -1,4 +1,4 @@
-"""The place of a key where several logs divide the keys: the same for clients and servers, on every machine."""
+"""Which of several logs a key belongs to; clients and servers on all machines compute the same."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import lru_cache
 from hashlib import blake2b
 
 
-@lru_cache(maxsize=8192)  # a server asks twice: for the key's place, and for its entry in an index
+@lru_cache(maxsize=8192)  # a server asks twice: for the key's shard, and for its entry in an index
 def key_hash(key: str | None) -> int:
-    """64 bits of a key, 0 for none."""
+    """A 64-bit hash of a key; 0 without a key."""
     if key is None:
         return 0
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") or 1
 
 
 def shard_of_key(key: str, shards: Sequence[str]) -> str:
-    """The shard of a key: the one of these that its hash picks."""
+    """The shard of a key, chosen by its hash."""
     return shards[key_hash(key) % len(shards)]

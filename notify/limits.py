@@ -1,4 +1,4 @@
-"""The bounds of requests, and the checks against them. A value beyond a bound is an error and is never clamped."""
+"""The bounds of requests, and checks of values against them. A value beyond a bound is an error and never clamped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in bytes, times in seconds."""
+    """All bounds. Sizes are in bytes, times in seconds."""
 
     message_bytes: int = 1 << 20
     request_bytes: int = 8 << 20
@@ -65,7 +65,7 @@ def bounds_of_clients() -> dict[str, float]:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raises InvalidRequest (`invalid_name`) unless `name` is a valid name; `kind` says whose name it is."""
+    """Raises InvalidRequest (`invalid_name`) unless `name` is a valid name; `kind`: what it names, such as "topic"."""
     if not isinstance(name, str):
         raise InvalidRequest(f"{kind} is {name!r:.60}: it should be text", "invalid_name")
     if NAME.match(name) is None:
@@ -82,7 +82,7 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
 
 
 def check_whole(name: str, value: int, low: int, high: int) -> None:
-    """Raises InvalidRequest (`out_of_bounds`) unless it is a whole number with low <= value <= high."""
+    """Raises InvalidRequest (`out_of_bounds`) unless `value` is a whole number with low <= value <= high."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name} is {value!r}; it must be a whole number from {low} to {high}", "out_of_bounds")
     check_between(name, value, low, high)
@@ -97,7 +97,7 @@ def check_headers(headers: Mapping[str, str], limits: Limits = LIMITS) -> None:
 
 
 def check_count(items: Sequence[object], limits: Limits = LIMITS) -> None:
-    """Raises InvalidRequest for a request of no items, or of too many."""
+    """Raises InvalidRequest for a request without items, or with too many."""
     if not 0 < len(items) <= limits.items:
         raise InvalidRequest(f"a request carries 1 to {limits.items} items, this one {len(items)}", "out_of_bounds")
 
@@ -111,7 +111,7 @@ def check_key(key: str, limits: Limits = LIMITS) -> None:
 def check_delay(
     delay: float | None, deliver_at: datetime | None, now_us: int, limits: Limits = LIMITS
 ) -> tuple[int, int]:
-    """(delay, delivery time) in microseconds, 0 for what is not given. Raises InvalidRequest."""
+    """Delay and delivery time in microseconds, each 0 if it is not given. Raises InvalidRequest."""
     if delay is not None:
         if deliver_at is not None:
             raise InvalidRequest("give delay or deliver_at, not both", "invalid_delay")

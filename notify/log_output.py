@@ -1,6 +1,6 @@
-"""The stream that a process logs to. A line that it does not take is lost, and not an error of whoever logs it.
+"""LogOutput: the stream that a process logs to. A line that cannot be written is lost, without an error for the caller.
 
-Its disk may be full, or its reader gone: the process behind a pipe has ended, or journald was started anew.
+The disk may be full, or the reader gone: the process that reads a pipe has ended, or journald was restarted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TextIO
 
 
 class LogOutput:
-    """Standard output or standard error, whichever file that is at the moment."""
+    """Standard output or standard error, looked up at each write."""
 
     def __init__(self, name: str) -> None:
         """`name`: stdout or stderr."""
@@ -23,14 +23,14 @@ class LogOutput:
         return stream
 
     def write(self, text: str) -> None:
-        """Write as much as the stream takes."""
+        """Write a text, or as much of it as the stream takes."""
         stream = self._stream()
         if stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+            with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
                 stream.write(text)
 
     def flush(self) -> None:
-        """Hand on what was written. Once nobody can read it any more, it goes nowhere."""
+        """Flush the stream. Once its reader is gone, all further output is discarded."""
         stream = self._stream()
         if stream is None:
             return
@@ -43,7 +43,7 @@ class LogOutput:
 
 
 def _discard(stream: TextIO) -> None:
-    """Have a stream written to nothing: its lines would fail one by one, and so would the end of the process."""
+    """Redirect a stream to /dev/null: otherwise each line would fail, and so would the flush at the process's end."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(nothing, stream.fileno())

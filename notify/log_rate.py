@@ -1,4 +1,4 @@
-"""How often something may be said in the log that strangers can bring about: a log that they fill is a full disk."""
+"""LogRate: bounds log lines that strangers can cause, so that they cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class LogRate:
-    """So many lines a second; what is beyond is left out."""
+    """Allows `per_second` lines a second; further lines are left out."""
 
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second
@@ -14,7 +14,7 @@ class LogRate:
         self._count = 0
 
     def may(self) -> bool:
-        """Whether one more line may be written now; it counts as written."""
+        """Whether another line may be written now; if so, it counts as written."""
         second = int(time.monotonic())
         if second != self._second:
             self._second, self._count = second, 0

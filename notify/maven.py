@@ -1,4 +1,4 @@
-"""Fetches jars with Maven, once: those of Java programs that no Python package brings."""
+"""Fetches the jars of Java programs with Maven, once, if no Python package contains them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notify.errors import Unavailable
 
 FETCH_SECONDS = 300
 WAIT_SECONDS = 3 * FETCH_SECONDS
-"""The longest wait for other processes that fetch."""
+"""The longest wait for other processes that are fetching."""
 _LOOK_SECONDS = 0.2
 _LOCK = ".maven.lock"
 
@@ -24,8 +24,7 @@ _LOCK = ".maven.lock"
 def fetched(pom: Path, directory: Path, pattern: str, product: str) -> Path:
     """The directory with the dependencies of a POM, which are fetched if no file in it matches `pattern`.
 
-    Of several processes that need them one fetches. Raises Unavailable with the reason; the text names the missing
-    `product`.
+    If several processes need them, one of them fetches. Raises Unavailable with the reason, for the missing `product`.
     """
     if any(directory.glob(pattern)):
         return directory
@@ -39,7 +38,7 @@ def fetched(pom: Path, directory: Path, pattern: str, product: str) -> Path:
 
 
 def _fetch(pom: Path, directory: Path, product: str) -> None:
-    """Have all jars in the directory, or none: a part of them would count as fetched."""
+    """Put all jars into the directory, or none: an incomplete directory would count as fetched."""
     with tempfile.TemporaryDirectory(prefix=".maven-", dir=directory.parent) as fresh:
         jars = Path(fresh) / "jars"
         try:
@@ -51,25 +50,25 @@ def _fetch(pom: Path, directory: Path, product: str) -> None:
             raise Unavailable(f"no {product}: Maven did not fetch its jars within {FETCH_SECONDS} s") from None
         if done.returncode:
             raise Unavailable(f"no {product}: Maven could not fetch its jars: {done.stdout[-500:]}")
-        if directory.exists():  # other files of its owner stay
-            for known in directory.iterdir():
-                if not (jars / known.name).exists():
-                    shutil.move(known, jars / known.name)
+        if directory.exists():  # keep the user's other files
+            for existing in directory.iterdir():
+                if not (jars / existing.name).exists():
+                    shutil.move(existing, jars / existing.name)
             shutil.rmtree(directory)
         os.rename(jars, directory)
 
 
 @contextmanager
 def _alone(lock: Path, product: str) -> Iterator[None]:
-    """Maven's own repository, too, bears one process that downloads."""
+    """Hold the lock, because Maven's local repository allows only one process to download at a time."""
     deadline = time.monotonic() + WAIT_SECONDS
-    with lock.open("w") as held:
+    with lock.open("w") as lock_file:
         while True:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise Unavailable(f"no {product}: another process has fetched for {WAIT_SECONDS} s") from None
-                time.sleep(_LOOK_SECONDS)  # the pause between two looks
+                time.sleep(_LOOK_SECONDS)
         yield

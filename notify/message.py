@@ -1,4 +1,4 @@
-"""The message as producers write it and consumers read it."""
+"""Message and ReceivedMessage: a message as a producer sends it, and as a consumer receives it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ FIRST_ID = "notify-first-id"
 """The header with the first id of a message that is sent to a group again under a new id."""
 UNFIT_CHARACTERS = 300
 MOST_UNFIT = 5
-"""How many of the places where a body does not fit are told."""
+"""The most places in a body that an error names where it does not fit its type."""
 REPLAY = "notify-replay"
 """The header with the replay number of a redriven message, if that is not 0."""
 EDITED = "notify-edited"
-"""The header of a message that a person corrected before it was sent again; it names what was changed."""
+"""The header of a message that an operator corrected before it was sent again; it names the changed fields."""
 DEAD_LETTER_REASON = "notify-dead-letter-reason"
-"""The header of a dead letter with what its handler raised."""
+"""The header of a dead letter with the error that its handler raised."""
 
 
 @dataclass(slots=True)
 class Message:
     """A message to send. `send` reads it once; later changes to it have no effect.
 
-    `body`: bytes are sent unchanged, str as UTF-8 text, anything else (also pydantic models and dataclasses) as
-    JSON, which has no NaN and no infinity: they become null. The header `content-type` says which. `key`: messages
-    of one key keep their order; a callable is called just before the commit, when an autoincrement id is known
-    (`key=lambda: order.id`). `tag`: subscriptions may filter by it. `delay`: seconds from the commit; `deliver_at`:
-    an instant with its time zone. `ttl`: seconds from when the message may be delivered; a group that reaches it
-    later skips it.
+    `body`: bytes are sent unchanged, str as UTF-8 text, other values (including pydantic models and dataclasses) as
+    JSON, in which NaN and infinity become null. The header `content-type` names the format. `key`: messages of one key
+    keep their order; a callable is called just before the commit, when an autoincrement id is known
+    (`key=lambda: order.id`). `tag`: subscriptions may filter by it. `delay`: seconds from the commit to the delivery;
+    `deliver_at`: an instant with a time zone. `ttl`: seconds from when the message may be delivered; a group that
+    reaches the message later skips it.
     """
 
     topic: str
@@ -54,7 +54,7 @@ class Message:
 
 
 def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
-    """Body bytes and headers of a message. Raises InvalidRequest for a body without a JSON form."""
+    """The encoded body and the headers of a message. Raises InvalidRequest for a body without a JSON form."""
     body = message.body
     headers = _headers(message.headers) if message.headers else None
     if type(body) is bytes:
@@ -88,7 +88,7 @@ def _headers(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_text(name: str, value: object) -> str:
-    """The value as an exact str, also of an enum member or another subclass of str. Raises InvalidRequest."""
+    """The value as an exact str, even if it is an enum member or of another subclass of str. Raises InvalidRequest."""
     if type(value) is str:
         return value
     if not isinstance(value, str):
@@ -101,11 +101,11 @@ def utf8(name: str, value: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{name} is no Unicode text: {error}", "invalid_text") from None
+        raise InvalidRequest(f"{name} is not Unicode text: {error}", "invalid_text") from None
 
 
 def number_of_seconds(name: str, value: object) -> float:
-    """The value as seconds. Raises InvalidRequest unless it is a number; a timedelta or bool is none."""
+    """The value as seconds. Raises InvalidRequest unless it is a number; a timedelta or bool does not count as one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         hint = "; write its .total_seconds()" if isinstance(value, timedelta) else ""
         raise InvalidRequest(f"{name} is a number of seconds, not {type(value).__name__}{hint}", "invalid_type")
@@ -116,7 +116,8 @@ def number_of_seconds(name: str, value: object) -> float:
 
 
 def resolve_key(message: Message) -> str | None:
-    """The key as text; calls a callable. Raises InvalidRequest if that returns None, bytes, or no Unicode text."""
+    """The key as text, or None; a callable is called. Raises InvalidRequest if it returns None, or if the key is bytes
+    or not Unicode text."""
     key = message.key
     if callable(key):
         key = key()
@@ -131,8 +132,8 @@ def resolve_key(message: Message) -> str | None:
 
 
 def _refuse_key_without_text(topic: str, key: object) -> None:
-    """Raises InvalidRequest for what str() gives Python's notation of, or a place in memory, which is another one in
-    each process: such keys would keep no order."""
+    """Raises InvalidRequest for a key whose str() is Python's notation, or contains an address in memory, which differs
+    between processes: such keys would not keep an order."""
     kind = type(key)
     if isinstance(key, bytes | bytearray | memoryview):
         raise InvalidRequest(f"a key must be text or a number, not {kind.__name__}: decode it", "invalid_type")
@@ -148,25 +149,25 @@ def _refuse_key_without_text(topic: str, key: object) -> None:
 
 
 class NoJson(DeadLetter, msgspec.DecodeError):
-    """A body that was to be JSON and is none: a handler that lets it pass makes its message a dead letter at once,
-    because another attempt would find the same bytes."""
+    """A body is not JSON. If the handler does not catch this, its message becomes a dead letter immediately, because
+    another attempt would get the same bytes."""
 
 
 class NoText(DeadLetter, UnicodeDecodeError):
-    """The same of a body that was to be UTF-8 text."""
+    """A body is not UTF-8 text; otherwise like NoJson."""
 
     def __init__(self, error: UnicodeDecodeError) -> None:
         UnicodeDecodeError.__init__(self, *error.args)
 
     def __str__(self) -> str:
-        return f"the body is no text: {UnicodeDecodeError.__str__(self)}"
+        return f"the body is not text: {UnicodeDecodeError.__str__(self)}"
 
 
 @dataclass(slots=True, frozen=True)
 class ReceivedMessage:
     """A message as a handler receives it. `attempt` counts from 1; `committed_at` is RFC 3339 in UTC.
 
-    `replay` is 0, or the number of the reset or redrive that repeats effects; it is part of an inbox row's key.
+    `replay` is 0, or the number of the reset or redrive that repeats effects; it is a part of an inbox row's key.
     """
 
     id: str
@@ -183,24 +184,24 @@ class ReceivedMessage:
 
     @property
     def first_id(self) -> str:
-        """The id of the message before it was redriven; its own id if it never was."""
-        named = self.headers.get(FIRST_ID, "")
-        return named if _MESSAGE_ID.match(named) else self.id
+        """The id of the message before it was redriven; the message's id if it never was."""
+        first_id = self.headers.get(FIRST_ID, "")
+        return first_id if _MESSAGE_ID.match(first_id) else self.id
 
     @property
     def text(self) -> str:
-        """The body as UTF-8 text. Raises DeadLetter, which is a UnicodeDecodeError, too."""
+        """The body as UTF-8 text. Raises a DeadLetter that is also a UnicodeDecodeError."""
         try:
             return self.body.decode()
         except UnicodeDecodeError as error:
             raise NoText(error) from None
 
     def json(self) -> Any:
-        """The body as a JSON value. Raises DeadLetter, which is a msgspec.DecodeError, too."""
+        """The body as a JSON value. Raises a DeadLetter that is also a msgspec.DecodeError."""
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise NoJson(f"the body is no JSON: {error}") from None
+            raise NoJson(f"the body is not JSON: {error}") from None
 
     def decode(self, kind: type[T]) -> T:
         """The JSON body as a pydantic model, a dataclass, a msgspec struct or any other type that msgspec decodes.
@@ -216,13 +217,16 @@ class ReceivedMessage:
 
 
 def why_unfit(error: Exception) -> str:
-    """A decoder's objection to a body, in one line.
+    """A decoder's error about a body, in one line.
 
-    Pydantic's text quotes the body's values, which do not belong into logs and into the reasons of dead letters.
+    Pydantic's own text quotes values of the body, which do not belong in logs and in the reasons of dead letters.
     """
     pydantic = sys.modules.get("pydantic_core")
     if pydantic is None or not isinstance(error, pydantic.ValidationError):
         return " ".join(str(error).split())[:UNFIT_CHARACTERS]
-    found = error.errors(include_url=False, include_context=False, include_input=False)[:MOST_UNFIT]
-    told = [": ".join([*(".".join(map(str, one["loc"])) for _ in one["loc"][:1]), one["msg"]]) for one in found]
-    return " ".join("; ".join(told).split())[:UNFIT_CHARACTERS]
+    details = error.errors(include_url=False, include_context=False, include_input=False)[:MOST_UNFIT]
+    texts = [
+        ": ".join([*(".".join(map(str, detail["loc"])) for _ in detail["loc"][:1]), detail["msg"]])
+        for detail in details
+    ]
+    return " ".join("; ".join(texts).split())[:UNFIT_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Committed transactions as they stand in a table: the service's outbox, or the server's own table."""
+"""Outbox: reads and marks committed transactions in a table, the service's half_message or the server's own table."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from notify.wire import BridgedTransaction, PackedMessage
 ALL = sa.true()
 _MESSAGE = ("topic", "body", "key", "tag", "headers", "delay", "deliver_at", "ttl")
 _READ = ("transaction_id", "producer_group", *_MESSAGE)
-"""The columns that a mover reads: a table may lack later ones."""
+"""The columns that a mover (relay or bridge) reads; a table may lack columns of newer versions."""
 
 
 class Place(NamedTuple):
-    """A transaction of an outbox, by which time it is the oldest (as its driver reads that), and its bodies' bytes."""
+    """A transaction of an outbox: its id, the time that it is ordered by (as the driver reads it), and the bytes of its
+    bodies."""
 
     id: str
     at: Any
@@ -34,7 +35,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Outbox:
-    """A table, what in it waits to be sent, and by which time it is the oldest."""
+    """A table, the condition for its waiting rows, and the column of times that orders them."""
 
     table: sa.Table
     waiting: Any
@@ -43,63 +44,71 @@ class Outbox:
     def oldest(
         self, connection: Connection, limit: int, narrowed: Any = ALL, behind: Place | None = None
     ) -> list[Place]:
-        """Waiting transactions, the oldest first; `narrowed` is a further condition, `behind` where the last ended."""
-        t = self.table.c
+        """Waiting transactions, the oldest first; `narrowed`: a further condition; `behind`: the last page's end."""
+        columns = self.table.c
         other = self.table.alias()
-        size = sa.select(sa.func.sum(sa.func.length(other.c.body))).where(other.c.transaction_id == t.transaction_id)
+        size = sa.select(sa.func.sum(sa.func.length(other.c.body))).where(
+            other.c.transaction_id == columns.transaction_id
+        )
         at, readable = _as_it_stands(connection, self.at)
-        wanted = sa.select(t.transaction_id, readable, size.scalar_subquery()).where(
-            self.waiting, t.message_no == 0, narrowed
+        query = sa.select(columns.transaction_id, readable, size.scalar_subquery()).where(
+            self.waiting, columns.message_no == 0, narrowed
         )
         if behind is not None:
-            later = sa.and_(at == behind.at, t.transaction_id > behind.id)
-            wanted = wanted.where(at >= behind.at, sa.or_(at > behind.at, later))
-        rows = connection.execute(wanted.order_by(self.at, t.transaction_id).limit(limit))
-        return [Place(str(name), at, int(size or 0)) for name, at, size in rows]
+            later = sa.and_(at == behind.at, columns.transaction_id > behind.id)
+            query = query.where(at >= behind.at, sa.or_(at > behind.at, later))
+        rows = connection.execute(query.order_by(self.at, columns.transaction_id).limit(limit))
+        return [Place(str(transaction_id), at, int(size or 0)) for transaction_id, at, size in rows]
 
     def beside(self, topics: Sequence[str]) -> Any:
-        """The condition on message 0 that a transaction has a message of another topic."""
-        t = self.table.c
+        """The condition on message 0 that its transaction has a message of a topic other than `topics`."""
+        columns = self.table.c
         other = self.table.alias()
         more = sa.exists().where(
-            other.c.transaction_id == t.transaction_id, other.c.message_no > 0, other.c.topic.not_in(topics)
+            other.c.transaction_id == columns.transaction_id, other.c.message_no > 0, other.c.topic.not_in(topics)
         )
-        return sa.or_(t.topic.not_in(topics), more)
+        return sa.or_(columns.topic.not_in(topics), more)
 
-    def whose(self, connection: Connection, name: str) -> tuple[str, str, int]:
-        """Producer group, topic of the first message and number of messages of a transaction."""
-        t = self.table.c
-        wanted = sa.select(t.producer_group, t.topic).where(t.transaction_id == name).order_by(t.message_no)
-        rows = connection.execute(wanted).all()
+    def whose(self, connection: Connection, transaction_id: str) -> tuple[str, str, int]:
+        """The producer group, the topic of the first message, and the number of messages of a transaction."""
+        columns = self.table.c
+        query = (
+            sa.select(columns.producer_group, columns.topic)
+            .where(columns.transaction_id == transaction_id)
+            .order_by(columns.message_no)
+        )
+        rows = connection.execute(query).all()
         return str(rows[0][0]), str(rows[0][1]), len(rows)
 
-    def read(self, connection: Connection, names: Sequence[str]) -> list[BridgedTransaction]:
-        """These transactions, whole, in this order."""
-        t = self.table
+    def read(self, connection: Connection, transaction_ids: Sequence[str]) -> list[BridgedTransaction]:
+        """These transactions with all their messages, in this order."""
+        columns = self.table.c
         rows = connection.execute(
-            sa.select(*[t.c[name] for name in _READ])
-            .where(_among(connection, t.c.transaction_id, names))
-            .order_by(t.c.transaction_id, t.c.message_no)
+            sa.select(*[columns[name] for name in _READ])
+            .where(_among(connection, columns.transaction_id, transaction_ids))
+            .order_by(columns.transaction_id, columns.message_no)
         ).mappings()
-        by_name: dict[str, BridgedTransaction] = {}
+        by_id: dict[str, BridgedTransaction] = {}
         for row in rows:
-            name = str(row["transaction_id"])
-            if name not in by_name:
-                by_name[name] = BridgedTransaction(id=name, producer_group=row["producer_group"], messages=[])
-            by_name[name].messages.append(message_of(row))
-        return [by_name[name] for name in names if name in by_name]
+            row_id = str(row["transaction_id"])
+            if row_id not in by_id:
+                by_id[row_id] = BridgedTransaction(id=row_id, producer_group=row["producer_group"], messages=[])
+            by_id[row_id].messages.append(message_of(row))
+        return [by_id[row_id] for row_id in transaction_ids if row_id in by_id]
 
-    def mark(self, connection: Connection, names: Sequence[str], state: int) -> None:
-        """Note what became of transactions. What a person has dropped meanwhile stays so."""
-        if names:
-            t = self.table
-            chosen = sa.and_(_among(connection, t.c.transaction_id, names), t.c.relayed.in_((UNSENT, REFUSED)))
-            connection.execute(t.update().where(chosen).values(relayed=state))
+    def mark(self, connection: Connection, transaction_ids: Sequence[str], state: int) -> None:
+        """Set `relayed` of transactions, except of those that an operator has dropped meanwhile."""
+        if transaction_ids:
+            columns = self.table.c
+            condition = sa.and_(
+                _among(connection, columns.transaction_id, transaction_ids), columns.relayed.in_((UNSENT, REFUSED))
+            )
+            connection.execute(self.table.update().where(condition).values(relayed=state))
 
 
 def _as_it_stands(connection: Connection, at: Any) -> tuple[Any, Any]:
-    """A column of instants to compare with, and to read: one that Python's calendar does not know must not hold up all
-    others. SQLite holds any text; PostgreSQL knows infinity, and years before the first."""
+    """A column of times as two expressions, to compare with and to read. A time that Python's datetime does not know
+    must not block all others: SQLite stores any text, PostgreSQL has infinity and years before 1."""
     if connection.dialect.name == "sqlite":
         text = sa.type_coerce(at, sa.String)
         return text, text
@@ -109,12 +118,12 @@ def _as_it_stands(connection: Connection, at: Any) -> tuple[Any, Any]:
     return at, at
 
 
-def _among(connection: Connection, column: sa.Column[Any], names: Sequence[str]) -> Any:
-    """The condition that a column has one of these values: one parameter where an array can be one, which costs the
-    client less than hundreds of them."""
+def _among(connection: Connection, column: sa.Column[Any], values: Sequence[str]) -> Any:
+    """The condition that a column has one of these values; on PostgreSQL with an array as the only parameter, which
+    costs the client less than hundreds of parameters."""
     if connection.dialect.name == "postgresql":
-        return column == sa.any_(sa.literal(list(names), postgresql.ARRAY(sa.Text)))
-    return column.in_(names)
+        return column == sa.any_(sa.literal(list(values), postgresql.ARRAY(sa.Text)))
+    return column.in_(values)
 
 
 LOCAL = Outbox(
@@ -131,13 +140,13 @@ OUTBOXES = (LOCAL, SERVER)
 
 
 def present(engine: Engine | Connection) -> list[Outbox]:
-    """Those that a database has."""
-    names = set(sa.inspect(engine).get_table_names())
-    return [outbox for outbox in OUTBOXES if outbox.table.name in names]
+    """The outboxes whose tables the database has."""
+    tables = set(sa.inspect(engine).get_table_names())
+    return [outbox for outbox in OUTBOXES if outbox.table.name in tables]
 
 
 def source_name(connection: Connection) -> str:
-    """The id that the database was given, by which a queue knows it after a failover, too. Raises InvalidRequest."""
+    """The source id stored in the database, by which a queue recognizes it after a failover. Raises InvalidRequest."""
     tables = set(sa.inspect(connection).get_table_names())
     for column in (server.server_shard.c.source, local.notify_source.c.id):
         source = connection.execute(sa.select(column)).scalar() if column.table.name in tables else None
@@ -147,9 +156,9 @@ def source_name(connection: Connection) -> str:
 
 
 def message_of(row: Any) -> PackedMessage:
-    """A row as a message. Raises ValueError or MsgspecError where it is none."""
+    """A row as a message. Raises ValueError or MsgspecError if the row is not a message."""
     deliver_at = row["deliver_at"]
-    if isinstance(deliver_at, str):  # MySQL's driver leaves a date as it stands if the calendar has none such
+    if isinstance(deliver_at, str):  # MySQL's driver returns a date as text if the calendar does not have it
         raise ValueError(f"deliver_at is no time: {deliver_at!r}")
     return PackedMessage(
         topic=row["topic"],

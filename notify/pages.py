@@ -1,4 +1,4 @@
-"""Transactions of an outbox as movers read them: in pages of so many bytes, beside those whose rows are no message."""
+"""Reads transactions of an outbox in pages of bounded size, and separates those whose rows are not messages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from notify.refused import Refusal
 from notify.wire import BridgedTransaction
 
 UNREADABLE = "unreadable"
-"""The code of a transaction whose row is no message."""
+"""The code of a transaction whose row is not a message."""
 NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, DataError)
-"""Errors of a row that is no message: what its text or numbers are not, and instants beyond Python's calendar."""
+"""The errors of a row that is not a message: invalid text or numbers, or times that Python's datetime does not know."""
 HEAD_BYTES = 512
-"""A transaction takes about so many bytes besides its bodies."""
+"""About the bytes of a transaction besides its bodies."""
 
 
 def cut(places: Iterable[Place], most_bytes: int) -> Iterator[list[Place]]:
-    """Places in pages whose transactions have so many bytes together, or one transaction."""
+    """Divide places into pages whose transactions have at most `most_bytes` together; a larger one is a page alone."""
     page: list[Place] = []
     size = 0
     for place in places:
@@ -35,19 +35,20 @@ def cut(places: Iterable[Place], most_bytes: int) -> Iterator[list[Place]]:
 
 
 def readable(
-    connection: Connection, outbox: Outbox, names: Sequence[str]
+    connection: Connection, outbox: Outbox, transaction_ids: Sequence[str]
 ) -> tuple[list[BridgedTransaction], list[Refusal]]:
-    """These transactions in this order; and those of them whose rows are no message, to be listed as refused."""
+    """These transactions, in this order, and a refusal for each transaction whose rows are not messages."""
     try:
-        return outbox.read(connection, names), []
+        return outbox.read(connection, transaction_ids), []
     except NOT_A_MESSAGE:
-        pass  # which ones, each alone says
+        pass  # read each transaction alone, to find the unreadable ones
     transactions: list[BridgedTransaction] = []
     unreadable: list[Refusal] = []
-    for name in names:
+    for transaction_id in transaction_ids:
         try:
-            transactions += outbox.read(connection, [name])
+            transactions += outbox.read(connection, [transaction_id])
         except NOT_A_MESSAGE as error:
             detail = f"its row is no message: {getattr(error, 'orig', error)}"
-            unreadable.append(Refusal(name, *outbox.whose(connection, name), 422, UNREADABLE, detail))
+            whose = outbox.whose(connection, transaction_id)
+            unreadable.append(Refusal(transaction_id, *whose, 422, UNREADABLE, detail))
     return transactions, unreadable

@@ -1,8 +1,8 @@
-"""Poolers before PostgreSQL, such as PgBouncer: whether a connection goes through one, and in which mode.
+"""Detects a pooler in front of PostgreSQL, such as PgBouncer, and its mode.
 
-In session mode a client has one session of the database as long as it is connected. In transaction or statement mode
-it may have another with each transaction: what belongs to a session (LISTEN, session locks, settings, prepared
-statements) is then somebody else's. https://www.pgbouncer.org/features.html
+In session mode a client has the same database session as long as it is connected. In transaction or statement mode it
+may get another session with each transaction. The state of a session (LISTEN, session locks, settings, prepared
+statements) then belongs to another client. https://www.pgbouncer.org/features.html
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, Engine
 
 SESSION, TRANSACTION = "session", "transaction"
 LOOKS = 5
-"""The setting of one session is looked for so often from two connections: each look may meet it or not."""
+"""How often two connections look for a session's setting, because each look may get another session."""
 REMEDY = (
     "the database is reached through a pooler in transaction mode, in which locks, LISTEN and prepared statements of a "
     "session do not hold: name the database itself, or a pooler's database with pool_mode = session"
@@ -23,7 +23,7 @@ REMEDY = (
 
 
 def pool_mode(engine: Engine) -> str:
-    """The pooler's mode: SESSION, TRANSACTION (or by statement), or "" where there is none, or it cannot be seen."""
+    """The pooler's mode: SESSION, TRANSACTION (also for statement mode), or "" without a visible pooler."""
     if engine.dialect.name != "postgresql":
         return ""
     with engine.connect() as one:
@@ -34,18 +34,18 @@ def pool_mode(engine: Engine) -> str:
 
 
 def _is_pooled(connection: Connection) -> bool:
-    """A pooler has a key of its own for cancelling, in which the database would have the number of its process."""
+    """Whether the process number that the connection got for cancelling is not the database's, but a pooler's."""
     driver: Any = connection.connection.driver_connection
-    told = getattr(getattr(driver, "info", None), "backend_pid", None)
-    if told is None:
+    announced_pid = getattr(getattr(driver, "info", None), "backend_pid", None)
+    if announced_pid is None:
         return False
-    process = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    database_pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
     connection.rollback()
-    return bool(told != process)
+    return bool(announced_pid != database_pid)
 
 
 def _share_a_session(one: Connection, other: Connection) -> bool:
-    """Whether a setting of one connection is seen by another, or lost to it with its transaction."""
+    """Whether a setting of one connection is visible on the other, or lost after the transaction."""
     mark = uuid.uuid4().hex
     seen = sa.text("SELECT current_setting('notify.seen', true)")
     one.exec_driver_sql(f"SELECT set_config('notify.seen', '{mark}', false)")

@@ -1,4 +1,4 @@
-"""The pytest fixture `notify_server`: a server in memory for each test. Small, because every pytest run loads it."""
+"""The pytest fixture `notify_server`, an in-memory server for each test. Every pytest run loads this small module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def notify_server() -> Iterator[InMemoryServer]:
-    """A server in memory. Needs the extra `server`."""
+    """An in-memory server. Needs the extra `server`."""
     try:
         from notify.testing.server import InMemoryServer
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""The list of refused messages: what a target will never take, with its reason, beside the tables that it came from.
+"""The list of refused messages: transactions that a target will never take, with the reason, in the outbox's database.
 
-A mover (relay or bridge) puts a transaction on the list and goes on with the next ones, so that the order of its keys
-is broken there. A person has it tried again, once the reason is gone, or drops it. The rows stay in their outbox until
-then. All functions run in the caller's transaction.
+A mover (relay or bridge) puts a transaction on the list and continues with the next ones, which breaks the order of its
+keys. An operator retries it once the reason is gone, or drops it. Until then its rows stay in their outbox. All
+functions run in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from notify.wire import BridgedTransaction, Item, RefusedReport, RefusedTransact
 
 WAITING, RETRY, DROPPED_STATE = "WAITING", "RETRY", "DROPPED"
 STATES = (WAITING, RETRY, DROPPED_STATE)
-"""A person is to decide; the mover is to try again; a person has dropped it, with a reason."""
+"""WAITING: an operator has to decide; RETRY: the mover has to try again; DROPPED: an operator has dropped it."""
 MOST_AT_ONCE = 1000
 DETAIL_CHARACTERS = 1000
 REPORTED, REPORTED_CHARACTERS = 20, 300
 GONE = "rows_gone"
-"""The code of a transaction that was to be tried again, and whose rows nobody has any more."""
+"""The code of a transaction that should be retried, but whose rows are gone."""
 GONE_DETAIL = "its rows are not in the database any more: it cannot be sent; restore them and try again, or drop it"
 UNLISTED = "unlisted"
 """The code of a transaction that was refused before the database had a list."""
@@ -38,7 +38,7 @@ _r = notify_refused.c
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A transaction that a target will never take as it is. `status`, `code`, `detail`: the target's answer."""
+    """A transaction that a target will never take unchanged. `status`, `code`, `detail`: the target's answer."""
 
     id: str
     producer_group: str
@@ -50,7 +50,7 @@ class Refusal:
 
     @staticmethod
     def of(transaction: BridgedTransaction, item: Item) -> Refusal:
-        """From a transaction and the target's answer to it."""
+        """Make a refusal from a transaction and the target's answer to it."""
         first = transaction.messages[0].topic if transaction.messages else ""
         return Refusal(
             transaction.id,
@@ -64,9 +64,9 @@ class Refusal:
 
 
 def ensure(engine: Engine) -> bool:
-    """Whether the database has the list; it is made where that is allowed.
+    """Create the list's table if it is missing; returns whether the database has it.
 
-    False where it is missing and this user may not make tables: `create_tables` or a person with that right makes it.
+    False if the table is missing and this user may not create tables: run `create_tables` as a user who may.
     """
     if sa.inspect(engine).has_table(notify_refused.name):
         return True
@@ -79,7 +79,7 @@ def ensure(engine: Engine) -> bool:
 
 
 def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> None:
-    """Put transactions on the list, or note that one which is there was refused again. `mover`: who met them."""
+    """Put transactions on the list, or note that a listed one was refused again. `mover`: the name of the mover."""
     for refusal in refusals:
         values = {
             "mover": mover[:255],
@@ -89,10 +89,10 @@ def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> Non
             "state": WAITING,
             "refused_at": database_now(),
         }
-        # Not what a person has dropped while its mover held it; the insert finds that it is there.
-        open_one = sa.and_(_r.transaction_id == refusal.id, _r.state != DROPPED_STATE)
-        again = notify_refused.update().where(open_one).values(tries=_r.tries + 1, **values)
-        if connection.execute(again).rowcount:
+        # A transaction that an operator has dropped meanwhile stays dropped: the insert finds its row.
+        is_open = sa.and_(_r.transaction_id == refusal.id, _r.state != DROPPED_STATE)
+        update = notify_refused.update().where(is_open).values(tries=_r.tries + 1, **values)
+        if connection.execute(update).rowcount:
             continue
         fixed = {
             "transaction_id": refusal.id,
@@ -108,71 +108,80 @@ def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> Non
         except sa.exc.IntegrityError as error:
             if not is_doubled(error.orig):
                 raise
-            connection.execute(again)  # it is dropped, or another mover has put it there meanwhile
+            connection.execute(update)  # it is dropped, or another mover has listed it meanwhile
 
 
 def adopt(connection: Connection, mover: str, outbox: Outbox) -> int:
-    """Put on the list what is marked as refused and is not there, a thousand at most; how many.
+    """List transactions that are marked as refused but not listed, at most MOST_AT_ONCE; returns their number.
 
-    A mover marked them while the database had no list. `mover`: who puts them there.
+    A mover marked them while the database had no list. `mover`: the name of the mover that lists them.
     """
-    t = outbox.table.c
-    strange = sa.select(t.transaction_id).where(
-        t.relayed == REFUSED, t.message_no == 0, t.transaction_id.not_in(sa.select(_r.transaction_id))
+    columns = outbox.table.c
+    query = sa.select(columns.transaction_id).where(
+        columns.relayed == REFUSED,
+        columns.message_no == 0,
+        columns.transaction_id.not_in(sa.select(_r.transaction_id)),
     )
-    names = [str(name) for name in connection.scalars(strange.limit(MOST_AT_ONCE))]
-    unlisted = [Refusal(name, *outbox.whose(connection, name), 422, UNLISTED, UNLISTED_DETAIL) for name in names]
+    ids = [str(transaction_id) for transaction_id in connection.scalars(query.limit(MOST_AT_ONCE))]
+    unlisted = [
+        Refusal(transaction_id, *outbox.whose(connection, transaction_id), 422, UNLISTED, UNLISTED_DETAIL)
+        for transaction_id in ids
+    ]
     note(connection, mover, unlisted)
-    return len(names)
+    return len(ids)
 
 
 def to_retry(connection: Connection, limit: int = 100) -> list[str]:
-    """Ids of those that their mover is to try again, the oldest first.
+    """The ids of transactions that their mover has to try again, the oldest first.
 
-    One without rows waits for a person again, with that reason: nobody can send it, and others would wait behind it.
+    A transaction whose rows are gone waits for an operator again, with this reason: nobody can send it, and others
+    would wait behind it.
     """
-    _put_back_what_is_lost(connection)
-    wanted = sa.select(_r.transaction_id).where(_r.state == RETRY).order_by(_r.transaction_id).limit(limit)
-    return [str(name) for name in connection.scalars(wanted)]
+    _put_back_without_rows(connection)
+    query = sa.select(_r.transaction_id).where(_r.state == RETRY).order_by(_r.transaction_id).limit(limit)
+    return [str(transaction_id) for transaction_id in connection.scalars(query)]
 
 
-def _put_back_what_is_lost(connection: Connection) -> None:
-    """Those that are to be tried again, and whose rows are gone, wait for a person."""
-    kept = [
+def _put_back_without_rows(connection: Connection) -> None:
+    """Let transactions that should be retried, but whose rows are gone, wait for an operator."""
+    has_no_row = [
         _r.transaction_id.not_in(sa.select(outbox.table.c.transaction_id).where(outbox.table.c.message_no == 0))
         for outbox in present(connection)
     ]
-    lost = connection.scalars(sa.select(_r.transaction_id).where(_r.state == RETRY, *kept).limit(MOST_AT_ONCE)).all()
-    if lost:
-        among = sa.and_(_r.transaction_id.in_(lost), _r.state == RETRY)
+    query = sa.select(_r.transaction_id).where(_r.state == RETRY, *has_no_row).limit(MOST_AT_ONCE)
+    ids = connection.scalars(query).all()
+    if ids:
+        condition = sa.and_(_r.transaction_id.in_(ids), _r.state == RETRY)
         values = {"state": WAITING, "status": 404, "code": GONE, "detail": GONE_DETAIL}
-        connection.execute(notify_refused.update().where(among).values(values))
+        connection.execute(notify_refused.update().where(condition).values(values))
 
 
-def taken(connection: Connection, names: Sequence[str]) -> None:
-    """The target has these now: they leave the list."""
-    if names:
-        connection.execute(notify_refused.delete().where(_r.transaction_id.in_(names), _r.state == RETRY))
+def taken(connection: Connection, transaction_ids: Sequence[str]) -> None:
+    """Remove transactions from the list that the target has taken."""
+    if transaction_ids:
+        connection.execute(notify_refused.delete().where(_r.transaction_id.in_(transaction_ids), _r.state == RETRY))
 
 
 def tidy(connection: Connection, outbox: Outbox) -> None:
-    """Take those off the list that a relay has sent since a person had them tried again."""
-    t = outbox.table.c
-    sent = sa.select(t.transaction_id).where(t.relayed == RELAYED, t.message_no == 0, t.transaction_id.in_(retried))
-    taken(connection, [str(name) for name in connection.scalars(sent)])
+    """Remove transactions from the list that a relay has sent after an operator had them retried."""
+    columns = outbox.table.c
+    sent = sa.select(columns.transaction_id).where(
+        columns.relayed == RELAYED, columns.message_no == 0, columns.transaction_id.in_(retried)
+    )
+    taken(connection, [str(transaction_id) for transaction_id in connection.scalars(sent)])
 
 
 retried = sa.select(_r.transaction_id).where(_r.state == RETRY)
-"""The ids of those that a mover is to try again."""
+"""Selects the ids of transactions that a mover has to try again."""
 
 
 def count(connection: Connection) -> int:
-    """How many wait for a person."""
+    """The number of transactions that wait for an operator."""
     return int(connection.execute(sa.select(sa.func.count()).where(_r.state == WAITING)).scalar_one())
 
 
 def report(connection: Connection) -> RefusedReport:
-    """The number of those that wait for a person, and the first of them, as a server shows it."""
+    """The number of transactions that wait for an operator, and the first of them, for a server's report."""
     lines = [
         RefusedTransaction(
             id=row["transaction_id"], topic=row["topic"], code=row["code"], detail=row["detail"][:REPORTED_CHARACTERS]
@@ -185,46 +194,52 @@ def report(connection: Connection) -> RefusedReport:
 def listed(
     connection: Connection, *, state: str | None = None, after: str = "", limit: int = 100
 ) -> list[dict[str, Any]]:
-    """The list by transaction id, from behind one: the columns of `notify_refused`; `refused_at` is naive UTC."""
-    wanted = sa.select(notify_refused).where(_r.transaction_id > after)
+    """The list in the order of transaction ids above `after`: the columns of `notify_refused`; `refused_at` is in UTC,
+    without a time zone."""
+    query = sa.select(notify_refused).where(_r.transaction_id > after)
     if state is not None:
-        wanted = wanted.where(_r.state == state)
-    rows = connection.execute(wanted.order_by(_r.transaction_id).limit(limit)).mappings()
+        query = query.where(_r.state == state)
+    rows = connection.execute(query.order_by(_r.transaction_id).limit(limit)).mappings()
     return [dict(row) for row in rows]
 
 
-def retry(connection: Connection, names: Sequence[str], reason: str) -> list[str]:
-    """Have these tried again, dropped ones too; the ids of those that are on the list. Raises InvalidRequest."""
-    return _decide(connection, names, RETRY, reason, (WAITING, DROPPED_STATE), (REFUSED, DROPPED), UNSENT)
+def retry(connection: Connection, transaction_ids: Sequence[str], reason: str) -> list[str]:
+    """Have transactions retried, dropped ones too; returns the ids that are on the list. Raises InvalidRequest."""
+    return _decide(connection, transaction_ids, RETRY, reason, (WAITING, DROPPED_STATE), (REFUSED, DROPPED), UNSENT)
 
 
-def drop(connection: Connection, names: Sequence[str], reason: str) -> list[str]:
-    """Give these up, for a reason that the list keeps; the ids of those that were. Raises InvalidRequest."""
-    return _decide(connection, names, DROPPED_STATE, reason, (WAITING, RETRY), (UNSENT, REFUSED), DROPPED)
+def drop(connection: Connection, transaction_ids: Sequence[str], reason: str) -> list[str]:
+    """Drop transactions, with a reason that the list keeps; returns the dropped ids. Raises InvalidRequest."""
+    return _decide(connection, transaction_ids, DROPPED_STATE, reason, (WAITING, RETRY), (UNSENT, REFUSED), DROPPED)
 
 
 def _decide(
     connection: Connection,
-    names: Sequence[str],
+    transaction_ids: Sequence[str],
     state: str,
     reason: str,
-    before: Sequence[str],
-    rows: Sequence[int],
+    from_states: Sequence[str],
+    from_relayed: Sequence[int],
     relayed: int,
 ) -> list[str]:
+    """Change the state of listed transactions, and `relayed` of their rows."""
     if not reason.strip():
-        raise InvalidRequest("say why, in a reason: it is kept with what was decided")
-    if len(names) > MOST_AT_ONCE:
-        raise InvalidRequest(f"at most {MOST_AT_ONCE} transactions at once, not {len(names)}", "out_of_bounds")
-    wanted = sa.select(_r.transaction_id).where(_r.transaction_id.in_(names), _r.state.in_(before))
-    chosen = [str(name) for name in connection.scalars(wanted.order_by(_r.transaction_id).with_for_update())]
-    if not chosen:
-        return []
-    of_these = _r.transaction_id.in_(chosen)
-    connection.execute(notify_refused.update().where(of_these).values(state=state, reason=reason[:DETAIL_CHARACTERS]))
-    for outbox in present(connection):
-        t = outbox.table.c
-        connection.execute(
-            outbox.table.update().where(t.transaction_id.in_(chosen), t.relayed.in_(rows)).values(relayed=relayed)
+        raise InvalidRequest("say why, in a reason: it is kept with the decision")
+    if len(transaction_ids) > MOST_AT_ONCE:
+        raise InvalidRequest(
+            f"at most {MOST_AT_ONCE} transactions at once, not {len(transaction_ids)}", "out_of_bounds"
         )
-    return chosen
+    query = sa.select(_r.transaction_id).where(_r.transaction_id.in_(transaction_ids), _r.state.in_(from_states))
+    decided = [str(found) for found in connection.scalars(query.order_by(_r.transaction_id).with_for_update())]
+    if not decided:
+        return []
+    is_decided = _r.transaction_id.in_(decided)
+    connection.execute(notify_refused.update().where(is_decided).values(state=state, reason=reason[:DETAIL_CHARACTERS]))
+    for outbox in present(connection):
+        columns = outbox.table.c
+        connection.execute(
+            outbox.table.update()
+            .where(columns.transaction_id.in_(decided), columns.relayed.in_(from_relayed))
+            .values(relayed=relayed)
+        )
+    return decided

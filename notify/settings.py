@@ -1,7 +1,8 @@
-"""The settings of `notify serve`. A flag wins over the environment, the environment over the file.
+"""The settings of `notify serve`. A flag overrides the environment, and the environment overrides the file.
 
 Each setting is one field of Settings with its description, unit, bounds and default. Its environment variable is
-`NOTIFY_` and the field's name in capitals. The table in docs/reference.md is made from these fields; a test compares.
+`NOTIFY_` and the field's name in capitals. The table in docs/reference.md is made from these fields; a test compares
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from notify.workers import MOST, worker_names
 
 def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **flags: bool) -> Any:
     """A field of Settings. `live=True`: it may change while servers run; `secret=True`: its value is never shown;
-    `filled=True`: it is no empty text."""
+    `filled=True`: it must not be empty."""
     unset = {"live": False, "secret": False, "filled": False}
     return field(default=default, metadata={"doc": doc, "low": low, "high": high} | unset | flags)
 
@@ -283,17 +284,17 @@ class Settings:
 
     @property
     def key_shards(self) -> tuple[str, ...]:
-        """The shards among which workers divide the keys; empty where one server has them all."""
+        """The shards among which workers divide the keys; empty if one server has all keys."""
         return worker_names(self.workers) if self.workers > 1 else ()
 
     @property
     def takes_messages(self) -> bool:
-        """Whether producers may send to this server: not where it only shows the groups of Kafka."""
+        """Whether producers may send to this server; False if it only shows the groups of Kafka."""
         return not self.kafka or bool(self.storage)
 
 
 OTHERS = frozenset({"NOTIFY_TOKEN", "NOTIFY_TOKEN_FILE", "NOTIFY_KEY", "NOTIFY_CERTIFICATE", "NOTIFY_CA"})
-"""Variables that are no settings of a server, and have names near theirs."""
+"""Variables that are not settings of a server, but have similar names."""
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 """How an error names the type of a setting."""
 
@@ -305,7 +306,7 @@ def environment_name(name: str) -> str:
 def load(
     flags: dict[str, Any] | None = None, file: Path | None = None, environ: dict[str, str] | None = None
 ) -> Settings:
-    """Settings from flags (None: not given), the environment and a TOML file.
+    """Load settings from flags (None: not given), the environment and a TOML file.
 
     Raises InvalidRequest for an unknown name, a value of the wrong type, or a value out of bounds.
     """
@@ -315,7 +316,7 @@ def load(
     if file is not None:
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # no TOML, or no text
+        except (OSError, ValueError) as error:  # ValueError: not TOML, or not text
             raise InvalidRequest(f"the settings file {file} cannot be read: {error}") from None
         for name, value in table.items():
             if name not in fields:
@@ -333,26 +334,26 @@ def load(
 
 
 def mistyped(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the environment whose names are nearly those of settings, and so set nothing; the names meant."""
+    """Environment variables that set nothing because their names are misspelt, each with the probably meant name."""
     prefix, names = environment_name(""), [f.name for f in dataclasses.fields(Settings)]
-    found = {}
+    corrections = {}
     for variable in sorted(environ):
         name = variable.removeprefix(prefix).lower()
         if variable.startswith(prefix) and name not in names and variable not in OTHERS:
             meant = _meant(name, names)
             if meant:
-                found[variable] = environment_name(meant)
-    return found
+                corrections[variable] = environment_name(meant)
+    return corrections
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    """The setting whose name is nearest to a mistyped one; "" where none is near."""
+    """The setting with the most similar name; "" if none is similar."""
     near = difflib.get_close_matches(name, names, 1, 0.75)
     return near[0] if near else ""
 
 
 def changed(settings: Settings, values: dict[str, Any]) -> Settings:
-    """A copy of `settings` with other `values`, each of a setting that may change while a server runs.
+    """A copy of `settings` with new `values` of settings that may change while a server runs.
 
     Raises InvalidRequest for an unknown name, a setting that needs a restart (`needs_restart`), a value of the wrong
     type, or a value out of bounds (`invalid_setting`).

@@ -1,4 +1,4 @@
-"""Text files that a setting names."""
+"""Reads text files whose paths are settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from notify.errors import InvalidRequest
 
 
-def text_of(named: str, path: str) -> str:
-    """The text of a file in UTF-8. Raises InvalidRequest where it cannot be read; `named`: the setting."""
+def text_of(setting: str, path: str) -> str:
+    """The text of a UTF-8 file. Raises InvalidRequest if it cannot be read; `setting`: the setting with the path."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = error.strerror or str(error) if isinstance(error, OSError) else "it is no text"
-        raise InvalidRequest(f"{named}: {path} cannot be read: {why}") from None
+        raise InvalidRequest(f"{setting}: {path} cannot be read: {why}") from None

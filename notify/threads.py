@@ -1,4 +1,4 @@
-"""Calls in threads that a coroutine waits for, also where it is cancelled."""
+"""in_thread: calls a function in a thread, and waits for its end even if the caller is cancelled."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
-    """The result of a call in a thread. A caller that is cancelled meanwhile ends when the thread has ended.
+    """Call a function in a thread and return its result. A cancelled caller ends only when the thread has ended.
 
-    `asyncio.to_thread` ends its caller at once, and the thread goes on: whoever had stopped a part disposed of an
-    engine that the thread used, or removed a directory that it wrote to. `stop` is called first: it has the function
-    return soon.
+    With `asyncio.to_thread` the cancelled caller ends immediately while the thread goes on. Then an engine was disposed
+    of that the thread still used, or a directory was removed that it wrote to. `stop` is called when the caller is
+    cancelled; it should make the function return soon.
     """
     call = contextvars.copy_context().run
     running = asyncio.get_running_loop().run_in_executor(None, call, function, *arguments)
@@ -26,5 +26,5 @@ async def in_thread(function: Callable[..., T], *arguments: Any, stop: Callable[
             stop()
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # read, or asyncio would log that nobody did
+            running.exception()  # marks it as retrieved: otherwise asyncio logs it
         raise

@@ -1,5 +1,5 @@
-"""A call by urllib that ends in time, however slowly the other side answers: urllib's own time begins anew with each
-byte. Proxies are those of the environment.
+"""An HTTP call with urllib that ends in time, however slowly the server answers: urllib's own timeout starts again with
+each byte. Proxies come from the environment.
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ from typing import Any
 
 
 def answer_to(request: urllib.request.Request | str, seconds: float, most: int, *, follow: bool = True) -> bytes:
-    """At most so many bytes of the answer's body. Without `follow` a redirect is an error.
+    """Make a call that takes at most `seconds`; returns at most `most` bytes of the answer's body. Without `follow`, a
+    redirect is an error.
 
-    Raises OSError: HTTPError, which is one, for a status that is none of success.
+    Raises OSError; for a status other than success it is an HTTPError.
     """
     deadline = _Deadline(seconds)
     handlers: list[Any] = [_Plain(deadline), _Secure(deadline), *([] if follow else [_Stay])]
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
             body: bytes = answer.read(most)
-        if deadline.is_over:  # a head that is cut off passes for a whole one
+        if deadline.is_over:  # urllib takes a head that was cut off for a complete one
             raise TimeoutError(f"no whole answer within {seconds:g} s")
         return body
-    except (http.client.HTTPException, ValueError) as error:  # ValueError: a host's name that is none
+    except (http.client.HTTPException, ValueError) as error:  # ValueError: an invalid host name
         raise OSError(f"no answer of HTTP: {error!r}") from error
     finally:
         deadline.end()
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows nothing: a POST would go on as a GET without its body, and that answer would count."""
+    """Follows no redirect: a POST would continue as a GET without its body, and the answer to that would count."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Nothing: the redirect itself is the answer, as an HTTPError."""
+        """Return no request, so that the redirect itself is the answer, as an HTTPError."""
 
 
 class _Deadline:
-    """Cuts the connections of a call when its time is over."""
+    """Closes the connections of a call when its time is over."""
 
     def __init__(self, seconds: float) -> None:
         self.is_over = False
@@ -49,17 +50,17 @@ class _Deadline:
         self._timer.start()
 
     def watch(self, connection: socket.socket) -> None:
-        """A connection of the call."""
+        """Add a connection of the call."""
         self._connections.append(connection)
 
     def _cut(self) -> None:
         self.is_over = True
         for connection in list(self._connections):
-            with contextlib.suppress(OSError):  # it is closed
+            with contextlib.suppress(OSError):  # the connection is closed already
                 connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """The call is over."""
+        """Stop the timer, once the call is over."""
         self._timer.cancel()
 
 

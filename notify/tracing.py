@@ -40,7 +40,7 @@ def _tracer() -> trace.Tracer:
 
 
 def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
-    """The span context in the headers; None if there is none, or it is not sampled."""
+    """The span context in the headers; None if they have no valid context, or it is not sampled."""
     text = (headers or {}).get(HEADER) if trace is not None else None
     if text is None or len(text) != 55 or text[:3] != "00-":
         return None
@@ -54,14 +54,14 @@ def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
 
 @contextlib.contextmanager
 def sending(messages: Sequence[Traced]) -> Iterator[None]:
-    """A span around sending messages; each message gets its context, unless it has a `traceparent` already."""
+    """A span around sending messages; each message gets the span's context, unless it has a `traceparent` already."""
     if trace is None or not messages:
         yield
         return
     attributes = _attributes("send", messages[0].topic) | {"messaging.batch.message_count": len(messages)}
     span = _tracer().start_span(f"send {messages[0].topic}", kind=SpanKind.PRODUCER, attributes=attributes)
     context = span.get_span_context()
-    if not context.is_valid:  # nobody traces; to make such a span the current one costs more than all else here
+    if not context.is_valid:  # there is no tracer provider, and making this the current span would be expensive
         yield
         return
     with trace.use_span(span, end_on_exit=True):
@@ -75,7 +75,7 @@ def sending(messages: Sequence[Traced]) -> Iterator[None]:
 
 
 def _has_room(headers: Mapping[str, str], text: str) -> bool:
-    """Whether one more header is within the bounds; tracing must not cause a refusal."""
+    """Whether another header is within the bounds, because tracing must not cause a refusal."""
     size = sum([len(name.encode()) + len(value.encode()) for name, value in headers.items()])
     return len(headers) < LIMITS.headers and size + len(HEADER) + len(text) <= LIMITS.headers_bytes
 
@@ -97,7 +97,7 @@ def continued(
 
 
 def traced(function: Callable[..., T], group: str, message: Any) -> Callable[..., T]:
-    """`function` wrapped in `processing`, for a thread; unwrapped if the message has no trace."""
+    """`function` wrapped in `processing`, to be called in a thread; `function` itself if the message has no trace."""
     if parse(message.headers) is None:
         return function
 
@@ -157,7 +157,8 @@ def _attributes(operation: str, topic: str) -> dict[str, Any]:
 
 
 def export_from_environment() -> None:
-    """Export this process's spans as OpenTelemetry's environment variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`, …).
+    """Export this process's spans as configured by OpenTelemetry's environment variables (such as
+    `OTEL_EXPORTER_OTLP_ENDPOINT`).
 
     Raises ImportError if the extra `otel` is not installed.
     """

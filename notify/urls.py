@@ -1,4 +1,4 @@
-"""URLs that users give: the address of a server, and any URL as errors and logs may show it, without its secrets."""
+"""URLs from users: checks the address of a server, and hides the secrets of any URL in errors and logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from notify.errors import InvalidRequest
 HIDDEN = "***"
 _PASSWORD = re.compile(
     r"(://[^/?#@:\s]*:)"
-    # SQLAlchemy takes a password with slashes, and people forget to encode an @.
+    # SQLAlchemy accepts a password with slashes, and people forget to encode an @.
     r"(?:(?!://)[^\s@])*(?:@[^\s@/?#,]*)*?@(?![^\s@/?#,]*@)"
 )
 _USER = re.compile(r"(\bhttps?://)[^/?#\s]*@", re.IGNORECASE)
@@ -22,44 +22,44 @@ _PLACE = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?(?:[/\\]{2})?[^/\\?#\s]*", re.IG
 
 
 def without_secrets(text: str) -> str:
-    """The text with *** in place of passwords in URLs, of the user in an address of HTTP, which may be a token, and of
-    settings in a URL that may be secret."""
+    """The text with *** instead of the secrets in URLs: passwords, the user in an HTTP address (which may be a token),
+    and parameters that may be secret."""
     text = _PASSWORD.sub(rf"\1{HIDDEN}@", text)
     return _SECRET.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
 
 
 def place_of(address: str) -> str:
-    """Scheme, host and port of a webhook's address: its path and query may be what lets a caller in."""
-    shown = without_secrets(address)
-    place = _PLACE.match(shown)
+    """Scheme, host and port of a webhook's address; its path and query are hidden, because they may be secret."""
+    safe_address = without_secrets(address)
+    place = _PLACE.match(safe_address)
     end = 0 if place is None else place.end()
-    return shown if shown[end:] in ("", "/") else f"{shown[:end]}/{HIDDEN}"
+    return safe_address if safe_address[end:] in ("", "/") else f"{safe_address[:end]}/{HIDDEN}"
 
 
 def has_user(url: str) -> bool:
-    """Whether this is an address of HTTP with a user or a password."""
+    """Whether this is an HTTP address with a user or a password."""
     return bool(_WITH_USER.match(url))
 
 
 def refuse_user(url: str) -> None:
-    """Raises InvalidRequest for addresses of a server with a user or a password, which would be shown to nobody."""
+    """Raises InvalidRequest for a server's address with a user or a password, which no client would send."""
     if has_user(url):
         raise InvalidRequest(
-            f"{without_secrets(url)!r} is not a server's address: it has a user or a password. A client shows a token: "
+            f"{without_secrets(url)!r} is not a server's address: it has a user or a password. A client sends a token: "
             "give token=, or set NOTIFY_TOKEN"
         )
 
 
 def server_address(url: str) -> SplitResult:
-    """The parts of a server's address. Raises InvalidRequest for what is none."""
+    """The parts of a server's address. Raises InvalidRequest if `url` is not one."""
     refuse_user(url)
-    shown = without_secrets(url)
+    safe_url = without_secrets(url)
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - it is looked at here, and raises for what is no port
+        parts.port  # noqa: B018 - the property raises ValueError for an invalid port
     except ValueError as error:
-        raise InvalidRequest(f"{shown!r} is not a server's address: {error}") from None
+        raise InvalidRequest(f"{safe_url!r} is not a server's address: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        of_kafka = "; only consumers, bridges and relays reach Kafka themselves" if parts.scheme == "kafka" else ""
-        raise InvalidRequest(f"{shown!r} is not a server's address; it should read http://host:port{of_kafka}")
+        hint = "; only consumers, bridges and relays reach Kafka themselves" if parts.scheme == "kafka" else ""
+        raise InvalidRequest(f"{safe_url!r} is not a server's address; it should read http://host:port{hint}")
     return parts

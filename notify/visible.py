@@ -1,4 +1,4 @@
-"""Text of others, made safe for terminals and logs."""
+"""Makes text from outside safe for terminals and logs."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same on one line: its line breaks are escaped, too."""
+    """The text of `visible` on one line: line breaks are escaped too."""
     return visible(text).replace("\n", "\\n")

@@ -1,7 +1,7 @@
 """The schemas of the data routes, for JSON and msgpack, and the canonical encoding of a message in storage.
 
 The two formats differ in one field: a body is text in JSON and bytes in msgpack; `body_base64` works in both.
-notify/limits.py checks bounds and names, which types cannot express.
+notify/limits.py checks bounds and names, which these types cannot express.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TransactionsFields(Fields):
     source: str | None = None
     instance: str | None = None
     outcomes: list[OutcomeItem] = []
-    """Outcomes of other transactions, recorded as by their own route: one request and one wait for the disk."""
+    """Outcomes of other transactions, recorded as by their own route, with one request and one wait for the disk."""
 
 
 class JsonTransactions(TransactionsFields, kw_only=True):
@@ -129,14 +129,14 @@ class JsonMessages(Fields):
 class PackedMessages(Fields):
     messages: list[PackedPublished]
     anywhere: bool = False
-    """Stored here whichever worker their keys belong to: a relay keeps its order by sending all to one worker."""
+    """Whether this worker stores keys of other workers too: a relay sends all to one worker to keep its order."""
 
 
 # --- bridges --------------------------------------------------------------------------------------------------
 
 
 class BridgedTransaction(Fields):
-    """A committed transaction as a bridge read it."""
+    """A committed transaction that a bridge has read."""
 
     id: str
     producer_group: str
@@ -150,7 +150,7 @@ class JsonBridgedTransaction(Fields):
 
 
 class BridgeBatch(Fields):
-    """A batch of a bridge, from its reader to the queue's log; what it carries is in the forms of the two formats.
+    """A batch of a bridge, without its transactions, which differ between the two formats.
 
     `expected_position` and `position` are opaque texts of the bridge; empty: the beginning.
     """
@@ -160,12 +160,12 @@ class BridgeBatch(Fields):
     position: str
     claim: bool = False
     prepare: bool = False
-    """Whether this is a part of a large transaction: invisible until a later batch names its ids in `commit`."""
+    """Whether this is a part of a large transaction, invisible until a later batch names its ids in `commit`."""
     commit: list[str] = []
     rollback: list[str] = []
     """Ids of earlier parts whose transaction was rolled back in the source."""
     refuse_whole: bool = False
-    """Whether nothing is stored while anything is refused for good: the bridge notes that first, and sends the rest."""
+    """Whether nothing is stored if a transaction is refused finally: the bridge notes it first, then sends the rest."""
     lag: float | None = None
     """Seconds since the newest commit of this batch in the database."""
     note: str | None = None
@@ -187,13 +187,13 @@ class Bridged(Struct, omit_defaults=True):
     epoch: int
     stored: int = 0
     known: int = 0
-    """Transactions that the log had already."""
+    """The number of transactions that the log had already."""
     refused: list[Item] = []
-    """Those that are never taken as they are. With `refuse_whole` nothing is stored then, and `position` stays."""
+    """The transactions that are refused finally. With `refuse_whole` nothing is stored then, and `position` stays."""
 
 
 class RefusedTransaction(Fields):
-    """One of a source's list of refused messages, with the target's reason."""
+    """A transaction on a source's list of refused messages, with the target's reason."""
 
     id: str
     topic: str
@@ -212,7 +212,7 @@ class RefusedReport(Fields):
 
 
 class Subscribe(Fields):
-    """How a group wants a topic; times in seconds. `start` counts for a new subscription alone."""
+    """A group's subscription to a topic; times are in seconds. `start` counts only for a new subscription."""
 
     mode: str = "shared"
     start: str | int | None = None
@@ -225,7 +225,7 @@ class Subscribe(Fields):
 
 
 class WholeInbox(Fields):
-    """From when on a group's inbox has a row for each message that took effect."""
+    """The time since which a group's inbox has a row for each message that took effect."""
 
     whole_from: Annotated[datetime, Meta(tz=True)]
 
@@ -258,7 +258,7 @@ class Leave(Fields):
 
 
 class Item(Struct, omit_defaults=True, gc=False):
-    """The result of one item of a batch; `status` is the HTTP status of a request with this item alone."""
+    """The result of one item of a batch; `status`: the HTTP status that a request with only this item would get."""
 
     id: str
     status: int
@@ -273,7 +273,7 @@ class Item(Struct, omit_defaults=True, gc=False):
 class Items(Struct, omit_defaults=True):
     items: list[Item]
     outcomes: list[Item] = []
-    """The results of the outcomes that a request with halves has taken along."""
+    """The results of the outcomes in a request with halves."""
 
 
 class SettledItem(Struct, omit_defaults=True, gc=False):
@@ -305,7 +305,7 @@ class ReplayedHead(DeliveryHead, gc=False):
 
 
 class Delivered(Struct, omit_defaults=True, kw_only=True):
-    """A delivery as the SDK reads it (msgpack)."""
+    """A delivery in the SDK's format (msgpack)."""
 
     receipt: str = ""
     id: str
@@ -341,7 +341,7 @@ class CheckedMessage(Struct, omit_defaults=True):
 
 
 class Check(Struct):
-    """A check as the SDK reads it (msgpack)."""
+    """A check in the SDK's format (msgpack)."""
 
     token: str
     shard: str
@@ -356,7 +356,7 @@ class Checks(Struct):
 
 
 class Problem(Struct, omit_defaults=True):
-    """An error as RFC 9457 describes it."""
+    """An error in the format of RFC 9457."""
 
     type: str
     title: str

@@ -1,4 +1,4 @@
-"""Figures, times and results as words, for pages and for commands."""
+"""Formats numbers, times and results for people, in the console and in commands."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def count(value: float | None) -> str:
-    """1234567 as 1,234,567."""
+    """A number such as 1,234,567."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the two largest units, as 1 h 5 min."""
+    """Seconds in the two largest units, such as 1 h 5 min."""
     if seconds is None:
         return "–"
     if seconds < 10:
@@ -41,7 +41,7 @@ def exactly(text: str | None) -> str:
 
 
 def whole(seconds: float) -> str:
-    """Seconds in the largest unit, as 5 min."""
+    """Seconds in the largest unit, such as 5 min."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
@@ -66,7 +66,7 @@ def status(number: int) -> str:
 
 
 def setting(value: Any) -> str:
-    """A setting's value, or the settings that a revision changes, as a person writes them."""
+    """A setting's value, or the settings that a revision changes, as people write them."""
     if isinstance(value, dict):
         return ", ".join(f"{name} = {_inner(inner)}" for name, inner in value.items() if inner != {}) or "nothing"
     if isinstance(value, bool):

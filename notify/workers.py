@@ -1,4 +1,4 @@
-"""A data directory that workers share: how many there are, and which directory is whose. No server's code is needed."""
+"""The data directory that workers share: the number of workers, and the directory of each. Needs no server code."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from notify.errors import InvalidRequest
 
 FILE = "workers.json"
 LOGS = "logs"
-"""The field of this file that says that each worker has made its log."""
+"""The field of this file that says that each worker has created its log."""
 SHARED = "shared"
-"""The directory of a worker's backup that has what all workers share: their database of settings and credentials."""
+"""The directory in a worker's backup with the database of settings and credentials that all workers share."""
 MOST = 64
 
 
 def worker_names(count: int) -> tuple[str, ...]:
-    """The names of so many workers, which are their shards and their directories."""
+    """The names of `count` workers, which are also their shards and directories."""
     return tuple(f"worker-{number}" for number in range(1, count + 1))
 
 
 def workers_of(directory: Path) -> int:
-    """Among how many workers a data directory is divided; 0 where it is not. Raises InvalidRequest."""
+    """The number of workers that divide a data directory; 0 if it is not divided. Raises InvalidRequest."""
     return _remembered(directory)[0]
 
 
 def _remembered(directory: Path) -> tuple[int, bool]:
-    """Among how many workers a directory is divided, and whether each of them has made its log."""
+    """The number of workers that divide a directory (0: not divided), and whether each has created its log."""
     try:
         text = (directory / FILE).read_text()
     except (FileNotFoundError, NotADirectoryError):
@@ -47,17 +47,17 @@ def _remembered(directory: Path) -> tuple[int, bool]:
 
 
 def check_count(directory: Path, count: int) -> None:
-    """Raises InvalidRequest where a directory is divided among another number of workers, or is a single server's."""
-    divided, has_logs = _remembered(directory)
-    if divided == count:
+    """Raises InvalidRequest if a directory belongs to another number of workers, or to a single server."""
+    remembered_count, has_logs = _remembered(directory)
+    if remembered_count == count:
         if has_logs:
             _check_logs(directory, count)
         return
-    if divided:
+    if remembered_count:
         raise InvalidRequest(
-            f"{directory} is divided among {divided} workers, and a key's messages are all in one worker's log: start "
-            f"it with --workers {divided}. For another number, consume what is there first, then begin in a new "
-            "directory"
+            f"{directory} is divided among {remembered_count} workers, and a key's messages are all in one worker's "
+            f"log: start it with --workers {remembered_count}. For another number, let consumers empty this directory "
+            "first, then begin in a new one"
         )
     _check_restored(directory, count)
     if count > 1 and (directory / "log").exists():
@@ -68,7 +68,7 @@ def check_count(directory: Path, count: int) -> None:
 
 
 def refuse_one_of_several(directory: Path) -> None:
-    """Raises InvalidRequest for the directory of a worker, whose keys are only some: it is served with the others."""
+    """Raises InvalidRequest for the directory of one of several workers, which must be served with the others."""
     parent = directory.absolute().parent
     count = workers_of(parent) if directory.name in worker_names(MOST) else 0
     if directory.name in worker_names(count):
@@ -79,42 +79,41 @@ def refuse_one_of_several(directory: Path) -> None:
 
 
 def _check_restored(directory: Path, count: int) -> None:
-    """Raises InvalidRequest where workers' logs were put into a directory, which does not say how many there are, and
-    they are not so many."""
-    there = [name for name in worker_names(MOST) if (directory / name / "log").exists()]
-    if not there or (count == 1 and (directory / "log").exists()):
+    """Raises InvalidRequest if a directory without a remembered number contains the logs of another number of workers,
+    which were probably restored."""
+    with_log = [name for name in worker_names(MOST) if (directory / name / "log").exists()]
+    if not with_log or (count == 1 and (directory / "log").exists()):
         return
-    if there != list(worker_names(len(there))) or len(there) == 1:
+    if with_log != list(worker_names(len(with_log))) or len(with_log) == 1:
         raise InvalidRequest(
-            f"{directory} has the logs of {', '.join(there)} alone: put those of the other workers there first"
+            f"{directory} has the logs of {', '.join(with_log)} alone: put those of the other workers there first"
         )
-    if count != len(there):
+    if count != len(with_log):
         raise InvalidRequest(
-            f"{directory} has the logs of {len(there)} workers, and a key's messages are all in one worker's log: "
-            f"start it with --workers {len(there)}, or put the logs that are missing there first"
+            f"{directory} has the logs of {len(with_log)} workers, and a key's messages are all in one worker's log: "
+            f"start it with --workers {len(with_log)}, or put the logs that are missing there first"
         )
 
 
 def _check_logs(directory: Path, count: int) -> None:
-    """Raises InvalidRequest where a worker has lost its log: it would begin another one, without what it had."""
+    """Raises InvalidRequest if a worker has lost its log: it would begin an empty one."""
     for name in worker_names(count):
         if not any((directory / name / "log").glob("*.log")):
             raise InvalidRequest(
                 f"{directory / name} has lost its log: mount its disk, or restore it from its backup (notify restore). "
-                f"To begin a new log there, without what that one had, write {json.dumps({'workers': count})} into "
-                f"{directory / FILE}"
+                f"To begin a new, empty log there, write {json.dumps({'workers': count})} into {directory / FILE}"
             )
 
 
 def divide(directory: Path, count: int) -> None:
-    """Write down that a directory is divided among so many workers, for good. Raises InvalidRequest, OSError."""
+    """Record permanently that `count` workers divide a directory. Raises InvalidRequest, OSError."""
     check_count(directory, count)
     if not workers_of(directory):
         _write(directory, {"workers": count})
 
 
 def remember_logs(directory: Path) -> None:
-    """Write down that each worker has made its log, and cannot start without it. Raises InvalidRequest, OSError."""
+    """Record that each worker has created its log, and must not start without it. Raises InvalidRequest, OSError."""
     count, has_logs = _remembered(directory)
     if count and not has_logs:
         _write(directory, {"workers": count, LOGS: True})
@@ -128,15 +127,16 @@ def _write(directory: Path, remembered: Mapping[str, object]) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(directory / FILE)
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    directory_descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(held)
+        os.fsync(directory_descriptor)
     finally:
-        os.close(held)
+        os.close(directory_descriptor)
 
 
 def refuse_divided(directory: Path, what: str) -> None:
-    """Raises InvalidRequest for a directory of workers; `what` is said once for each, such as "name --log"."""
+    """Raises InvalidRequest for a directory of workers; `what`: what the user has to do for each, such as
+    "name --log"."""
     count = workers_of(directory)
     if count:
         names = ", ".join(f"{name}={directory / name}" for name in worker_names(count)[:2])

@@ -1,6 +1,6 @@
-"""Sentences and tables that tell people what a write does, or has done: the admin routes answer with data.
+"""Sentences and tables that describe what a write does, or has done, made from the data of the admin routes.
 
-The console and the commands say the same, in these words.
+The console and the commands use the same sentences.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ from notify.words import count
 
 
 def told(name: str, target: str, result: Any) -> Told:
-    """A write's answer in sentences; `name` is the write's in the console, `target` what the admin route calls it."""
+    """The description of a write's answer. `name`: the write's name in the console; `target`: the thing that the write
+    changes, as the admin route names it."""
     if not isinstance(result, Mapping):
         return Told([text(result)])
-    known = KNOWN.get(name)
-    made = known(target, result) if known is not None else Told()
+    describe = KNOWN.get(name)
+    description = describe(target, result) if describe is not None else Told()
     if "within_seconds" in result:
-        made.sentences.append(f"Consumers follow within {count(result['within_seconds'])} s.")
-    if not (made.sentences or made.rows):
-        made.facts = {label(key): text(value) for key, value in result.items() if not is_table(value)}
+        description.sentences.append(f"Consumers follow within {count(result['within_seconds'])} s.")
+    if not (description.sentences or description.rows):
+        description.facts = {label(key): text(value) for key, value in result.items() if not is_table(value)}
         for value in result.values():
             if is_table(value):
-                made.rows = table(value)
-    return made
+                description.rows = table(value)
+    return description
 
 
 IN_SHORT_CHARACTERS = 70
 _RECORDED = {"dead_letter": "dead-letters", "message.redeliver": "messages.redeliver"}
-"""The console's name of what is recorded under another name."""
+"""The console's names of writes that are recorded under other names."""
 
 
 def in_short(what: str, target: str, result: Any) -> str:
-    """The recorded result of an action in one line. An older version may have recorded it in another form."""
+    """The recorded result of an action in one line. An older version may have recorded it in another format."""
     if not isinstance(result, Mapping) or result.get("state") in ("begun", "failed"):
         return text(result)[:IN_SHORT_CHARACTERS]
     noun, _, verb = what.partition(".")
     name = _RECORDED.get(what, f"{_RECORDED.get(noun, noun)}.{verb}")
     try:
-        made = told(name, target, result)
+        description = told(name, target, result)
     except (KeyError, TypeError, AttributeError):
-        made = Told(facts={label(key): text(value) for key, value in result.items()})
-    facts = (f"{k}: {v}" for k, v in made.facts.items() if v not in ("0", "–", "no", "none", target))
-    said = made.sentences[0] if made.sentences else ", ".join(facts) or "done"
-    return said if len(said) <= IN_SHORT_CHARACTERS else said[: IN_SHORT_CHARACTERS - 1] + "…"
+        description = Told(facts={label(key): text(value) for key, value in result.items()})
+    facts = (f"{k}: {v}" for k, v in description.facts.items() if v not in ("0", "–", "no", "none", target))
+    line = description.sentences[0] if description.sentences else ", ".join(facts) or "done"
+    return line if len(line) <= IN_SHORT_CHARACTERS else line[: IN_SHORT_CHARACTERS - 1] + "…"
 
 
 KNOWN: Mapping[str, Callable[[str, Mapping[str, Any]], Told]] = {
@@ -84,4 +85,4 @@ KNOWN: Mapping[str, Callable[[str, Mapping[str, Any]], Told]] = {
     "credential.revoke": server.revoke,
     "job.cancel": server.cancel,
 }
-"""The writes that have sentences, by name. Of another write its fields are shown."""
+"""The functions that describe writes, by the write's name. For other writes the fields of the answer are shown."""

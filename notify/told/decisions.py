@@ -1,4 +1,4 @@
-"""Transactions that an operator decides, or has checked again."""
+"""Descriptions of transactions that an operator decides, or has checked again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from notify.told.form import MOST_ROWS, Rows, Told, by_job, messages, text, tran
 from notify.words import count, whole
 
 MOST_NAMED = 5
-"""Producer groups that a sentence names; more are only counted."""
+"""The most producer groups that a sentence names; more are only counted."""
 
 
 def transaction(target: str, result: Mapping[str, Any]) -> Told:
@@ -18,19 +18,23 @@ def transaction(target: str, result: Mapping[str, Any]) -> Told:
     if "becomes" not in result:
         return Told([f"The transaction is {after}."])
     then = "stays so" if after == result["state"] else f"becomes {after}"
-    made = Told([f"The transaction is {result['state']} now, and {then}."])
+    description = Told([f"The transaction is {result['state']} now, and {then}."])
     if "messages" in result:
         number = messages(len(result["messages"]))
         if after == "COMMITTED":
-            made.sentences.append(f"It has {number}, which these groups receive:")
+            description.sentences.append(f"It has {number}, which these groups receive:")
         else:
-            made.sentences.append(f"It has {number}, which no group ever receives:")
+            description.sentences.append(f"It has {number}, which no group ever receives:")
         cells = [
-            [m["topic"], text(m["key"]), "not shown here" if m["groups"] is None else text(m["groups"])]
-            for m in result["messages"][:MOST_ROWS]
+            [
+                message["topic"],
+                text(message["key"]),
+                "not shown here" if message["groups"] is None else text(message["groups"]),
+            ]
+            for message in result["messages"][:MOST_ROWS]
         ]
-        made.rows = Rows(["Topic", "Key", "Groups that receive it"], cells)
-    return made
+        description.rows = Rows(["Topic", "Key", "Groups that receive it"], cells)
+    return description
 
 
 def decision(target: str, result: Mapping[str, Any]) -> Told:
@@ -47,36 +51,40 @@ def decision(target: str, result: Mapping[str, Any]) -> Told:
     age = oldest if youngest == oldest else f"{youngest} to {oldest}"
     subject = f"{transactions(result['count'])} {_of_groups(result['producer_groups'])}, in doubt for {age},"
     number = f"{messages(result['messages'])} " if "messages" in result else ""
-    made = Told()
+    description = Told()
     if result["becomes"] == "COMMITTED":
-        made.sentences.append(f"{subject} will be committed: {number}will be delivered.")
+        description.sentences.append(f"{subject} will be committed: {number}will be delivered.")
     elif result["becomes"] == "ROLLED_BACK":
-        made.sentences.append(f"{subject} will be rolled back: {number}will never be delivered.")
+        description.sentences.append(f"{subject} will be rolled back: {number}will never be delivered.")
     else:
-        made.sentences.append(f"{subject} will be checked now: the server asks their producers.")
-        made.sentences += _checked(result)
+        description.sentences.append(f"{subject} will be checked now: the server asks their producers.")
+        description.sentences += _checked(result)
     if result.get("young"):
         of_them = "They are" if result["young"] == result["count"] else f"{count(result['young'])} of them are"
-        made.sentences.append(f"{of_them} PREPARED and younger than 10 min: their local transactions may still run.")
-        made.sentences.append("An outcome of their producer that contradicts yours is refused afterwards.")
-    made.sentences += [refused] * bool(left_out)
+        description.sentences.append(
+            f"{of_them} PREPARED and younger than 10 min: their local transactions may still run."
+        )
+        description.sentences.append("An outcome of their producer that contradicts yours is refused afterwards.")
+    description.sentences += [refused] * bool(left_out)
     if result["is_more"]:
-        made.sentences.append(f"More match: these are the oldest {count(result['count'])}. Do it again for the others.")
-    made.rows = _topics_of(result)
-    return made
+        description.sentences.append(
+            f"More match: these are the oldest {count(result['count'])}. Do it again for the others."
+        )
+    description.rows = _topics_of(result)
+    return description
 
 
 def _checked(result: Mapping[str, Any]) -> list[str]:
-    said = []
+    sentences = []
     if result["parked"]:
         number = "They are" if result["parked"] == result["count"] else f"{count(result['parked'])} of them are"
-        said.append(f"{number} PARKED: they become PREPARED, and get all their checks again.")
+        sentences.append(f"{number} PARKED: they become PREPARED, and get all their checks again.")
     if result["offline"]:
         names = ", ".join(result["offline"][:MOST_NAMED]) + (
             " and others" if len(result["offline"]) > MOST_NAMED else ""
         )
-        said.append(f"No producer polls for the checks of {names} now: they wait until one does.")
-    return said
+        sentences.append(f"No producer polls for the checks of {names} now: they wait until one does.")
+    return sentences
 
 
 def _of_groups(groups: Mapping[str, int]) -> str:
@@ -89,14 +97,14 @@ def _of_groups(groups: Mapping[str, int]) -> str:
 
 
 def _topics_of(result: Mapping[str, Any]) -> Rows | None:
-    """The messages of several transactions by topic, and for a commit who receives some of them."""
+    """The messages of several transactions by topic; for a commit, with the groups that receive some of them."""
     if not result.get("topics"):
         return None
-    shown = result["topics"][:MOST_ROWS]
-    headings, cells = ["Topic", "Messages"], [[row["topic"], count(row["messages"])] for row in shown]
+    shown_topics = result["topics"][:MOST_ROWS]
+    headings, cells = ["Topic", "Messages"], [[row["topic"], count(row["messages"])] for row in shown_topics]
     if result["becomes"] == "COMMITTED":
         headings.append("Groups that receive some")
-        for row, line in zip(shown, cells, strict=True):
+        for row, line in zip(shown_topics, cells, strict=True):
             line.append("not shown here" if row["groups"] is None else text(row["groups"]))
     return Rows(headings, cells, max(0, len(result["topics"]) - MOST_ROWS))
 
@@ -105,10 +113,10 @@ def _decided(result: Mapping[str, Any]) -> Told:
     items = result["items"]
     done = sum(item["status"] == 200 for item in items)
     verb = "is" if done == 1 else "are"
-    said = f"{transactions(done)} {verb} {result['becomes']}" + (
+    sentence = f"{transactions(done)} {verb} {result['becomes']}" + (
         ", due for a check now" * (result["becomes"] == "PREPARED")
     )
     if done < len(items):
-        said += f"; {count(len(items) - done)} refused"
+        sentence += f"; {count(len(items) - done)} refused"
     cells = [[item["id"], item.get("state", "unknown"), text(item.get("detail"))] for item in items[:MOST_ROWS]]
-    return Told([said + "."], Rows(["Transaction", "State", "Why not"], cells, max(0, len(items) - MOST_ROWS)))
+    return Told([sentence + "."], Rows(["Transaction", "State", "Why not"], cells, max(0, len(items) - MOST_ROWS)))

@@ -1,4 +1,4 @@
-"""The form in which a write is told: sentences, a table, fields; and values as people write them."""
+"""The form of a write's description: sentences, a table and fields; and values as people write them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Told:
-    """Sentences, a table where there are several things, and other fields by name."""
+    """The description of a write: sentences, a table if it concerns several things, and further fields by name."""
 
     sentences: list[str] = field(default_factory=list)
     rows: Rows | None = None
@@ -31,7 +31,7 @@ class Told:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Rows:
-    """Rows of one shape, with a heading for each of their fields."""
+    """A table from rows with the same fields, with a heading for each field."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[text(row.get(name)) for name in names] for row in rows[:MOST_ROWS]]
     return Rows([label(name) for name in names], cells, max(0, len(rows) - MOST_ROWS))
@@ -58,7 +58,7 @@ def text(value: Any) -> str:
 
 
 def capital(sentence: str) -> str:
-    """A text as a sentence."""
+    """A text as a sentence, with a capital letter and a full stop."""
     return sentence[:1].upper() + sentence[1:] + "."
 
 
@@ -77,8 +77,8 @@ def is_table(value: Any) -> bool:
 
 
 def by_job(result: Mapping[str, Any]) -> Told:
-    """A write that a job carries out."""
-    several = result.get("jobs", ())  # one of each worker
-    if len(several) > 1:
-        return Told([f"Jobs {', '.join(map(str, several))} do it; their pages show how far they are."])
+    """The description of a write that a job carries out."""
+    jobs = result.get("jobs", ())  # one job for each worker
+    if len(jobs) > 1:
+        return Told([f"Jobs {', '.join(map(str, jobs))} do it; their pages show how far they are."])
     return Told([f"Job {result['job']} does it; its page shows how far it is."])

@@ -1,4 +1,4 @@
-"""Groups, topics and messages: resets, dead letters, purges, what is sent."""
+"""Descriptions of writes to groups, topics and messages: resets, dead letters, purges, sent messages."""
 
 from __future__ import annotations
 
@@ -10,51 +10,54 @@ from notify.words import count, duration, exactly, size, status
 
 
 def reset(target: str, result: Mapping[str, Any]) -> Told:
-    """A group that goes on elsewhere in a topic."""
+    """A group that continues at another offset of a topic."""
     queues = result["queues"]
     again = sum(q["again"] or 0 for q in queues)
     left_out = sum(q["left_out"] or 0 for q in queues)
-    made = Told()
+    description = Told()
     if not (again or left_out):
-        made.sentences.append("The group stays where it is: nothing is repeated, and nothing is left out.")
+        description.sentences.append("The group stays where it is: nothing is repeated, and nothing is left out.")
     if again:
-        made.sentences.append(f"The group gets {messages(again)} again.")
+        description.sentences.append(f"The group gets {messages(again)} again.")
     if left_out:
-        made.sentences.append(f"It does not get {messages(left_out)} that it has not settled yet.")
-    made.sentences.append("What its consumers have in hand becomes stale, and is delivered again if it lies ahead.")
-    made.sentences.append(f"Effects: {result['effects']}.")
+        description.sentences.append(f"It does not get {messages(left_out)} that it has not settled yet.")
+    description.sentences.append(
+        "What its consumers have in hand becomes stale, and is delivered again if it lies ahead."
+    )
+    description.sentences.append(f"Effects: {result['effects']}.")
     cells = [[text(q.get(name)) for name in ("queue", "from", "to", "again", "left_out")] for q in queues[:MOST_ROWS]]
-    made.rows = Rows(["Queue", "From", "To", "Again", "Left out"], cells, max(0, len(queues) - MOST_ROWS))
-    return made
+    description.rows = Rows(["Queue", "From", "To", "Again", "Left out"], cells, max(0, len(queues) - MOST_ROWS))
+    return description
 
 
 def pause(target: str, result: Mapping[str, Any]) -> Told:
-    """A group that gets nothing, or gets messages again."""
+    """A group that is paused or resumed."""
     if result["paused"]:
         return Told([f"Group {target} is paused: its consumers get nothing until it is resumed; messages wait."])
     return Told([f"Group {target} receives messages."])
 
 
 def _failure(result: Mapping[str, Any]) -> list[str]:
-    """The failure group that a job is about, where it is about one."""
-    f = result.get("failure")
-    if f is None:
+    """The description of the failure group that a job is about, if it is about one."""
+    failure = result.get("failure")
+    if failure is None:
         return []
-    what = " in ".join(part for part in (f["type"], f["place"]) if part) or f["text"]
-    closed = f["count"] - f["open"]
-    before = f", and {messages(closed)} of it that were sent again or dropped before" if closed else ""
-    when = f"the first died at {exactly(f['first_at'])}, the last at {exactly(f['last_at'])}"
-    return [f"Failure group {f['fingerprint']} ({what}) has {messages(f['open'])} that wait{before}: {when}."]
+    what = " in ".join(part for part in (failure["type"], failure["place"]) if part) or failure["text"]
+    closed = failure["count"] - failure["open"]
+    closed_part = f", and {messages(closed)} of it that were sent again or dropped before" if closed else ""
+    when = f"the first died at {exactly(failure['first_at'])}, the last at {exactly(failure['last_at'])}"
+    waiting = messages(failure["open"])
+    return [f"Failure group {failure['fingerprint']} ({what}) has {waiting} that wait{closed_part}: {when}."]
 
 
 def drop(target: str, result: Mapping[str, Any]) -> Told:
     """Dead letters that are dropped, by their ids or by a job."""
     if "ids" in result:
-        made = Told([f"This drops {messages(len(result['ids']))} of the dead letters of {target} for good."])
-        made.rows = Rows(
+        description = Told([f"This drops {messages(len(result['ids']))} of the dead letters of {target} for good."])
+        description.rows = Rows(
             ["Message"], [[name] for name in result["ids"][:MOST_ROWS]], max(0, len(result["ids"]) - MOST_ROWS)
         )
-        return made
+        return description
     if "at_most" in result:
         job = f"A job looks at {messages(result['at_most'])} at most, and drops those that match for good."
         return Told([*_failure(result), job, "Dead letters that were sent again before stay sent."])
@@ -64,17 +67,17 @@ def drop(target: str, result: Mapping[str, Any]) -> Told:
 
 
 def redrive(target: str, result: Mapping[str, Any]) -> Told:
-    """Dead letters that go to their group again, by their ids or by a job."""
+    """Dead letters that are redriven to their group, by their ids or by a job."""
     if "ids" in result:
         effects = f"Effects: {result['effects']}."
         number = len(result["ids"])
-        made = Told(
+        description = Told(
             [f"{messages(number)} of the dead letters {'goes' if number == 1 else 'go'} to {target} again.", effects]
         )
-        made.rows = Rows(
+        description.rows = Rows(
             ["Message"], [[name] for name in result["ids"][:MOST_ROWS]], max(0, len(result["ids"]) - MOST_ROWS)
         )
-        return made
+        return description
     if "at_most" in result:
         effects = f"Effects: {result['effects']}."
         looked_at = messages(result["at_most"])
@@ -86,7 +89,7 @@ def redrive(target: str, result: Mapping[str, Any]) -> Told:
 
 
 def items(target: str, result: Mapping[str, Any]) -> Told:
-    """One result for each message; an item of a preview has no status yet unless it is refused."""
+    """The result of each message; an item of a preview has no status yet, unless it is refused."""
     if not is_table(result.get("items")):
         return Told()
     numbers = [item.get("status") for item in result["items"]]
@@ -103,12 +106,12 @@ def items(target: str, result: Mapping[str, Any]) -> Told:
 
 
 def _word_of(number: int | None) -> str:
-    """The result of one item, None where it is still to be sent."""
+    """The word for an item's status; None means that the item is still to be sent."""
     return "to be sent" if number is None else status(number)
 
 
 def send(target: str, result: Mapping[str, Any]) -> Told:
-    """A message that a person sends."""
+    """A message that an operator sends."""
     groups = (
         f"these groups receive it: {text(result['groups'])}" if result["groups"] else "no group subscribes to it now"
     )
@@ -134,20 +137,22 @@ def purge(target: str, result: Mapping[str, Any]) -> Told:
     """A topic's messages, or a group's dead letters, that are deleted."""
     dropped = sum(q["dropped"] for q in result["queues"])
     deleted = f"{capital(messages(dropped))[:-1]} of {target} at most are deleted for good."
-    made = Told([deleted if dropped else "Nothing is deleted."])
+    description = Told([deleted if dropped else "Nothing is deleted."])
     for group, number in result["missed"].items():
-        made.sentences.append(f"Group {group} never gets {messages(number)} that it has not settled: missed.")
+        description.sentences.append(f"Group {group} never gets {messages(number)} that it has not settled: missed.")
     if dropped and not result["missed"]:
-        made.sentences.append("No group is missed: all have settled them.")
-    return made
+        description.sentences.append("No group is missed: all have settled them.")
+    return description
 
 
 def delete_topic(target: str, result: Mapping[str, Any]) -> Told:
-    """A topic that is deleted with all that belongs to it."""
+    """A topic that is deleted with its messages and subscriptions."""
     if "deleted" in result:
         return Told([f"Topic {result['deleted']} is deleted."])
-    kept = sum(q["end"] - q["start"] for q in result["queues"])
-    return Told([f"Topic {target} is deleted with its {messages(kept)} at most, and with all subscriptions to it."])
+    count_of_messages = sum(q["end"] - q["start"] for q in result["queues"])
+    return Told(
+        [f"Topic {target} is deleted with its {messages(count_of_messages)} at most, and with all subscriptions to it."]
+    )
 
 
 _ANSWERED = {
@@ -163,37 +168,37 @@ _FULL = {
 
 
 def put_topic(target: str, result: Mapping[str, Any]) -> Told:
-    """A topic that is made or changed. Each worker of a server has the same queues."""
+    """A topic that is created or changed. All workers of a server have the same queues."""
     number = result["queue_count"] if "queue_count" in result else len({q["queue"] for q in result["queues"]})
-    made = Told([f"Topic {target} has {'1 queue' if number == 1 else f'{count(number)} queues'}."])
+    description = Told([f"Topic {target} has {'1 queue' if number == 1 else f'{count(number)} queues'}."])
     age = (
         f"for {duration(result['retention'])}"
         if result["retention"]
         else "as long as the setting retention_seconds says"
     )
     bound = f", at most {size(result['retention_bytes'])}" if result["retention_bytes"] else ""
-    made.sentences.append(f"It keeps messages {age}{bound}.")
-    made.sentences.append(_ANSWERED[result["flush"]])
+    description.sentences.append(f"It keeps messages {age}{bound}.")
+    description.sentences.append(_ANSWERED[result["flush"]])
     if result["ttl"]:
-        made.sentences.append(f"Messages that nobody got within {duration(result['ttl'])} expire.")
+        description.sentences.append(f"Messages that nobody got within {duration(result['ttl'])} expire.")
     if result["backlog"]:
         full = _FULL[result["backlog_policy"]]
-        made.sentences.append(f"Where a group is {messages(result['backlog'])} behind, {full}.")
-    return made
+        description.sentences.append(f"Where a group is {messages(result['backlog'])} behind, {full}.")
+    return description
 
 
 def subscribe(target: str, result: Mapping[str, Any]) -> Told:
-    """A subscription that is made or changed."""
+    """A subscription that is created or changed."""
     group, _, topic = target.partition("/")
     what = f"topics that match {topic}" if "*" in topic else f"topic {topic}"
-    made = Told([f"Group {group} receives {what} in mode {result['mode']}."])
+    description = Told([f"Group {group} receives {what} in mode {result['mode']}."])
     if result.get("made_topic"):
-        made.sentences.append("The topic is new.")
+        description.sentences.append("The topic is new.")
     if result.get("lag"):
-        made.sentences.append(f"{capital(messages(result['lag']))[:-1]} wait for it.")
+        description.sentences.append(f"{capital(messages(result['lag']))[:-1]} wait for it.")
     if result.get("topics"):
-        made.sentences.append(f"By now these match: {text(result['topics'])}.")
-    return made
+        description.sentences.append(f"By now these match: {text(result['topics'])}.")
+    return description
 
 
 def unsubscribe(target: str, result: Mapping[str, Any]) -> Told:
@@ -203,20 +208,21 @@ def unsubscribe(target: str, result: Mapping[str, Any]) -> Told:
 
 
 def prioritise(target: str, result: Mapping[str, Any]) -> Told:
-    """The classes that share a group's deliveries."""
-    made = Told([f"Group {target} is given messages of these classes, by weight:"])
+    """The priority classes that share a group's deliveries."""
+    description = Told([f"Group {target} is given messages of these classes, by weight:"])
     cells = [[c["name"], count(c["weight"]), text(c["topics"])] for c in result["classes"]]
-    made.rows = Rows(["Class", "Weight", "Topics"], cells)
+    description.rows = Rows(["Class", "Weight", "Topics"], cells)
     if result["shares"]:
         turns = ", ".join(f"{topic} {count(number)}" for topic, number in result["shares"].items())
-        made.sentences.append(f"Within a class a topic has one turn, but: {turns}.")
-    return made
+        description.sentences.append(f"Within a class a topic has one turn, but: {turns}.")
+    return description
 
 
 def push(target: str, result: Mapping[str, Any]) -> Told:
-    """A group whose messages are posted to a webhook, or are no more."""
-    p = result.get("push")
-    if p is None:
+    """A group whose messages are posted to a webhook, or are not any more."""
+    webhook = result.get("push")
+    if webhook is None:
         return Told([f"Messages of group {target} are posted no more; they wait for consumers."])
-    batch = f"{messages(p['batch'])} a call at most"
-    return Told([f"Messages of group {target} are posted to {p['url']}: {batch}, {count(p['at_once'])} calls at once."])
+    batch = f"{messages(webhook['batch'])} a call at most"
+    calls = f"{count(webhook['at_once'])} calls at once"
+    return Told([f"Messages of group {target} are posted to {webhook['url']}: {batch}, {calls}."])

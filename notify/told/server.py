@@ -1,4 +1,4 @@
-"""The server itself: settings, rates, credentials, alarms and jobs."""
+"""Descriptions of writes to the server: settings, rates, credentials, alarms and jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notify.words import job as work_of
 
 
 def silence(target: str, result: Mapping[str, Any]) -> Told:
-    """An alarm that is silenced, or heard again."""
+    """An alarm that is silenced or unsilenced."""
     alarm = f"Alarm {result['name']}" + (f" of {result['target']}" if result["target"] else "")
     if "who" not in result:
         return Told([f"{alarm} is heard again."])
@@ -27,13 +27,13 @@ def set_settings(target: str, result: Mapping[str, Any]) -> Told:
 
 
 def roll_back(target: str, result: Mapping[str, Any]) -> Told:
-    """Settings and rates that become those of an earlier revision."""
+    """Settings and rates that are rolled back to an earlier revision."""
     values = result["values"] if "values" in result else result["to"]["values"]
-    made = Told([f"Settings and rates become those of revision {target}."])
+    description = Told([f"Settings and rates become those of revision {target}."])
     if not values:
-        made.sentences.append("All settings have the values that the servers were started with.")
-    made.rows = Rows(["Setting", "From now on"], [[name, setting(value)] for name, value in values.items()])
-    return made
+        description.sentences.append("All settings have the values that the servers were started with.")
+    description.rows = Rows(["Setting", "From now on"], [[name, setting(value)] for name, value in values.items()])
+    return description
 
 
 _RATES = (
@@ -44,7 +44,7 @@ _RATES = (
 
 
 def limit(target: str, result: Mapping[str, Any]) -> Told:
-    """All rates, which replace those before."""
+    """All rates, which replace the previous rates."""
     cells = [
         [f"{noun} {name}", f"{count(rate)} {unit}"]
         for kind, noun, unit in _RATES
@@ -58,10 +58,10 @@ def limit(target: str, result: Mapping[str, Any]) -> Told:
 def grant(target: str, result: Mapping[str, Any]) -> Told:
     """A credential that is added."""
     until = f" until {exactly(result['expires_at'])}" if result["expires_at"] else ""
-    made = Told([f"{result['name']} has these rights{until}: {text(result['rights'])}."])
+    description = Told([f"{result['name']} has these rights{until}: {text(result['rights'])}."])
     if result["id"]:
-        made.sentences.append(f"The credential's id is {result['id']}: revoke it by that.")
-    return made
+        description.sentences.append(f"The credential's id is {result['id']}: revoke it by that.")
+    return description
 
 
 def revoke(target: str, result: Mapping[str, Any]) -> Told:
