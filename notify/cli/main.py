@@ -22,7 +22,7 @@ from notify.extras import remedy
 from notify.log_output import STDERR
 
 _OUTPUT_LOST = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})
-"""The errors of writing to stdout: its reader is gone, or the disk of its file is full. The answer was not seen then."""
+"""Errors of writing to stdout: its reader is gone, or its disk is full, so that nobody has seen the answer."""
 
 
 class Commands(typer.core.TyperGroup):
