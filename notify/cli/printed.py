@@ -54,7 +54,7 @@ def say_json(value: Any) -> None:
 
 
 class _Console(Console):
-    """Run the command without typer's own exit code 1 for a closed pipe, because 1 means bad news."""
+    """Raises BrokenPipeError if the reader is gone; rich would exit with code 1, which means bad news."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
