@@ -269,7 +269,7 @@ def test_the_command_says_what_is_missing(run: tuple[Made, str]) -> None:
         (["run", "--database", run[1]], "--log"),
         (["run", "--database", "nonsense", "--log", "x"], "no URL of a database"),
         (["run", "--database", "postgresql://127.0.0.1:1/x", "--log", log], "database x"),
-        (["run", "--database", run[1], "--log", log, "--from", "yesterday"], "no instant"),
+        (["run", "--database", run[1], "--log", log, "--from", "yesterday"], "is not an instant"),
         (["explain", "nonsense", "--database", run[1], "--log", log], "UUID"),
     ):
         code, answer = cli("audit", *flags)

@@ -119,7 +119,7 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
         assert backup(copy, server.url)[0] == 0
         assert "exists: name" in backup(copy, server.url)[1]["text"]
         assert "not empty" in restore(copy, tmp_path / "data")[1]["text"]
-        assert "no backup" in restore(tmp_path, tmp_path / "n")[1]["text"]
+        assert "is not a backup" in restore(tmp_path, tmp_path / "n")[1]["text"]
         segment = min((copy / "log").glob("*.log"))
         sound = segment.read_bytes()
         wrong = bytearray(sound)

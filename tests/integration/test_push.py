@@ -295,6 +295,6 @@ def test_the_command_sets_shows_and_ends_it(server: InMemoryServer, receiver: Re
     code, shown = cli("group", "push", unique, "--stop", "--reason", "a test", "--url", server.url)
     assert code == 0, shown
     code, shown = cli("group", "push", unique, "--url", server.url)
-    assert code == 2 and "no webhook" in str(shown)
+    assert code == 2 and "not posted to a webhook" in str(shown)
     code, shown = cli("group", "push", unique, "--stop", "--url", server.url)
     assert code == 2 and "--reason" in str(shown)

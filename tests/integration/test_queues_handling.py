@@ -167,9 +167,9 @@ def test_a_body_that_its_handler_cannot_decode_is_a_dead_letter_at_once(queue: Q
     assert {letter["body_base64"] for letter in dead} == {"/3s="}
     headers = [letter["headers"] for letter in dead]
     assert {h["notify-dead-letter-attempts"] for h in headers} == {"1"}
-    assert sorted(h["notify-dead-letter-reason"][:19] for h in headers) == [
-        "the body is no JSON",
-        "the body is no text",
+    assert sorted(h["notify-dead-letter-reason"][:20] for h in headers) == [
+        "the body is not JSON",
+        "the body is not text",
     ]
 
 

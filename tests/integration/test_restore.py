@@ -196,7 +196,7 @@ def test_until_is_where_a_segment_ends(shipped: Shipped) -> None:
     code, told = shipped.restore("restored", "--until", "77")
     assert code == 2 and "ends at 77" in told["text"]
     code, told = cli("restore", str(shipped.place), "--data-dir", str(shipped.place / "new"), "--until", "7")
-    assert code == 2 and "--until is for a store" in told["text"]
+    assert code == 2 and "--until is only for a store" in told["text"]
 
 
 def test_lost_indexes_and_checkpoints_are_made_up_for(shipped: Shipped) -> None:

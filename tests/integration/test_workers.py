@@ -495,7 +495,7 @@ def test_backups_of_all_workers_are_restored_to_a_divided_directory(server: Serv
                 check_count(tmp_path / "new", 2)
         other = str(tmp_path / "new" / ("worker-2" if name == "worker-1" else "worker-1"))
         code, said = cli("restore", copy, "--data-dir", other)
-        assert code == 2 and f"the backup is of {name}" in said["text"], said
+        assert code == 2 and f"the backup is from {name}" in said["text"], said
         code, said = cli("restore", copy, "--data-dir", to)
         assert code == 0, said
     restored = ServerProcess(tmp_path / "new", flags=["--workers", "2"]).start()
