@@ -9,6 +9,7 @@ import typer
 from notify.cli.api import AS_JSON
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest
+from notify.limits import check_name
 
 STORAGE = typer.Option(
     ..., "--storage", envvar="NOTIFY_STORAGE", help="The database's SQLAlchemy URL. [env: NOTIFY_STORAGE]"
@@ -33,6 +34,7 @@ def upgrade(
     from notify.storage.sql import schema
     from notify.storage.sql.engines import opened
 
+    check_name("shard", shard)
     with opened(storage) as engine:
         schema.upgrade(engine, shard)
     done = {"version": schema.newest_revision(), "shard": shard}
