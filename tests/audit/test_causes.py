@@ -21,7 +21,6 @@ from notify.spark.causes.stretches import PAUSE_US
 from notify.spark.evidence import NOT_GIVEN
 from notify.spark.findings import FINDINGS
 from notify.spark.result import Found, Result
-from tests.support.commands import registered
 from tests.support.transactions import new_id
 
 MINUTE = 60_000_000
@@ -174,7 +173,6 @@ def cases_of_every_class() -> list[Found]:
 
 @pytest.mark.parametrize("kafka", ["", "kafka://broker.example:9092"])
 def test_every_command_is_one_that_the_command_line_takes(kafka: str) -> None:
-    registered()
     names = {f.name for f in FINDINGS}
     over = replace(COMMANDS, kafka=kafka)
     result = Result(
@@ -198,7 +196,7 @@ def test_every_command_is_one_that_the_command_line_takes(kafka: str) -> None:
 
 def parse(line: str) -> None:
     """Parse a line as the command line does, up to calling the command. Raises UsageError."""
-    command: Any = typer.main.get_command(main.app)
+    command: Any = main.command()
     program, *words = shlex.split(line)
     assert program == "notify"
     context = typer.Context(command, info_name=program)

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from notify.cli import audit as command
-from notify.cli import main
 from notify.errors import NotifyError
 from tests.audit.trade import SERVICES, Trade, make_trade
+from tests.support import commands
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.commands import registered
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +34,9 @@ def spark_is_there(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cli(*words: str) -> tuple[int, dict[str, Any]]:
     """The exit code, and the JSON of stdout or its text, also of a command that fails."""
-    registered()
-    result = CliRunner().invoke(main.app, list(words), auto_envvar_prefix="NOTIFY")
-    code = 2 if isinstance(result.exception, NotifyError) else result.exit_code  # as notify.cli.main.main does
-    return code, json.loads(result.stdout) if result.stdout.startswith("{") else {"text": result.output}
+    ended = commands.run(words)
+    code = 2 if isinstance(ended.exception, NotifyError) else ended.exit_code  # as notify.cli.main.main does
+    return code, json.loads(ended.stdout) if ended.stdout.startswith("{") else {"text": ended.output}
 
 
 def flags(trade: Trade, report: Path, services: Sequence[str] = SERVICES) -> list[str]:

@@ -8,10 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
 from notify.cli import api, main
-from tests.support.commands import registered
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 HEAD = """# Commands
@@ -58,8 +55,7 @@ def commands() -> list[tuple[str, Any]]:
 
 def root() -> Any:
     """`notify` itself, with all its commands."""
-    registered()
-    return typer.main.get_command(main.app)
+    return main.command()
 
 
 def _commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:

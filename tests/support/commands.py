@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from click.testing import Result
 from typer.testing import CliRunner
 
 from notify.cli import main
@@ -18,23 +19,42 @@ from notify.testing.process import Child, ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
 
 
-@cache
-def registered() -> None:
-    main.register()
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended: its exit code and output, and what it raised, which `notify.cli.main.main` would tell."""
+
+    exit_code: int
+    stdout: str
+    output: str
+    exception: BaseException | None
+
+
+def run(words: Sequence[str]) -> Ended:
+    """Run a command in this process. All commands have the same parser: making it takes longer than most of them."""
+    exit_code, exception = 0, None
+    with CliRunner().isolation() as (stdout, _, output):
+        try:
+            main.command().main(args=list(words), prog_name="notify", auto_envvar_prefix="NOTIFY")
+        except SystemExit as ended:
+            exit_code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except Exception as raised:
+            exit_code, exception = 1, raised
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return Ended(exit_code, stdout.getvalue().decode(), output.getvalue().decode(), exception)
 
 
 def cli(*words: str) -> tuple[int, dict[str, Any]]:
     """Run a command; return its exit code and its output: the JSON, or `{"text": …}`, also of an error in JSON."""
-    registered()
-    result: Result = CliRunner().invoke(main.app, list(words), auto_envvar_prefix="NOTIFY")
-    if isinstance(result.exception, NotifyError):
-        return 2, {"text": f"notify: {result.exception}"}
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    shown = json.loads(result.stdout) if result.stdout.startswith("{") else {"text": result.output}
+    ended = run(words)
+    if isinstance(ended.exception, NotifyError):
+        return 2, {"text": f"notify: {ended.exception}"}
+    if ended.exception is not None:
+        raise ended.exception
+    shown = json.loads(ended.stdout) if ended.stdout.startswith("{") else {"text": ended.output}
     if list(shown) == ["error"]:
         shown["text"] = f"notify: {shown['error']['detail']}"
-    return result.exit_code, shown
+    return ended.exit_code, shown
 
 
 class Command:

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer
 import yaml
 
 from notify.cli import main as cli
@@ -24,7 +23,6 @@ from notify.server.app import App
 from notify.server.metrics import HELP, Metrics
 from notify.settings import Settings, environment_name, load
 from notify.storage.memory import MemoryStore
-from tests.support import commands
 from tests.support.clock import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -115,8 +113,7 @@ def test_the_compose_file_starts_what_exists() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     services = compose["services"]
     assert {"mysql", "server-1", "server-2", "server-3", "queue", "bridge", "kafka-3"} <= services.keys()
-    commands.registered()
-    command = typer.main.get_command(cli.app)
+    command = cli.command()
     for name, service in services.items():
         if service.get("image") != "notify:local":
             continue
@@ -151,12 +148,11 @@ def _documented_commands() -> list[tuple[str, list[str]]]:
 
 def test_documented_commands_exist() -> None:
     """Each command, subcommand and flag that a reader may copy exists. Placeholders in capitals stand for arguments."""
-    commands.registered()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     documented = _documented_commands()
     assert len(documented) > 100
     wrong = []
-    notify: Any = typer.main.get_command(cli.app)
+    notify: Any = cli.command()
     for page, words in documented:
         if words[0] == "make":
             if words[1] not in targets:

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.main import get_command
 
 from notify.cli import main
 from notify.server import health
 from notify.server.data.request import PROBES
 from notify.settings import Settings, environment_name
-from tests.support.commands import registered
 
 FOLDER = Path(__file__).parents[2] / "docs" / "kubernetes"
 VERSION = "1.33"
@@ -61,13 +59,12 @@ def test_what_is_applied_exists_and_names_one_image() -> None:
 
 
 def test_commands_take_the_flags_and_variables() -> None:
-    registered()
     settings = {environment_name(name) for name in Settings.__dataclass_fields__}
     seen = set()
     for name, container in containers(*OURS):
         words = container.get("command", [])
         if words[:1] == ["notify"]:
-            command: Any = get_command(main.app)
+            command: Any = main.command()
             for word in words[1:]:
                 command = command.commands[word]
             known = {option for parameter in command.params for option in parameter.opts}
@@ -155,8 +152,7 @@ def test_one_server_in_a_container() -> None:
     text = (FOLDER.parents[1] / "docker-compose.one.yml").read_text()
     (service,) = yaml.safe_load(text)["services"].values()
     word, *flags = service["command"]
-    registered()
-    root: Any = get_command(main.app)
+    root: Any = main.command()
     assert {flag for flag in flags if flag.startswith("--")} <= {o for p in root.commands[word].params for o in p.opts}
     assert set(service["environment"]) <= {environment_name(name) for name in Settings.__dataclass_fields__} | SDK
     assert any(path in service["healthcheck"]["test"][-1] for path in PROBES)

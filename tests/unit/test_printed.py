@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import notify.cli
 from notify.cli import api, dead_letter, group, main, message, printed, topic, transaction
@@ -21,7 +20,6 @@ from notify.cli.overview import screen_of
 from notify.cli.printed import Rows, cell, console, say
 from notify.told import told
 from notify.visible import visible
-from tests.support.commands import registered
 
 HOSTILE = [
     "[/red]",
@@ -169,9 +167,7 @@ def test_a_write_says_what_it_did_and_not_how_it_was_answered(capsys: pytest.Cap
 
 
 def test_help_shows_variables_with_a_name_of_their_own_alone() -> None:
-    registered()
-    command: Any = typer.main.get_command(main.app)
-    main.hide_long_variables(command)
+    command: Any = main.command()
     shown = {p.name for p in command.commands["topic"].commands["create"].params if getattr(p, "show_envvar", False)}
     assert shown == {"reason", "dry_run", "url", "as_json"}
 
@@ -191,7 +187,6 @@ def test_a_command_starts_where_its_output_was_a_file_and_is_a_pipe(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As in a forked server of tests: no server started wherever pytest wrote to a file."""
-    registered()
     with (tmp_path / "output").open("w") as stream:
         stream.write("as a file")
         stream.flush()
