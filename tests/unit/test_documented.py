@@ -169,6 +169,8 @@ REMOVAL = re.compile(r"removed in \d+\.\d+")
 
 def undated(text: str) -> list[str]:
     """The texts of deprecations that do not name the version which removes the thing."""
+    if "deprecated" not in text.lower():  # the expression below takes 10 ms for each file
+        return []
     return [
         " ".join(said.split())
         for said in re.findall(r"(?i)[^\n]*\bdeprecated\b(?:[^\n]*\n){0,2}", text)
