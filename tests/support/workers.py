@@ -16,37 +16,39 @@ from tests.support.databases import ForWorkers
 
 _KAFKA = "tests/integration/test_kafka_"
 TOGETHER = {
-    "the audit, first half": tuple(f"tests/audit/test_{letter}" for letter in "abcdefghijkl"),
-    "the audit": ("tests/audit/",),
-    "bridges": ("tests/integration/test_bridge_",),
-    "Kafka's consumers": tuple(_KAFKA + part for part in ("consumer", "forgotten", "hostile", "stopping", "subscr")),
+    "Kafka's sinks, consumers and delays": (
+        *(f"{_KAFKA}{part}" for part in ("sink", "bridge", "consumer", "forgotten", "hanging", "odd_topics", "delays")),
+        *(f"{_KAFKA}{part}" for part in ("made_anew", "taken_back")),
+        "tests/integration/test_kafka.py",
+        "tests/integration/test_layouts.py",
+        "tests/contract/test_sinks_by_position.py",
+        "tests/audit/test_kafka_input.py",
+    ),
     "Kafka's groups": (
-        f"{_KAFKA}groups",
-        f"{_KAFKA}refused",
+        *(f"{_KAFKA}{part}" for part in ("groups", "refused", "hostile", "stopping", "subscr", "doctor", "asker")),
         "tests/integration/test_queues_",
         "tests/history/test_history_over_kafka.py",
     ),
-    "Kafka's delays": (f"{_KAFKA}delays", "tests/integration/test_kafka.py", "tests/integration/test_layouts.py"),
-    "Kafka's sinks": (f"{_KAFKA}sink", f"{_KAFKA}bridge", "tests/contract/test_sinks_by_position.py"),
+    "the audit": ("tests/audit/",),
+    "bridges": ("tests/integration/test_bridge_",),
 }
-"""Tests whose path begins with one of these share a worker: a Spark session for half of the tests of the audit, and
-a Kafka node for several files. No more than that, since a worker's tests run one after the other."""
+"""Tests whose path begins with one of these share a worker. All tests of the audit have one Spark session, since the
+first audit of a session takes 12 s of CPU more than the next ones; and all tests that need no Kafka of their own have
+one of two nodes, since a node takes 10 s to start and to warm up, and 2 % of a processor until its worker ends. No
+more than that goes together, since a worker's tests run one after the other: these take 300 s each."""
 
 ONE_BY_ONE = ("tests/simulation/",)
 """Tests of these files go to whichever worker is free."""
 
 _INTEGRATION = "tests/integration/test_"
 IN_ORDER = (
-    *TOGETHER["the audit, first half"],
+    *TOGETHER["Kafka's sinks, consumers and delays"],
+    *TOGETHER["the audit"],
     *TOGETHER["Kafka's groups"],
-    "tests/audit/",
-    *TOGETHER["Kafka's sinks"],
     "tests/browser/test_console.py",
-    *TOGETHER["Kafka's consumers"],
     "tests/history/",
     f"{_INTEGRATION}relay_faults.py",
     "tests/crash/",
-    *TOGETHER["Kafka's delays"],
     f"{_INTEGRATION}snippets.py",
     "tests/unit/test_imports.py",
     "tests/browser/",
@@ -54,9 +56,8 @@ IN_ORDER = (
     f"{_INTEGRATION}bridge",
     f"{_INTEGRATION}inbox.py",
     "tests/unit/test_documented.py",
-    f"{_KAFKA}odd_topics.py",
-    *(f"{_INTEGRATION}{noun}.py" for noun in ("demo", "shipping", "key_map", "push", "garbage", "kafka_asker")),
-    *(f"{_INTEGRATION}{noun}.py" for noun in ("testing", "commands", "restore", "sql_storage", "kafka_taken_back")),
+    *(f"{_INTEGRATION}{noun}.py" for noun in ("demo", "workers", "shipping", "key_map", "push", "garbage")),
+    *(f"{_INTEGRATION}{noun}.py" for noun in ("testing", "commands", "restore", "sql_storage", "hanging_workers")),
     "tests/simulation/",
     "tests/unit/test_typed_pages.py",
 )
