@@ -354,7 +354,7 @@ def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
         ("topic.put", "", {"topic": "a", "queues": "many"}, "is not valid"),
         ("credential.add", "", {"name": "x", "rights": "fly"}, "is not a right"),
         ("transactions.rollback", "?all=1", {"ids": shop.transactions[0]}, "not both"),
-        ("transactions.rollback", "", {}, "Choose transactions, or mark that all"),
+        ("transactions.rollback", "", {}, "Choose transactions, or all that match"),
     ):
         w.go(f"/do/{name}{query}")
         fill(w, fields | {"reason": "r"})

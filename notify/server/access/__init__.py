@@ -1,1 +1,1 @@
-"""Who may do what: principals by token, certificate or identity provider, and their rights per topic and group."""
+"""Access: principals by token, certificate or identity provider, and their rights per topic and group."""

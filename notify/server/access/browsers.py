@@ -1,8 +1,9 @@
-"""Requests of browsers: a page of someone else may make them do nothing.
+"""Refuses requests that a foreign page makes through somebody's browser.
 
 A browser sends `Sec-Fetch-Site` or `Origin` with every request that could change something, and a page cannot forge
-them (https://www.w3.org/TR/fetch-metadata/); other clients send neither. A page whose name was pointed at 127.0.0.1
-(DNS rebinding) is of the same origin as the server, and its reads carry neither of them: its `Host` gives it away.
+these headers (https://www.w3.org/TR/fetch-metadata/); other clients send neither. A page whose name was pointed at
+127.0.0.1 (DNS rebinding) has the same origin as the server, and its reads carry neither header. The header `Host`
+shows that page's name.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 def refuse_foreign_pages(method: str, headers: Iterable[tuple[bytes, bytes]], settings: Settings) -> None:
-    """Raises Forbidden for a write that a foreign page makes, and while access is off for a foreign name of this
-    machine: then the address is all that protects, from being read, too.
+    """Raises Forbidden for a write from a foreign page.
+
+    While access is off it also raises Forbidden for any request with a foreign `Host`: nothing but the address protects
+    such a server, reads included.
     """
     site = origin = host = b""
     for name, value in headers:
@@ -40,23 +43,23 @@ def refuse_foreign_pages(method: str, headers: Iterable[tuple[bytes, bytes]], se
 
 
 def refuse_foreign_host(host: bytes, settings: Settings) -> None:
-    """Raises Forbidden for the header `Host` of a request that was sent to another name than the server's."""
+    """Raises Forbidden if the header `Host` has a name that is not the server's."""
     if not is_own_host(host, settings.host, settings.url):
         raise Forbidden(f"this server is not called {host.decode('latin-1')[:100]!r}; set url if it is", "foreign_host")
 
 
 @lru_cache(maxsize=1000)
-def is_own_host(host: bytes, own: str, url: str) -> bool:
-    """Whether the header `Host` names this server: by its own name, by an address, or by no name at all.
+def is_own_host(host: bytes, listen_host: str, url: str) -> bool:
+    """Whether the header `Host` is this server's name, an IP address, or empty.
 
-    An address is nobody's name, and every browser sends a name. `own`: the host that the server listens on; `url`: the
-    address that it announces.
+    An address cannot be a rebound name, and every browser sends the header. `listen_host`: the host that the server
+    listens on; `url`: the address that it announces.
     """
     text = host.decode("latin-1").lower()
     if not text:
         return True
     name = text.rpartition(":")[0] if ":" in text.rpartition("]")[2] else text
-    if name == "localhost" or name.endswith(".localhost") or name == own.lower():
+    if name == "localhost" or name.endswith(".localhost") or name == listen_host.lower():
         return True
     if url and url.partition("://")[2].partition("/")[0].lower() == text:
         return True

@@ -1,5 +1,4 @@
-"""A credential: what someone shows to be let in, and what it lets them do. Records
-keep it (notify/server/configuration/records.py)."""
+"""A credential: what a caller shows, and its rights. notify/server/configuration/records.py stores it."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A credential as it is recorded. `proof`: the SHA-256 of a token, else the certificate's or subject's name."""
+    """A credential as stored. `proof`: the SHA-256 of the token, or the name of the certificate or subject."""
 
     id: str
     name: str
@@ -23,5 +22,5 @@ class Credential:
     used_us: int = 0
 
     def holds(self, now_us: int) -> bool:
-        """Whether it lets anyone in at this time; `expires_us` 0: it does not expire."""
+        """Whether it is valid at this time: not revoked, and not expired (`expires_us` 0: it never expires)."""
         return not self.revoked_us and (not self.expires_us or now_us < self.expires_us)

@@ -1,4 +1,4 @@
-"""Letting in: from what a request shows (a token, a certificate) to its principal."""
+"""Authentication: finds the principal of a request by its token or client certificate."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 log = structlog.get_logger("notify.server")
 
 KNOWN = 10_000
-"""Tokens whose principal is remembered, of those that were shown last."""
+"""The most tokens whose principal is remembered; the oldest is forgotten first."""
 KNOWN_SECONDS = 300.0
-"""After so long a provider's token is verified again."""
+"""After this time a provider's token is verified again."""
 VERIFYING = 1000
-"""Requests whose token is being verified, or looked up, at once; each may hold a part of its body."""
+"""The most requests whose token is being verified or looked up; each may hold a part of its body."""
 AWAITING_KEYS = 100
-"""So many of these may wait for a provider's keys; a token whose key is known waits for nobody."""
+"""The most requests that wait for a provider's keys; a token whose key is known does not wait."""
 PROVIDER_THREADS = 2
-"""They compute signatures; a thread of its own waits for the provider, and none of the server's others does."""
+"""Threads that verify signatures. One more thread waits for the provider's answers."""
 PROVIDER_SECONDS = 10.0
-"""How long a provider's token may take: its discovery document and its keys may have to be fetched first."""
+"""How long verifying a provider's token may take, with fetching the discovery document and keys."""
 FETCH_AGAIN_SECONDS = 10.0
-"""Keys are fetched again for a key that is not known, and so often at most."""
+"""The shortest time between two fetches of keys; an unknown key name causes a fetch."""
 FETCH_FAILED_SECONDS = 1.0
-"""Where they could not be had."""
+"""The same after a fetch that failed."""
 REFUSED_SECONDS = 60.0
-"""For so long a provider's token that was refused is refused without verifying it again."""
+"""How long a refused provider's token is refused without verifying it again."""
 SUBJECTS = 10_000
-"""A provider's subjects whose quota is remembered, of those that asked last."""
+"""The most subjects of a provider whose quota is remembered; the least recently seen is forgotten first."""
 REFUSALS_A_SECOND = 10
-"""How many refusals are logged."""
+"""The most refusals that are logged in a second."""
 
-_NOT_OURS = "this token is none of this server's, or was mistyped"
+_NOT_OURS = "this server does not know this token, or the token was mistyped"
 _NOTHING_SHOWN = (
     "show a token (Authorization: Bearer …; the SDK and `notify` show that of NOTIFY_TOKEN), or a client certificate "
     "where mutual TLS is on"
@@ -59,7 +59,7 @@ _NOTHING_SHOWN = (
 
 
 def provider_of(settings: Settings) -> Provider | None:
-    """The identity provider that the settings name; None where they name none, or access is off."""
+    """The identity provider of the settings; None if they name no provider, or access is off."""
     if not (settings.access and settings.oidc_issuer):
         return None
     from notify.server.access.oidc import Provider
@@ -68,9 +68,9 @@ def provider_of(settings: Settings) -> Provider | None:
 
 
 class Access:
-    """Who may come in, as of the credentials that were read last; who is not known is looked up before it is refused.
+    """Authenticates requests by the credentials that were read last; looks an unknown caller up before refusing it.
 
-    While `on` is False: everyone, to everything.
+    While `on` is False everyone may do everything.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Access:
         clock: Clock = steady_clock,
         provider: Provider | None = None,
     ) -> None:
-        """`look` reads the records, and has `learn` called where there are other credentials (see Lookup).
+        """`look` reads the records and calls `learn` if the credentials have changed (see Lookup).
 
-        `clock`: the one by which credentials were made; this machine's own may differ from it.
+        `clock`: the clock by which credentials were made; this machine's clock may differ from it.
         """
         self.clock = clock
         self.on = settings.access
@@ -93,7 +93,7 @@ class Access:
         self._principals: dict[str, Principal] = {}
         self._known: OrderedDict[bytes, tuple[Principal, Credential | None, float]] = OrderedDict()
         self.used_us: dict[str, int] = {}
-        """When which credential was last used, until someone takes note of it."""
+        """When each credential was last used (microseconds since 1970, by id); the caller empties it on recording."""
         self._refusals = LogRate(REFUSALS_A_SECOND)
         self._lookup = Lookup(look)
         self._unknown = Unknown()
@@ -105,30 +105,30 @@ class Access:
         self._fetch_thread = ThreadPoolExecutor(1, "notify-provider-keys")
         self._fetch_not_before = 0.0
         self._fetch_failure: Exception | None = None
-        """Why the last fetch failed; None if it did not."""
+        """Why the last fetch failed; None if it succeeded."""
         self._awaiting_keys = 0
 
     def close(self) -> None:
-        """Verify nothing more."""
+        """Stop fetching keys and verifying tokens."""
         if self._fetching is not None:
             self._fetching.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._fetch_thread.shutdown(wait=False, cancel_futures=True)
 
     def learn(self, credentials: Sequence[Credential]) -> None:
-        """The credentials that there are now; of those that did not change, principals keep their counts."""
+        """Replace the credentials. Principals of unchanged credentials stay, with their quotas."""
         before = self._credentials
         self._credentials = {c.id: c for c in credentials}
-        # Where several credentials have one name, the newest counts: the others have expired.
-        in_turn = sorted(credentials, key=lambda c: c.created_us)
-        self._by_proof = {(c.kind, c.proof): c for c in in_turn if c.kind != "token" and not c.revoked_us}
-        same = {n for n, c in self._credentials.items() if n in before and _grants(before[n]) == _grants(c)}
-        for number in self._principals.keys() - same:
+        # If several credentials have the same name, the newest counts: the others have expired.
+        by_age = sorted(credentials, key=lambda c: c.created_us)
+        self._by_proof = {(c.kind, c.proof): c for c in by_age if c.kind != "token" and not c.revoked_us}
+        unchanged = {n for n, c in self._credentials.items() if n in before and _grants(before[n]) == _grants(c)}
+        for number in self._principals.keys() - unchanged:
             self._principals.pop(number).end()
         self._known.clear()
 
     def configure(self, settings: Settings) -> None:
-        """Other quotas from now on."""
+        """Follow new settings: other quotas hold from now on."""
         if (settings.principal_requests, settings.principal_polls) != (
             self.settings.principal_requests,
             self.settings.principal_polls,
@@ -139,7 +139,7 @@ class Access:
         self.settings = settings
 
     def known(self, authorization: bytes) -> Principal | None:
-        """The principal of a header that was seen lately, without waiting for anything."""
+        """The principal of an authorization header that was verified lately, without waiting; else None."""
         if not self.on:
             return EVERYONE
         remembered = self._known.get(authorization)
@@ -156,9 +156,9 @@ class Access:
         return principal
 
     def admit(self, authorization: bytes, certificate: str | None) -> Principal | None:
-        """Who shows this header (empty: none) and certificate (its common name), without waiting for anything.
+        """The principal by authorization header (may be empty) and certificate (its common name), without waiting.
 
-        None: it may be good, and only `verify` can tell: a provider's token, or what is not known here (yet).
+        None: only `verify` can tell, because it is a provider's token, or a credential that is not known here (yet).
         Raises Unauthorized.
         """
         principal = self.known(authorization)
@@ -171,19 +171,19 @@ class Access:
             raise
 
     async def principal(self, authorization: bytes, certificate: str | None) -> Principal:
-        """As `admit`, and as `verify` where that has to tell."""
+        """The result of `admit`, or of `verify` if `admit` cannot tell."""
         principal = self.admit(authorization, certificate)
         return await self.verify(authorization, certificate) if principal is None else principal
 
     async def verify(self, authorization: bytes, certificate: str | None) -> Principal:
-        """Who shows what `admit` could not judge.
+        """The principal where `admit` could not tell.
 
-        Raises Unauthorized, or Unavailable where the provider or the database does not answer in time, or too many
+        Raises Unauthorized; Unavailable if the provider or the database does not answer in time, or too many requests
         wait for them already.
         """
         try:
             if self._verifying >= VERIFYING:
-                raise Unavailable("too many requests wait to be let in; try again")
+                raise Unavailable("too many requests wait for authentication; try again")
             self._verifying += 1
             try:
                 return await self._verified(authorization, certificate)
@@ -199,19 +199,19 @@ class Access:
         if authorization and number is None:
             if self._provider is None:
                 raise Unauthorized(_NOT_OURS)
-            return await self._of_provider(self._provider, authorization, token)
+            return await self._verified_by_provider(self._provider, authorization, token)
         await self._lookup.look()
         principal = self._let_in(authorization, certificate)
         if principal is not None:
             return principal
         if number is None:
-            # Not remembered: a name may be shown before a credential is made for it, while an id comes with its token.
-            raise Unauthorized(f"no credential is made for certificate {str(certificate)[:100]!r}, or it is over")
+            # Not remembered as unknown: a certificate may exist before its credential, while a token never does.
+            raise Unauthorized(f"no valid credential exists for certificate {str(certificate)[:100]!r}")
         self._unknown.add(number)
         raise Unauthorized(_NOT_OURS)
 
     def _let_in(self, authorization: bytes, certificate: str | None) -> Principal | None:
-        """As `admit`."""
+        """`admit` without the tokens that were verified lately."""
         if not authorization:
             if certificate is None:
                 raise Unauthorized(_NOTHING_SHOWN)
@@ -220,10 +220,10 @@ class Access:
                 return None
             self.used_us[credential.id] = self.clock()
             return self._principal_of(credential)
-        scheme, _, shown = authorization.partition(b" ")
+        scheme, _, rest = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             raise Unauthorized(_NOTHING_SHOWN)
-        token = shown.strip()
+        token = rest.strip()
         number = tokens.id_of(token)
         if number is None:
             if self._provider is None:
@@ -244,7 +244,7 @@ class Access:
         self.used_us[credential.id] = self.clock()
         return principal
 
-    async def _of_provider(self, provider: Provider, authorization: bytes, token: bytes) -> Principal:
+    async def _verified_by_provider(self, provider: Provider, authorization: bytes, token: bytes) -> Principal:
         loop = asyncio.get_running_loop()
         text = token.decode("latin-1")
         has_key = True
@@ -257,11 +257,11 @@ class Access:
         except TimeoutError:
             raise Unavailable("the identity provider does not answer in time; try again") from None
         except Unauthorized:
-            if has_key:  # else nothing was computed, and the provider may be about to publish a new key
+            if has_key:  # without the key nothing was verified, and the provider may still publish it
                 self._refused.add(_digest(token))
             raise
         rights = parse_rights(claims.rights)
-        credential = await self._of_subject(claims.subject, is_needed=not rights)
+        credential = await self._subject_credential(claims.subject, is_needed=not rights)
         if credential is None:
             principal = Principal(claims.subject, rights, self._quota(f":{claims.subject}", 0, 0))
         else:
@@ -273,7 +273,7 @@ class Access:
         return principal
 
     def _quota(self, key: str, requests: float, polls: int) -> Quota:
-        """The quota of a provider's subject, whichever of its tokens it shows."""
+        """The quota of a provider's subject, which all its tokens share."""
         quota = self._quotas.pop(key, None)
         requests, polls = requests or self.settings.principal_requests, polls or self.settings.principal_polls
         if quota is None or (quota.requests, quota.polls) != (requests, polls):
@@ -284,9 +284,9 @@ class Access:
         return quota
 
     async def _fetch_keys(self, provider: Provider) -> None:
-        """Return when keys were fetched, or need not be again so soon. Whoever waits, waits for the same fetch.
+        """Return when keys were fetched, or the last fetch is too recent. All callers wait for the same fetch.
 
-        Raises Unavailable where too many wait, or the keys cannot be had.
+        Raises Unavailable if too many callers wait, or the last fetch failed.
         """
         if self._awaiting_keys >= AWAITING_KEYS:
             raise Unavailable("too many tokens wait for the identity provider's keys; try again")
@@ -299,7 +299,7 @@ class Access:
             finally:
                 self._awaiting_keys -= 1
         if self._fetch_failure is not None:
-            raise Unavailable(f"the keys of the identity provider cannot be had: {self._fetch_failure}")
+            raise Unavailable(f"the keys of the identity provider cannot be fetched: {self._fetch_failure}")
 
     async def _fetch(self, provider: Provider) -> None:
         loop = asyncio.get_running_loop()
@@ -314,10 +314,11 @@ class Access:
         self._fetch_not_before = loop.time() + (FETCH_FAILED_SECONDS if self._fetch_failure else FETCH_AGAIN_SECONDS)
         self._fetching = None
 
-    async def _of_subject(self, subject: str, is_needed: bool) -> Credential | None:
-        """The credential made for a provider's subject, if there is one.
+    async def _subject_credential(self, subject: str, is_needed: bool) -> Credential | None:
+        """The valid credential for a provider's subject, if there is one.
 
-        Raises Unavailable where that cannot be known; but unless it `is_needed`, what the token itself says is enough.
+        Raises Unavailable if the records cannot be read and the credential `is_needed`: without it, the rights in the
+        token are enough.
         """
         credential = self._by_proof.get(("subject", subject))
         if credential is None or not credential.holds(self.clock()):
@@ -330,12 +331,12 @@ class Access:
         return credential if credential is not None and credential.holds(self.clock()) else None
 
     def _principal_of(self, credential: Credential) -> Principal:
-        found = self._principals.get(credential.id)
-        if found is None:
+        principal = self._principals.get(credential.id)
+        if principal is None:
             rights = parse_rights(credential.rights)
-            found = self._made(credential.name, rights, credential.requests, credential.polls)
-            self._principals[credential.id] = found
-        return found
+            principal = self._made(credential.name, rights, credential.requests, credential.polls)
+            self._principals[credential.id] = principal
+        return principal
 
     def _made(self, name: str, rights: Sequence[Right], requests: float, polls: int) -> Principal:
         requests, polls = requests or self.settings.principal_requests, polls or self.settings.principal_polls
@@ -355,6 +356,6 @@ def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
-def _grants(c: Credential) -> Credential:
-    """All of it but when it was used."""
-    return dataclasses.replace(c, used_us=0)
+def _grants(credential: Credential) -> Credential:
+    """The credential without the time of its last use, which grants nothing."""
+    return dataclasses.replace(credential, used_us=0)

@@ -1,4 +1,4 @@
-"""Before a request reaches FastAPI: whether a foreign page sent it, who asks, and how much it may carry."""
+"""Checks a request before FastAPI gets it: whether a foreign page sent it, who sent it, and the size of its body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notify.server.access.principal import EVERYONE, NOBODY, Principal
 from notify.settings import Settings
 
 COOKIE = "notify_token"
-"""Where a browser keeps its token: the console's, out of reach of scripts, and not sent by other sites' pages."""
+"""The console's cookie with the token; scripts cannot read it, and pages of other sites do not send it."""
 
 ADMIN_BYTES = 1 << 20
 OPEN = ("/livez", "/readyz", "/login", "/static/")
@@ -28,11 +28,11 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class Door(Protocol):
-    """Where a server says who may come in."""
+    """The part of a server that says who may send requests."""
 
     @property
     def settings(self) -> Settings:
-        """Those that hold now."""
+        """The current settings."""
 
     @property
     def access(self) -> Access | None:
@@ -40,14 +40,14 @@ class Door(Protocol):
 
 
 async def admit(scope: dict[str, Any], door: Door) -> None:
-    """Note who asks in the scope's state. Raises Unauthorized, Forbidden, Backpressure or Unavailable."""
+    """Store the request's principal in the scope's state. Raises Unauthorized, Forbidden, Backpressure, Unavailable."""
     state = scope.setdefault("state", {})
     state["principal"] = EVERYONE if not door.settings.access else NOBODY
     state["shown"] = b""
     refuse_foreign_pages(scope["method"], scope["headers"], door.settings)
     access = door.access
     if access is None:
-        # Started or stopped: what is not open is not answered.
+        # The server is starting or stopping: only open paths are answered.
         if door.settings.access and not scope["path"].startswith(OPEN):
             raise Unavailable(NOT_RUNNING)
         return
@@ -58,7 +58,7 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
     state["shown"] = shown
     certificate = scope.get("notify.certificate")
     if scope["path"].startswith(OPEN):
-        # Whoever asks for these is served: nobody is looked up for it, so that health waits for no database.
+        # These are served to everyone, without a lookup, so that health checks do not wait for a database.
         with contextlib.suppress(Unauthorized):
             state["principal"] = access.admit(shown, certificate) or NOBODY
         return
@@ -68,9 +68,9 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
 
 
 def token_of_cookie(header: bytes) -> bytes:
-    """The authorization that the console's cookie stands for; empty where there is none.
+    """The authorization header that the console's cookie replaces; empty if there is no such cookie.
 
-    A token needs no quotes, so that nothing is unquoted: Python's SimpleCookie took minutes for some headers.
+    Tokens have no quotes, so that nothing is unquoted here: Python's SimpleCookie took minutes for some headers.
     """
     for pair in header.split(b";"):
         name, _, value = pair.partition(b"=")
@@ -80,13 +80,13 @@ def token_of_cookie(header: bytes) -> bytes:
 
 
 def bounded(receive: Receive, seconds: float, limit: int = ADMIN_BYTES) -> Receive:
-    """The same body, cut off where it is larger, or not complete in time: FastAPI answers its HTTPException."""
+    """`receive` with bounds: it raises HTTPException for a body that is too large, or not complete in time."""
     deadline = asyncio.get_running_loop().time() + seconds
-    taken = 0
+    size = 0
     complete = False
 
     async def next_part() -> dict[str, Any]:
-        nonlocal taken, complete
+        nonlocal size, complete
         if complete:
             return await receive()
         try:
@@ -95,9 +95,9 @@ def bounded(receive: Receive, seconds: float, limit: int = ADMIN_BYTES) -> Recei
         except TimeoutError:
             raise HTTPException(408, "the body did not arrive in time") from None
         if part["type"] == "http.request":
-            taken += len(part.get("body", b""))
+            size += len(part.get("body", b""))
             complete = not part.get("more_body", False)
-            if taken > limit:
+            if size > limit:
                 raise HTTPException(413, f"the request has more than {limit} bytes")
         return part
 
@@ -105,7 +105,7 @@ def bounded(receive: Receive, seconds: float, limit: int = ADMIN_BYTES) -> Recei
 
 
 def check_admin(request: Request) -> None:
-    """Reading takes `view`, a write `admin` of what it names. Raises Forbidden."""
+    """Reading needs the right `view`, a write `admin` for the topic or group in its path. Raises Forbidden."""
     principal: Principal = request.state.principal
     path = request.scope["path"]
     if request.method in ("GET", "HEAD"):
@@ -113,27 +113,30 @@ def check_admin(request: Request) -> None:
     elif path.startswith(("/v1/admin/topics/", "/v1/admin/groups/")):
         _check_admin_of_named(principal, request.path_params)
     elif path.startswith(("/v1/admin/transactions/", "/v1/admin/jobs/")):
-        principal.check_some("admin")  # the route knows the producer group once it has the transaction, or the job
+        principal.check_some("admin")  # the route checks the group once it has read the transaction or job
     else:
         principal.check("admin")
 
 
 def check_subscriber(request: Request) -> None:
-    """A consumer says itself how it wants its topics; others need `admin` of both. Raises Forbidden."""
+    """A consumer may change its group's subscription; others need `admin` for group and topic. Raises Forbidden."""
     principal: Principal = request.state.principal
-    named = request.path_params
-    if not principal.may("consume", named["name"], named["topic"]):
-        _check_admin_of_named(principal, named)
+    path_params = request.path_params
+    if not principal.may("consume", path_params["name"], path_params["topic"]):
+        _check_admin_of_named(principal, path_params)
 
 
 def check_topic_reader(request: Request) -> None:
-    """Whoever may pull from a topic may know its queues; others need `view`. Raises Forbidden."""
+    """A principal that may read a topic may also see its queues; others need `view`. Raises Forbidden."""
     principal: Principal = request.state.principal
     if not principal.may("read", request.path_params["name"]):
         principal.check("view")
 
 
-def _check_admin_of_named(principal: Principal, named: Mapping[str, str]) -> None:
-    """Whoever follows a topic has it kept: that takes a right to both, group and topic. Raises Forbidden."""
-    for name in {named["name"], named.get("topic", named["name"])}:
+def _check_admin_of_named(principal: Principal, path_params: Mapping[str, str]) -> None:
+    """Raises Forbidden without `admin` for all names in the path.
+
+    A subscription needs the right for both its group and its topic, because it keeps the topic's messages.
+    """
+    for name in {path_params["name"], path_params.get("topic", path_params["name"])}:
         principal.check("admin", name)

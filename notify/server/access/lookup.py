@@ -1,6 +1,7 @@
-"""Looking once more before someone is refused: what another server made a moment ago is recorded, and not known here.
+"""Reads the records again before an unknown caller is refused: another server may just have made the credential.
 
-What a look reads is its caller's; here is how often it is done for strangers, for how long, and what it did not find.
+The caller passes the function that reads the records. This module bounds how often it is called for unknown callers
+and how long they wait, and remembers the ids for which it found nothing.
 """
 
 from __future__ import annotations
@@ -13,39 +14,39 @@ from notify import faults
 from notify.errors import Unavailable
 
 LOOKS_A_SECOND = 20
-"""At most, for all who wait together."""
+"""The most looks in a second, for all waiting requests together."""
 WAIT_SECONDS = 2.0
-"""How long one waits for a look: less than the SDK waits for its half, so that it tries again in time."""
+"""How long a request waits for a look: less than the SDK waits for storing a half, so that it tries again in time."""
 UNKNOWN = 10_000
-"""Ids that are remembered because nothing was found for them."""
+"""The most ids that are remembered as unknown."""
 UNKNOWN_SECONDS = 1.0
-"""For so long."""
+"""How long an id is remembered as unknown."""
 
-_AWAY = "who asks cannot be looked up now: the server's database does not answer; try again"
+_AWAY = "the credential cannot be looked up now, because the server's database does not answer; try again"
 
 
 class Lookup:
-    """Looks at the records, shared by all who wait for one: one at a time, and LOOKS_A_SECOND at most.
+    """Reads the records on behalf of all waiting requests: one look at a time, at most LOOKS_A_SECOND.
 
-    So any number of strangers costs the database what one costs, and keeps out nobody whose token is good.
+    So any number of unknown callers costs the database no more than one does, and valid tokens are still accepted.
     """
 
     def __init__(self, look: Callable[[], Awaitable[None]]) -> None:
-        """`look` follows what the records have. It may be cancelled; whatever it raises, they cannot be read."""
+        """`look` reads the records. It may be cancelled; any exception means that the records cannot be read."""
         self._look = look
         self._one_at_a_time = asyncio.Lock()
         self._begun = 0
         self._ended = 0
         """The number of the look that ended last."""
         self._failure: Exception | None = None
-        """Why that look failed; None if it did not."""
+        """Why the last look failed; None if it succeeded."""
         self._not_before = 0.0
-        """When the next may begin, by the loop's clock."""
+        """When the next look may begin, by the loop's clock."""
 
     async def look(self) -> None:
-        """Return when a look has ended that began after this call: an earlier one may have missed what is sought.
+        """Return when a look has ended that began after this call: an earlier one may have missed a new credential.
 
-        Raises Unavailable where the records cannot be read, or not within WAIT_SECONDS.
+        Raises Unavailable if the records cannot be read within WAIT_SECONDS.
         """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -56,7 +57,7 @@ class Lookup:
             raise Unavailable(_AWAY) from failure
 
     async def _after(self, begun: int) -> Exception | None:
-        """Why the first look after number `begun` failed; None if it did not."""
+        """Why the first look after number `begun` failed; None if it succeeded."""
         async with self._one_at_a_time:
             if self._ended <= begun:
                 clock = asyncio.get_running_loop().time
@@ -76,26 +77,23 @@ class Lookup:
 
 
 class Unknown:
-    """Ids, or digests of tokens, that were looked up or verified a moment ago and belong to nobody.
-
-    Belongs to one event loop.
-    """
+    """Ids, or digests of tokens, that were looked up or verified a moment ago in vain. For use on one event loop."""
 
     def __init__(self, seconds: float = UNKNOWN_SECONDS) -> None:
         self._seconds = seconds
         self._until: OrderedDict[str | bytes, float] = OrderedDict()
 
-    def add(self, shown: str | bytes) -> None:
-        """Remember one for so long at most; where there are too many, the oldest is forgotten."""
+    def add(self, key: str | bytes) -> None:
+        """Remember an id or digest for `seconds`; if there are more than UNKNOWN, the oldest is forgotten."""
         while len(self._until) >= UNKNOWN:
             self._until.popitem(last=False)
-        self._until[shown] = asyncio.get_running_loop().time() + self._seconds
+        self._until[key] = asyncio.get_running_loop().time() + self._seconds
 
-    def __contains__(self, shown: str | bytes) -> bool:
-        until = self._until.get(shown)
+    def __contains__(self, key: str | bytes) -> bool:
+        until = self._until.get(key)
         if until is None:
             return False
         if asyncio.get_running_loop().time() < until:
             return True
-        del self._until[shown]
+        del self._until[key]
         return False

@@ -17,12 +17,12 @@ from notify.urls import has_user, without_secrets
 
 FETCH_SECONDS = 5
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA"]
-"""Signatures only: with a shared secret whoever can verify could forge, and `none` is none."""
+"""Only signatures with a public key: who can verify with a shared secret can also forge, and `none` signs nothing."""
 LEEWAY_SECONDS = 10
 TOKEN_BYTES = 16 << 10
 """A longer token is refused without decoding it."""
 KEYS_SECONDS = 300.0
-"""After so long keys are fetched again: a key that the provider withdrew is taken for so long."""
+"""After this time keys are fetched again; a key that the provider has withdrawn is accepted until then."""
 ANSWER_BYTES = 1 << 20
 """The most bytes of the discovery document, and of the keys."""
 MOST_KEYS = 100
@@ -38,11 +38,13 @@ class Claims:
 
 
 class Provider:
-    """One issuer, and its keys as they were fetched last. `fetch` waits for the network, `verify` computes: both are
-    called from threads; what else there is takes microseconds."""
+    """One issuer, and its keys as fetched last.
+
+    `fetch` waits for the network and `verify` computes, so both are called from threads; the rest takes microseconds.
+    """
 
     def __init__(self, issuer: str, audience: str, rights_claim: str) -> None:
-        """Raises InvalidRequest for an issuer that is not https (http is taken on loopback only)."""
+        """Raises InvalidRequest for an issuer that is not https (http is allowed on loopback only)."""
         self._issuer = issuer.rstrip("/")
         is_address = self._issuer.startswith(("https://", "http://127.0.0.1:", "http://localhost:"))
         if not is_address or has_user(self._issuer):
@@ -55,56 +57,56 @@ class Provider:
         self._fetched_at = 0.0
 
     def key_name(self, token: str) -> str:
-        """The name of the key that a token says it is signed with, without believing it.
+        """The name of the key that the token claims to be signed with; nothing is verified.
 
-        Raises Unauthorized for what cannot be one of this issuer's tokens for this server, or is over: so nobody is
-        waited for, and nothing computed, for what anyone can see to be wrong.
+        Raises Unauthorized if the token is malformed, expired, or not from this issuer for this server. So no request
+        waits for keys, and no signature is computed, for a token that is plainly wrong.
         """
         try:
             if len(token) > TOKEN_BYTES:
                 raise ValueError("it is too long")
             head, claims, _ = token.split(".")
-            fields, said = _part(head), _part(claims)
-            audience = said.get("aud")
-            if fields.get("alg") not in ALGORITHMS:
-                raise ValueError("its algorithm is none that is taken")
-            if str(said.get("iss")).rstrip("/") != self._issuer:
-                raise ValueError("it is of another issuer")
+            header, unverified = _part(head), _part(claims)
+            audience = unverified.get("aud")
+            if header.get("alg") not in ALGORITHMS:
+                raise ValueError("its algorithm is not allowed")
+            if str(unverified.get("iss")).rstrip("/") != self._issuer:
+                raise ValueError("it is from another issuer")
             if self._audience not in (audience if isinstance(audience, list) else [audience]):
                 raise ValueError("it is for another audience")
-            if not float(said["exp"]) > time.time() - LEEWAY_SECONDS:
+            if not float(unverified["exp"]) > time.time() - LEEWAY_SECONDS:
                 raise ValueError("it has expired")
-            return str(fields["kid"])
+            return str(header["kid"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            # Its text: a local variable that is the error keeps this frame, and the token, until a full collection.
-            reason = str(error) if type(error) is ValueError else "it is no token with an issuer, an end and a key"
+            # Only the text is kept: a local variable with the error would keep this frame, and the token, in memory.
+            reason = str(error) if type(error) is ValueError else "it is not a token with an issuer, an end and a key"
             raise Unauthorized(f"the bearer token is not valid: {reason}") from None
 
     def has_key(self, name: str) -> bool:
-        """Whether a token that says it is signed with this key can be judged without fetching keys."""
+        """Whether a token signed with this key can be verified without fetching keys."""
         return name in self._keys and time.monotonic() - self._fetched_at < KEYS_SECONDS
 
     def fetch(self) -> None:
-        """Learn the provider's keys as they are now. Raises Unavailable where they cannot be had."""
+        """Fetch the provider's current keys. Raises Unavailable if they cannot be fetched."""
         address = self._issuer + "/.well-known/openid-configuration"
-        found = _fetched(address)
-        if str(found.get("issuer", "")).rstrip("/") != self._issuer:
-            raise Unavailable(f"{address} is the document of another issuer: {found.get('issuer')!r}")
-        place = str(found.get("jwks_uri", ""))
-        if not place.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
+        document = _fetched(address)
+        if str(document.get("issuer", "")).rstrip("/") != self._issuer:
+            raise Unavailable(f"{address} is the document of another issuer: {document.get('issuer')!r}")
+        keys_address = str(document.get("jwks_uri", ""))
+        if not keys_address.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
             raise Unavailable(f"{address} names no https address of its keys")
         try:
-            keys = jwt.PyJWKSet.from_dict(_fetched(place)).keys[:MOST_KEYS]
+            keys = jwt.PyJWKSet.from_dict(_fetched(keys_address)).keys[:MOST_KEYS]
         except (jwt.PyJWTError, TypeError, AttributeError) as error:
-            raise Unavailable(f"{place} cannot be read: {error!r}") from None
+            raise Unavailable(f"{keys_address} cannot be read: {error!r}") from None
         self._keys = {str(k.key_id): k for k in keys if k.key_id and k.public_key_use in ("sig", None)}
         self._fetched_at = time.monotonic()
 
     def verify(self, token: str) -> Claims:
-        """The token's claims, verified by the keys that are known. Raises Unauthorized."""
+        """The token's claims, verified with the fetched keys. Raises Unauthorized."""
         key = self._keys.get(self.key_name(token))
         if key is None:
-            raise Unauthorized("the bearer token is not valid: its key is none of the issuer's")
+            raise Unauthorized("the bearer token is not valid: the issuer has no such key")
         try:
             claims = jwt.decode(
                 token,
@@ -126,22 +128,22 @@ class Provider:
 
 
 def _part(text: str) -> dict[str, Any]:
-    """A part of a token. Raises ValueError."""
+    """The decoded header or claims of a token. Raises ValueError."""
     try:
-        found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        part = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (binascii.Error, UnicodeDecodeError, json.JSONDecodeError):
-        raise ValueError("it is no token") from None
-    if not isinstance(found, dict):
-        raise ValueError("it is no token")
-    return found
+        raise ValueError("it is malformed") from None
+    if not isinstance(part, dict):
+        raise ValueError("it is malformed")
+    return part
 
 
 def _fetched(address: str) -> dict[str, Any]:
-    """A JSON document. Raises Unavailable."""
+    """The JSON object at an address. Raises Unavailable."""
     try:
-        found = json.loads(answer_to(address, FETCH_SECONDS, ANSWER_BYTES))
+        document = json.loads(answer_to(address, FETCH_SECONDS, ANSWER_BYTES))
     except (OSError, ValueError) as error:
         raise Unavailable(f"{address} cannot be read: {error!r}") from None
-    if not isinstance(found, dict):
-        raise Unavailable(f"{address} is no document")
-    return found
+    if not isinstance(document, dict):
+        raise Unavailable(f"{address} has no JSON object")
+    return document

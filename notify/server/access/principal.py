@@ -1,4 +1,4 @@
-"""A principal: a name, its rights, and how much it may ask for."""
+"""A principal: its name, its rights, and its quota."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from notify.server.access.rights import Right
 from notify.server.rate import TokenBucket
 
 REMEMBERED = 1_000
-"""Answers to `may` that a principal keeps."""
+"""The most answers of `may` that a principal caches."""
 LONGEST = 127
-"""The most characters of the name of a topic, group or source (see `check_name`); a longer one names nothing."""
-
+"""The most characters in the name of a topic, group or source (see `check_name`); nothing has a longer name."""
 
 ENDED = "this token was revoked, or its rights were changed, while the request waited"
 
 
 class Quota:
-    """How much one principal may ask for, whatever it shows: of several tokens of one subject, all share it."""
+    """The most requests and polls of one principal; all tokens of one subject share a quota."""
 
     __slots__ = ("_bucket", "_polls", "polls", "requests")
 
     def __init__(self, requests: float = 0, polls: int = 0, now_us: int = 0) -> None:
-        """`requests` a second and `polls` at once; 0: no bound."""
+        """`requests` a second, and `polls` that wait at the same time; 0: no bound."""
         self.requests = requests
         self.polls = polls
         self._bucket = TokenBucket(requests, now_us) if requests else None
         self._polls = 0
 
     def take_request(self, now_us: int, name: str) -> None:
-        """One more request. Raises Backpressure above its rate."""
+        """Count a request of the principal `name`. Raises Backpressure if its rate is exceeded."""
         if self._bucket is not None:
             self._bucket.admit(now_us, f"{name} may send {self.requests:g} requests/s")
 
     def begin_poll(self, name: str) -> None:
-        """A request that waits for something to hand out. Raises Backpressure where too many wait already."""
+        """Count a poll, a request that waits for messages or checks. Raises Backpressure if too many wait already."""
         if self.polls and self._polls >= self.polls:
             raise Backpressure(f"{name} has {self._polls} polls waiting, and may have {self.polls}", "too_many_polls")
         self._polls += 1
@@ -46,22 +45,22 @@ class Quota:
 
 
 class Principal:
-    """Who asks. Kept while its record is unchanged, so that its quota holds from request to request."""
+    """Who sends a request. It is kept while its record is unchanged, so that its quota spans requests."""
 
     __slots__ = ("_answers", "_waiting", "is_over", "name", "quota", "rights")
 
     def __init__(self, name: str, rights: Sequence[Right] | None, quota: Quota | None = None) -> None:
-        """`rights` None: everything. `quota` None: no bound."""
+        """`rights` None: it may do everything. `quota` None: no bound."""
         self.name = name
         self.rights = rights
         self.quota = quota or Quota()
         self.is_over = False
-        """Its credential was revoked or changed: this is nobody any more."""
+        """Its credential was revoked or changed, so that it has no rights any more."""
         self._waiting: set[Callable[[], object]] = set()
         self._answers: dict[tuple[str, str, str], bool] = {}
 
     def end(self) -> None:
-        """Take all its rights, and end the requests that wait in its name."""
+        """Remove all its rights, and end its waiting requests."""
         self.is_over = True
         self.rights = ()
         self._answers.clear()
@@ -70,9 +69,9 @@ class Principal:
 
     @contextlib.contextmanager
     def waiting(self, give_up: Callable[[], object]) -> Iterator[None]:
-        """While a request waits for something to hand out: `give_up` is called if the principal ends meanwhile.
+        """For the time that a poll waits: calls `give_up` if the principal ends meanwhile.
 
-        Raises Backpressure where too many wait already.
+        Raises Backpressure if too many polls wait already.
         """
         self.quota.begin_poll(self.name)
         self._waiting.add(give_up)
@@ -83,24 +82,24 @@ class Principal:
             self.quota.end_poll()
 
     def may(self, action: str, name: str = "*", topic: str = "*") -> bool:
-        """Whether it may do this; with `*` as a name, to everything."""
+        """Whether it may do `action` with this name and topic; `*` means all names or topics."""
         if self.rights is None:
             return True
         if len(name) > LONGEST or len(topic) > LONGEST:
             return False
-        asked = (action, name, topic)
-        answer = self._answers.get(asked)
+        question = (action, name, topic)
+        answer = self._answers.get(question)
         if answer is None:
             answer = any(right.covers(action, name, topic) for right in self.rights)
             if len(self._answers) >= REMEMBERED:
                 self._answers.clear()
-            self._answers[asked] = answer
+            self._answers[question] = answer
         return answer
 
     def check(self, action: str, name: str = "*", topic: str = "*", called: str = "") -> None:
-        """Raises Forbidden with the right that it lacks, Unauthorized where it has ended.
+        """Raises Forbidden, with the missing right, unless it may do this; Unauthorized if it has ended.
 
-        `called`: words in place of a name that the request did not have; whoever lacks the right is not told it.
+        `called`: the error's words for a name that was not in the request, and that the caller must not learn.
         """
         if not self.may(action, name, topic):
             self.refuse_if_over()
@@ -108,7 +107,7 @@ class Principal:
             raise Forbidden(f"{self.name} lacks the right {right}: an administrator can grant it")
 
     def may_some(self, action: str, name: str | None = None, topic: str | None = None) -> bool:
-        """Whether it may do this to anything: with `name` on any topic, with `topic` as anyone."""
+        """Whether it may do `action` with some name and topic; a `name` or `topic` that is given must match."""
         if self.rights is None:
             return True
         if len(name or "") > LONGEST or len(topic or "") > LONGEST:
@@ -120,26 +119,26 @@ class Principal:
         )
 
     def check_some(self, action: str, name: str | None = None) -> None:
-        """Raises as `check` where it may do this to nothing at all, or with `name` on no topic."""
+        """Raises as `check` does unless it may do `action` with some name and topic, or with `name` on some topic."""
         if not self.may_some(action, name):
             self.refuse_if_over()
             what = action if name is None else f"{action}:{name[:LONGEST]}"
             raise Forbidden(f"{self.name} lacks every right to {what}: an administrator can grant one")
 
     def refuse_if_over(self) -> None:
-        """Raises Unauthorized where its credential ended since it was let in: another may be good."""
+        """Raises Unauthorized if its credential was revoked or changed while the request ran."""
         if self.is_over:
             raise Unauthorized(ENDED)
 
     def take_request(self, now_us: int) -> None:
-        """One more request. Raises Backpressure above its rate, Unauthorized where it has ended."""
+        """Count a request. Raises Backpressure if its rate is exceeded, Unauthorized if it has ended."""
         self.refuse_if_over()
         self.quota.take_request(now_us, self.name)
 
 
 EVERYONE = Principal("anyone", None)
-"""While access is off: whoever can reach this machine's loopback."""
+"""The principal of all requests while access is off."""
 NOBODY = Principal("nobody", ())
-"""Who has shown nothing that was looked at."""
+"""The principal of requests without a valid credential, on paths that need none."""
 UNVERIFIED = Principal("unverified", ())
-"""Who has shown something that is being looked at."""
+"""The principal of requests whose credential is still being verified."""

@@ -1,4 +1,4 @@
-"""Rights: what a principal may do, and to which topics and groups. Whatever no right names is refused."""
+"""Rights: what a principal may do, and with which topics and groups. Everything else is refused."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ ACTIONS = {
 }
 
 MOST = 1000
-"""Rights of one principal."""
+"""The most rights of one principal."""
 
 _RIGHT = re.compile(r"([a-z]+)(?::([A-Za-z0-9._*-]{1,127})(?:@([A-Za-z0-9._*-]{1,127}))?)?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One action on what matches: `publish:order.*`, `consume:points@order.*`, `view`. `*` is any run of characters."""
+    """An action and the names it is allowed for: `publish:order.*`, `consume:points@order.*`, `view`.
+
+    `*` matches any characters.
+    """
 
     action: str
     name: str = "*"
@@ -40,26 +43,26 @@ class Right:
 
     def covers(self, action: str, name: str, topic: str) -> bool:
         if action == "publish" and name.startswith(DEAD_LETTER_PREFIX) and not self.name.startswith(DEAD_LETTER_PREFIX):
-            return False  # what is there is taken for what the group could not handle: `*` does not mean it
+            return False  # consumers of dead letters trust them: `*` does not include them
         return self.action == action and _matches(self.name, name) and _matches(self.topic, topic)
 
 
 def parse_right(text: str) -> Right:
-    """A right from its text. Raises InvalidRequest for one that does not exist."""
-    found = _RIGHT.match(text)
-    if found is None or found[1] not in ACTIONS:
+    """Parse a right. Raises InvalidRequest if the text is not a right."""
+    match = _RIGHT.match(text)
+    if match is None or match[1] not in ACTIONS:
         raise InvalidRequest(
             f"{text[:100]!r} is not a right: one of {', '.join(ACTIONS)}, then `:NAME` with * for any characters, such "
             "as publish:order.* or consume:points@order.*",
             "invalid_right",
         )
-    if found[3] is not None and found[1] != "consume":
+    if match[3] is not None and match[1] != "consume":
         raise InvalidRequest(f"{text[:100]!r}: only consume takes @TOPIC", "invalid_right")
-    return Right(found[1], found[2] or "*", found[3] or "*")
+    return Right(match[1], match[2] or "*", match[3] or "*")
 
 
 def parse_rights(texts: Iterable[str]) -> tuple[Right, ...]:
-    """Several rights. Raises InvalidRequest."""
+    """Parse several rights, at most MOST. Raises InvalidRequest."""
     rights = tuple(dict.fromkeys(parse_right(text) for text in texts))
     if len(rights) > MOST:
         raise InvalidRequest(f"{len(rights)} rights; a principal has at most {MOST}", "out_of_bounds")
@@ -72,11 +75,11 @@ def _matches(pattern: str, name: str) -> bool:
     first, *rest = pattern.split("*")
     if not name.startswith(first):
         return False
-    at = len(first)
+    position = len(first)
     last = rest.pop()
     for part in rest:
-        found = name.find(part, at)
-        if found < 0:
+        start = name.find(part, position)
+        if start < 0:
             return False
-        at = found + len(part)
-    return name.endswith(last) and len(name) - len(last) >= at
+        position = start + len(part)
+    return name.endswith(last) and len(name) - len(last) >= position

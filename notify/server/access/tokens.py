@@ -17,7 +17,7 @@ def new_id() -> str:
 
 
 def new_token(number: str) -> tuple[str, str]:
-    """A token for the credential of this id, and the proof of it that is kept."""
+    """A token for the credential of this id, and the proof of the token, which is stored."""
     token = f"nt_{number}_{secrets.token_urlsafe(32)}"
     return token, proof_of(token.encode())
 
@@ -27,9 +27,9 @@ def proof_of(token: bytes) -> str:
 
 
 def id_of(token: bytes) -> str | None:
-    """The credential's id that a token names; None for what is no token of ours."""
-    found = _TOKEN.match(token)
-    return None if found is None else found[1].decode()
+    """The id of the credential that a token names; None if it is not a token of Notify."""
+    match = _TOKEN.match(token)
+    return None if match is None else match[1].decode()
 
 
 def is_proved(token: bytes, proof: str) -> bool:

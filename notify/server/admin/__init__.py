@@ -1,4 +1,4 @@
-"""The admin routes: they show what a server has, and change it. Every write has a reason, and is recorded."""
+"""The admin routes: they show the state of a server and change it. Every write has a reason, and is recorded."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from notify.server.running import Running
 
 
 def router(running: Callable[[], Running]) -> APIRouter:
-    """All admin routes. `running` gives what runs, or raises Unavailable."""
+    """All admin routes. `running` returns the running parts of the server, or raises Unavailable."""
     routes = APIRouter(tags=["admin"], dependencies=[Depends(guard.check_admin)])
-    services = APIRouter(tags=["admin"])  # each says itself what it takes: older SDKs ask them with a service's rights
+    services = APIRouter(tags=["admin"])  # each route checks its own right: older SDKs call them as a service
     desk = Desk(running)
     topics.add_routes(routes, services, desk)
     dead_letters.add_routes(routes, desk)
-    purge.add_routes(routes, desk)  # before those with an {action}
+    purge.add_routes(routes, desk)  # before routes with {action}, which would match its paths
     repairs.add_routes(routes, desk)
     sending.add_routes(routes, desk)
     groups.add_routes(routes, services, desk)

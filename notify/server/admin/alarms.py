@@ -1,4 +1,4 @@
-"""Admin routes of alarms: those that are raised, and silencing one for a time."""
+"""Admin routes of alarms: listing the raised alarms, and silencing an alarm for a time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from notify.wire import instant
 
 
 class Target(Write):
-    target: str = Field(
-        "", max_length=255, description="as the alarm says it, such as a group; empty where it has none"
-    )
+    target: str = Field("", max_length=255, description="the alarm's target, such as a group; empty if it has none")
 
 
 class Silenced(Target):
@@ -30,14 +28,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/alarms")
     async def alarms() -> dict[str, Any]:
         """List the alarms that are raised, the oldest first, and the silences that hold."""
-        held = desk.silences.listed(desk.core.clock())
-        return {"alarms": desk.alarms.now(), "silences": [silence.shown() for silence in held]}
+        silences = desk.silences.listed(desk.core.clock())
+        return {"alarms": desk.alarms.now(), "silences": [silence.shown() for silence in silences]}
 
     @routes.post("/alarms/{name}/silence")
     async def silence(name: str, write: Silenced, who: Who) -> dict[str, Any]:
         """Silence an alarm of one target at this server for a time, raised or not.
 
-        Meanwhile it is posted to no webhook and counted in no metric; the overview and the list still show it.
+        While it is silenced, no webhook gets it and no metric counts it; the overview and the list still show it.
         """
         _check(name)
         until_us = desk.core.clock() + round(write.seconds * 1e6)
@@ -51,7 +49,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/alarms/{name}/unsilence")
     async def unsilence(name: str, write: Target, who: Who) -> dict[str, Any]:
-        """Let an alarm of one target be heard again before its silence is over."""
+        """End the silence of an alarm of one target early."""
         _check(name)
         key = (name, write.target)
         preview = {"name": name, "target": write.target, "until": instant(desk.core.clock())}
@@ -68,6 +66,6 @@ def _target(name: str, target: str) -> str:
 
 
 def _check(name: str) -> None:
-    """Raises NotFound."""
+    """Raises NotFound if there is no alarm of this name."""
     if name not in MEANING:
         raise NotFound(f"there is no alarm {name[:64]!r}; the alarms are {', '.join(MEANING)}")

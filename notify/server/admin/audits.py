@@ -23,9 +23,9 @@ class AuditWrite(Write):
     counts: dict[str, int] = Field(max_length=64, description="findings by class")
     totals: dict[str, int | float] = Field(default_factory=dict, max_length=64)
     reasons: list[str] = Field(default_factory=list, max_length=100, description="why a part could not be judged")
-    since: str = Field("", max_length=40, description="of the transactions looked at, RFC 3339")
-    until: str = Field("", max_length=40)
-    report: str = Field("", max_length=REPORT_BYTES, description="the page, self-contained")
+    since: str = Field("", max_length=40, description="start of the time that the audit covers, RFC 3339")
+    until: str = Field("", max_length=40, description="end of the time that the audit covers, RFC 3339")
+    report: str = Field("", max_length=REPORT_BYTES, description="the report, a self-contained HTML page")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -40,11 +40,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/audits/{number}/report", response_class=HTMLResponse)
     async def report(number: int) -> HTMLResponse:
-        """Show an audit's report, with headers that let nothing in it run or load."""
+        """Show an audit's report, with headers that keep it from running or loading anything."""
         check_between("number", number, 0, 1 << 62)
         page = await in_thread(desk.administration.records.audit_report, number)
         if not page:
-            raise NotFound(f"audit {number} left no report here")
+            raise NotFound(f"audit {number} has no report here")
         return HTMLResponse(page, headers={"content-security-policy": NO_SCRIPT})
 
     @routes.post("/audits")

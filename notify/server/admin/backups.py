@@ -21,7 +21,7 @@ from notify.threads import in_thread
 from notify.workers import SHARED
 
 AT_ONCE = 3
-"""The most snapshots at once: each keeps the disk space of segments that the log has dropped since."""
+"""The most snapshots that may exist: each holds the disk space of segments that the log has dropped since."""
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}-[0-9]{6}Z\Z")
 Name = Annotated[str, Field(max_length=32)]
 
@@ -37,7 +37,7 @@ class _Snapshots:
         return sorted(path.name for path in self.root.iterdir() if _NAME.match(path.name)) if self.root.exists() else []
 
     def one(self, name: str) -> Path:
-        """The directory of a snapshot. Raises NotFound."""
+        """The directory of a snapshot. Raises NotFound if there is no snapshot of this name."""
         directory = self.root / name
         if _NAME.match(name) is None or not directory.is_dir():
             raise NotFound(f"there is no backup {name[:40]!r}")
@@ -65,12 +65,12 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/backups/{name}/files/{file:path}", response_class=FileResponse)
     async def fetch(name: Name, file: str, asker: Asker) -> FileResponse:
-        """Fetch a file of a snapshot; takes the right `admin`, because it holds more than `view` shows."""
+        """Fetch a file of a snapshot; this needs the right `admin`, because the file holds more than `view` shows."""
         asker.check("admin")
         snapshots = _Snapshots(desk.core.settings.data_dir)
         directory = snapshots.one(name)
-        known = {row["name"] for row in snapshots.files(directory)}
-        if file not in known:
+        file_names = {row["name"] for row in snapshots.files(directory)}
+        if file not in file_names:
             raise NotFound(f"backup {name} has no file {file[:80]!r}")
         return FileResponse(directory / file, media_type="application/octet-stream")
 
@@ -109,7 +109,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.delete("/backups/{name}")
     async def delete(name: Name, write: Write, who: Who) -> dict[str, Any]:
-        """Delete a snapshot, and free the disk space that it alone holds."""
+        """Delete a snapshot, and free the disk space that only this snapshot uses."""
         directory = _Snapshots(desk.core.settings.data_dir).one(name)
 
         async def do() -> Any:

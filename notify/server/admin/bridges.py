@@ -1,4 +1,4 @@
-"""Admin routes of bridges, and of the members of the registry."""
+"""Admin routes of bridges, of refused messages, and of the registry's members."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/bridges")
     async def bridges() -> dict[str, Any]:
-        """List the sources that bridges and relays have written for, each with epoch, position, lag and silence."""
+        """List the sources of bridges and relays, each with epoch, position, lag and silence."""
         return {"bridges": await desk.groups.sources()}
 
     @routes.get("/bridges/{source}")
     async def bridge(source: str) -> dict[str, Any]:
-        """Show one source as the list does."""
+        """Show one source, with the same fields as in the list."""
         for row in await desk.groups.sources():
             if row["source"] == source:
                 return row
@@ -28,7 +28,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/refused")
     async def refused() -> dict[str, Any]:
-        """List the sources whose refused messages wait for a decision, as bridges and relays say."""
+        """List the sources whose refused messages wait for a decision, as bridges and relays report."""
         return {"sources": await desk.groups.refused()}
 
     @routes.get("/nodes")

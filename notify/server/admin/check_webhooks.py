@@ -14,7 +14,7 @@ from notify.server.configuration.revisions import WEBHOOKS
 
 
 class WebhooksWrite(Write):
-    webhooks: dict[str, str] = Field(max_length=1000, description="addresses by producer group; others have none")
+    webhooks: dict[str, str] = Field(max_length=1000, description="addresses by producer group")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -27,7 +27,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.put("/check-webhooks")
     async def put(write: WebhooksWrite, who: Who) -> dict[str, Any]:
-        """Replace all webhooks; their hosts must be on the allow-list, and calls are signed."""
+        """Replace all webhooks; their hosts must be on the allow-list, and the server signs its calls."""
         configuration = desk.administration.configuration
         for group, url in write.webhooks.items():
             check_name("producer_group", group)

@@ -18,21 +18,21 @@ from notify.threads import in_thread
 from notify.wire import instant
 
 DAYS, MOST_DAYS = 90.0, 3650.0
-LAST_ADMIN = "nobody else may admin: make another credential with that right before you revoke this one"
+LAST_ADMIN = "no other credential has the right admin: make another one with that right before you revoke this one"
 
 
 class CredentialWrite(Write):
-    name: str = Field(description="whom it stands for: a service or a person")
+    name: str = Field(description="the service or person that uses the credential")
     kind: Literal["token", "certificate", "subject"] = Field(
-        "token", description="what is shown: a token, a client certificate, or a token of the identity provider"
+        "token", description="what the caller shows: a token, a client certificate, or a token of the identity provider"
     )
     subject: str | None = Field(
-        None, max_length=255, description="of a certificate its common name, of a provider's token its `sub`"
+        None, max_length=255, description="the certificate's common name, or the `sub` of the provider's token"
     )
     rights: list[str] = Field(max_length=1000, description="such as publish:order.*, consume:points, view, admin")
     expires_in: float = Field(DAYS * 86_400, gt=0, le=MOST_DAYS * 86_400, description="seconds")
-    requests: float = Field(0, ge=0, le=1e9, description="a second; 0: the setting principal_requests")
-    polls: int = Field(0, ge=0, le=1_000_000, description="waiting at once; 0: the setting principal_polls")
+    requests: float = Field(0, ge=0, le=1e9, description="requests a second; 0: as principal_requests says")
+    polls: int = Field(0, ge=0, le=1_000_000, description="polls that may wait; 0: as principal_polls says")
 
 
 def _shown(c: Credential, now_us: int) -> dict[str, Any]:
@@ -54,37 +54,37 @@ def _shown(c: Credential, now_us: int) -> dict[str, Any]:
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `credentials`."""
 
-    async def known() -> list[Credential]:
+    async def recorded() -> list[Credential]:
         return await in_thread(desk.administration.records.credentials)
 
     @routes.get("/credentials")
     async def credentials(all: bool = False) -> dict[str, Any]:
-        """List the credentials; `all` includes expired and revoked ones. Tokens are kept as hashes, and not shown."""
+        """List the credentials; `all` includes expired and revoked ones. Only hashes of tokens are kept."""
         now_us = desk.core.clock()
-        rows = [_shown(c, now_us) for c in await known() if all or c.holds(now_us)]
+        rows = [_shown(c, now_us) for c in await recorded() if all or c.holds(now_us)]
         return {"access": "on" if desk.administration.access.on else "off", "credentials": rows}
 
     @routes.post("/credentials")
     async def add(write: CredentialWrite, who: Who) -> dict[str, Any]:
-        """Add a credential. Only this answer has the token: it cannot be shown again."""
+        """Add a credential. Only this answer has its token, which cannot be shown again."""
         check_name("name", write.name)
         rights = tuple(str(right) for right in parse_rights(write.rights))
         if (write.kind == "token") != (write.subject is None):
-            raise InvalidRequest("a certificate or subject needs subject; a token has none", "invalid_schema")
+            raise InvalidRequest(
+                "kinds certificate and subject need the field subject; a token takes none", "invalid_schema"
+            )
         number, now_us = tokens.new_id(), desk.core.clock()
         token, proof = tokens.new_token(number) if write.subject is None else (None, write.subject)
         if write.subject is not None:
-            for c in await known():
+            for c in await recorded():
                 if (c.kind, c.proof) == (write.kind, write.subject) and c.holds(now_us):
                     raise InvalidRequest(f"credential {c.id} is for that {c.kind} already: revoke it first", "in_use")
         expires_us = now_us + round(write.expires_in * 1e6)
-        made = Credential(
-            number, write.name, write.kind, proof, rights, write.requests, write.polls, now_us, expires_us
-        )
-        preview = _shown(made, now_us) | {"id": None if write.dry_run else number}
+        new = Credential(number, write.name, write.kind, proof, rights, write.requests, write.polls, now_us, expires_us)
+        preview = _shown(new, now_us) | {"id": None if write.dry_run else number}
 
         async def do() -> Any:
-            await in_thread(desk.administration.records.add_credential, made)
+            await in_thread(desk.administration.records.add_credential, new)
             await desk.administration.look()
             return preview
 
@@ -93,19 +93,19 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/credentials/{number}/revoke")
     async def revoke(number: Annotated[str, Field(max_length=16)], write: Write, who: Who) -> dict[str, Any]:
-        """Revoke a credential: at once at this server, within a second at the others."""
-        rows, now_us = await known(), desk.core.clock()
+        """Revoke a credential: immediately at this server, within a second at the others."""
+        rows, now_us = await recorded(), desk.core.clock()
         credential = next((c for c in rows if c.id == number), None)
         if credential is None:
             raise NotFound(f"there is no credential {number!r}")
         others = [c for c in rows if c.id != number and c.holds(now_us) and "admin" in c.rights]
         if "admin" in credential.rights and credential.holds(now_us) and not others:
             raise InvalidRequest(LAST_ADMIN, "last_admin")
-        gone = dataclasses.replace(credential, revoked_us=credential.revoked_us or now_us)
+        revoked = dataclasses.replace(credential, revoked_us=credential.revoked_us or now_us)
 
         async def do() -> Any:
             await in_thread(desk.administration.records.revoke_credential, number, now_us)
             await desk.administration.look()
-            return _shown(gone, now_us)
+            return _shown(revoked, now_us)
 
-        return await desk.carry_out(write, who, "credential.revoke", credential.name, do, _shown(gone, now_us))
+        return await desk.carry_out(write, who, "credential.revoke", credential.name, do, _shown(revoked, now_us))

@@ -1,4 +1,4 @@
-"""Admin routes of dead letters: listing them, also by cause, sending them to their group again, dropping them."""
+"""Admin routes of dead letters: list them, count them by cause, send them to their group again, and drop them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from notify.server.jobs.wanted import Wanted
 
 
 class WantedFields(BaseModel):
-    """Conditions on dead letters; one that is left out matches all."""
+    """Conditions on dead letters; a condition that is left out matches all letters."""
 
     model_config = ConfigDict(extra="forbid")
     topic: str | None = None
     tag: str | None = None
     key: str | None = None
-    contains: Annotated[str | None, Field(description="text in why it is dead", max_length=500)] = None
+    contains: Annotated[str | None, Field(description="text within the reason of death", max_length=500)] = None
     filter: Annotated[str, Field(description="CEL over headers, key, tag and topic")] = ""
     dead_from: AwareDatetime | None = None
     dead_to: AwareDatetime | None = None
@@ -39,15 +39,15 @@ class Redrive(Write):
     ids: list[str] | None = Field(None, max_length=AT_ONCE)
     max: int = Field(REDRIVEN, ge=1, le=AT_ONCE)
     wanted: WantedFields = WantedFields()
-    all: bool = Field(False, description="every one that matches, as a job: see jobs/{id}")
+    all: bool = Field(False, description="every letter that matches, as a job: see jobs/{id}")
     replay_effects: bool = Field(
-        False, description="handlers with an inbox have their effects again, of what took effect before, too"
+        False, description="handlers with an inbox take effect again, also for messages that took effect before"
     )
-    force: bool = Field(False, description="although the inbox's rows of some of these messages may be purged")
+    force: bool = Field(False, description="even if the inbox may have purged its rows of some of these messages")
 
 
 class Drop(Write):
-    ids: list[str] | None = Field(None, max_length=AT_ONCE, description="these letters, at once")
+    ids: list[str] | None = Field(None, max_length=AT_ONCE, description="these letters, within the request")
     wanted: WantedFields = Field(WantedFields(), description="without ids: every letter that matches, as a job")
 
 
@@ -75,8 +75,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     ) -> dict[str, Any]:
         """List a group's dead letters that match, from an offset on; `next_offset` continues the list.
 
-        With `newest` the newest first; `next_before` continues the list as `before`, 0 ends it. Over Kafka there may be
-        fewer than `max`, and more to go on with.
+        With `newest`, the newest come first; `next_before`, given as `before`, continues the list, and 0 ends it. Over
+        Kafka an answer may have fewer than `max` letters although the list goes on.
         """
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
@@ -88,15 +88,15 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/groups/{name}/dead-letters/failures")
     async def failures(name: str) -> dict[str, Any]:
-        """List the causes of a group's dead letters: those of one exception type and one function, or of one text.
+        """List the causes of a group's dead letters: an exception type and a function, or a text without a place.
 
-        `looked_at` of `of` letters have been counted so far; `others` of them are in none of the groups listed.
+        `looked_at` of `of` letters have been counted so far; `others` of them belong to no listed failure group.
         """
         return await desk.letters.failures(name)
 
     @routes.get("/dead-letters")
     async def groups_with_dead_letters(prefix: str = "", max: int = 100) -> dict[str, Any]:
-        """List the groups that have dead letters, those with the most first."""
+        """List the groups that have dead letters, the groups with the most letters first."""
         check_between("max", max, 1, 10_000)
         return {"groups": await desk.letters.counted(prefix, max)}
 
@@ -104,12 +104,12 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 def _redriving(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/dead-letters/redrive")
     async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:
-        """Send dead letters to this group alone again; a repeated redrive sends each once."""
+        """Send dead letters to this group alone again; a repeated redrive sends each letter once."""
         wanted = write.wanted.wanted()
         if write.all:
             return await _redrive_all(desk, name, write, who)
-        names = None if write.ids is None else tuple(write.ids)
-        chosen = Chosen(names, wanted, write.max, write.replay_effects, write.force)
+        letter_ids = None if write.ids is None else tuple(write.ids)
+        chosen = Chosen(letter_ids, wanted, write.max, write.replay_effects, write.force)
         preview, do = await desk.letters.redrive(name, chosen)
         return await desk.carry_out(write, who, "dead_letter.redrive", name, do, preview)
 
@@ -119,7 +119,7 @@ async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[
         raise InvalidRequest("give ids or all, not both", "invalid_schema")
     how = {"replay_effects": write.replay_effects, "force": write.force}
     effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
-    # Refused here rather than in the job where the engine cannot.
+    # A queue engine that cannot do this refuses it now, before the job begins.
     await desk.letters.redrive(name, Chosen((), write.wanted.wanted(), 1, write.replay_effects, write.force))
     return await _as_job(desk, name, write, who, "redrive", how, {"effects": effects})
 
@@ -127,9 +127,9 @@ async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[
 def _dropping(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/dead-letters/drop")
     async def drop(name: str, write: Drop, who: Who) -> dict[str, Any]:
-        """Drop dead letters for good: those with these ids, or as a job those that match; none is sent again.
+        """Drop dead letters, so that they are never sent again: these ids, or as a job all letters that match.
 
-        A letter that was sent again before stays so. All of them are dropped by a purge, not by this.
+        A letter that was already sent again stays sent. To drop all letters of a group, purge them.
         """
         why = f"{who}: {write.reason}" if who else write.reason
         if write.ids is not None:
@@ -143,7 +143,7 @@ def _dropping(routes: APIRouter, desk: Desk) -> None:
 async def _as_job(
     desk: Desk, name: str, write: Redrive | Drop, who: str, what: str, how: dict[str, Any], more: dict[str, Any]
 ) -> dict[str, Any]:
-    """Send or drop all that match; `how` goes into the job's record, `more` into the preview."""
+    """Send or drop all letters that match; `how` is stored with the job, `more` is added to the preview."""
     start, end, at_most = await desk.letters.bounds(name)
     spec = {"group": name, "wanted": write.wanted.wanted().plain(), "from": start, "until": end} | how
 
@@ -157,7 +157,7 @@ async def _as_job(
 
 
 async def _failure(desk: Desk, name: str, fingerprint: str) -> dict[str, Any]:
-    """Raises NotFound where no letter has this fingerprint."""
+    """The failure group with this fingerprint. Raises NotFound if no letter has the fingerprint."""
     listed = await desk.letters.failures(name)
     for row in listed["failures"]:
         if row["fingerprint"] == fingerprint:

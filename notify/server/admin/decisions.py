@@ -1,4 +1,4 @@
-"""Admin routes that decide many transactions at once, or have them checked again: those chosen, or all that match."""
+"""Admin routes that decide or check many transactions in one request: chosen ids, or all that match conditions."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from notify.wire import decode_payload, microseconds
 
 IDS_AT_ONCE = 1000
 YOUNG_SECONDS = 600.0
-"""Younger PREPARED transactions may still run at their producer. An audit assumes as much (max_transaction_seconds)."""
+"""Younger PREPARED transactions may still run at their producer, as audits assume (max_transaction_seconds)."""
 
 
 class WantedFields(BaseModel):
-    """Conditions on transactions without an outcome; one that is left out matches all."""
+    """Conditions on transactions without an outcome; a condition that is left out matches all transactions."""
 
     model_config = ConfigDict(extra="forbid")
     state: Annotated[str | None, Field(pattern="^(PREPARED|PARKED)$")] = None
     producer_group: str | None = None
     older_than: Annotated[float | None, Field(ge=0, le=3650 * 86_400, description="seconds")] = None
-    stored_before: Annotated[AwareDatetime | None, Field(description="this instant included")] = None
+    stored_before: Annotated[AwareDatetime | None, Field(description="at this instant or before")] = None
 
     def newest_us(self, now_us: int) -> int:
-        """When the youngest that match were stored at the latest, in microseconds since 1970."""
+        """The latest time at which a matching transaction was stored, in microseconds since 1970."""
         bounds = [now_us]
         if self.older_than is not None:
             bounds.append(now_us - round(self.older_than * 1e6))
@@ -44,9 +44,9 @@ class WantedFields(BaseModel):
 
 
 class Decision(Write):
-    ids: Annotated[list[str] | None, Field(max_length=IDS_AT_ONCE, description="these transactions, at once")] = None
+    ids: Annotated[list[str] | None, Field(max_length=IDS_AT_ONCE, description="these transactions")] = None
     wanted: WantedFields = WantedFields()
-    all: bool = Field(False, description="those that match `wanted`, the oldest 4,096, as a job: see jobs/{id}")
+    all: bool = Field(False, description="the oldest 4,096 that match `wanted`, as a job: see jobs/{id}")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -60,28 +60,28 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             f"/transactions/{action}", act, methods=["POST"], description=text, operation_id=f"{action}_transactions"
         )
 
-    several = "with `ids` those at once, with `all` the oldest 4,096 that match, as a job"
+    several = "the `ids` within the request, or with `all` the oldest 4,096 that match, as a job"
     add("commit", f"Force the commit of several transactions: {several}.")
     add("rollback", f"Force the rollback of several transactions: {several}.")
     add("check", f"Check several transactions now, and resume the PARKED ones: {several}.")
 
 
 async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Principal) -> dict[str, Any]:
-    """Raises InvalidRequest where it is not said which, Forbidden."""
+    """Raises InvalidRequest unless `write` has either ids or `all`; Forbidden."""
     if (write.ids is not None) == write.all:
         raise InvalidRequest("say which: give ids, or all with the conditions in wanted", "invalid_schema")
     core = desk.core
     if write.ids is not None:
-        names = list(dict.fromkeys(map(ids.from_text, write.ids)))
-        stored = [await core.store.transaction(name) for name in names]
+        transaction_ids = list(dict.fromkeys(map(ids.from_text, write.ids)))
+        stored = [await core.store.transaction(transaction_id) for transaction_id in transaction_ids]
         chosen, is_more = [t for t in stored if t is not None and t.state in deciding.UNDECIDED], False
     else:
-        w = write.wanted
-        state = None if w.state is None else State[w.state]
-        newest_us = w.newest_us(core.clock())
-        matching = await core.store.undecided(state, w.producer_group, newest_us, deciding.MOST + 1, 0)
+        wanted = write.wanted
+        state = None if wanted.state is None else State[wanted.state]
+        newest_us = wanted.newest_us(core.clock())
+        matching = await core.store.undecided(state, wanted.producer_group, newest_us, deciding.MOST + 1, 0)
         chosen, is_more = matching[: deciding.MOST], len(matching) > deciding.MOST
-        names = [t.id for t in chosen]
+        transaction_ids = [t.id for t in chosen]
         stored = list(chosen)
     groups = {t.producer_group for t in stored if t is not None}
     if write.wanted.producer_group is not None:
@@ -90,23 +90,23 @@ async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Pri
         asker.check("admin", group or "*", called="the producer group of one of these transactions")
     target = groups.pop() if len(groups) == 1 else "*"
     preview = _preview(core, action, chosen, names_groups=asker.may("view"))
-    preview |= {"is_more": is_more, "left_out": len(names) - len(chosen)}
+    preview |= {"is_more": is_more, "left_out": len(transaction_ids) - len(chosen)}
 
     async def at_once() -> Any:
-        return {"becomes": preview["becomes"], "items": await deciding.act(core, action, names)}
+        return {"becomes": preview["becomes"], "items": await deciding.act(core, action, transaction_ids)}
 
     async def as_job() -> Any:
-        spec = {"transactions": deciding.packed(names), "from": 0, "until": len(names)}
-        return {"job": await desk.jobs.start(deciding.JOB + action, target, spec, len(names))}
+        spec = {"transactions": deciding.packed(transaction_ids), "from": 0, "until": len(transaction_ids)}
+        return {"job": await desk.jobs.start(deciding.JOB + action, target, spec, len(transaction_ids))}
 
     do = as_job if write.all else at_once
     return await desk.carry_out(write, who, f"transactions.{action}", target, do, preview)
 
 
 def _preview(core: Core, action: str, chosen: Sequence[Transaction], *, names_groups: bool) -> dict[str, Any]:
-    """How many transactions become what, whose they are, how old, and which messages reach which groups by it.
+    """The outcome, number, producer groups and ages of the transactions, and which messages reach which groups.
 
-    Without `names_groups` the groups are left out: whoever may not view everything is not told of other groups.
+    Without `names_groups` the consumer groups are left out: a caller without the right `view` must not learn of them.
     """
     now_us = core.clock()
     ages = [(now_us - t.stored_us) / 1e6 for t in chosen]
@@ -127,7 +127,7 @@ def _preview(core: Core, action: str, chosen: Sequence[Transaction], *, names_gr
 
 
 def _messages(core: Core, chosen: Sequence[Transaction], wanted: State, *, names_groups: bool) -> dict[str, Any]:
-    """How many messages the transactions have, by topic; with a commit also the groups that receive some of them."""
+    """The number of messages of the transactions, by topic; for a commit also the groups that receive them."""
     is_commit = wanted is State.COMMITTED
     by_topic: dict[str, int] = {}
     groups: dict[str, set[str] | None] = {}
@@ -135,9 +135,9 @@ def _messages(core: Core, chosen: Sequence[Transaction], wanted: State, *, names
         by_topic[m.topic] = by_topic.get(m.topic, 0) + 1
         if is_commit:
             named = receivers(core, m.topic, decode_payload(m.payload).tag) if names_groups else None
-            known = groups.setdefault(m.topic, None if named is None else set())
-            if known is not None:
-                known.update(named or ())
+            topic_groups = groups.setdefault(m.topic, None if named is None else set())
+            if topic_groups is not None:
+                topic_groups.update(named or ())
     topics: list[dict[str, Any]] = [{"topic": topic, "messages": count} for topic, count in sorted(by_topic.items())]
     if is_commit:
         for row in topics:

@@ -30,8 +30,8 @@ class SubscriptionWrite(Write):
     retry_max: float = Field(300.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_max_seconds)
     force: bool = Field(False, description="change the mode while consumers are active: they may get messages again")
 
-    def asked(self) -> Subscribe:
-        """The fields without those that every write has."""
+    def subscription(self) -> Subscribe:
+        """The fields of the subscription, without the fields that every write has."""
         return Subscribe(**{name: getattr(self, name) for name in Subscribe.__struct_fields__})
 
 
@@ -44,23 +44,21 @@ class Reset(Write):
     topic: str
     to: str | StrictInt
     replay_effects: bool = Field(
-        False, description="handlers with an inbox have their effects again, of what took effect before, too"
+        False, description="handlers with an inbox take effect again, also for messages that took effect before"
     )
-    force: bool = Field(False, description="although the inbox's rows of some of these messages may be purged")
+    force: bool = Field(False, description="even if the inbox may have purged its rows of some of these messages")
 
 
 class ClassFields(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=64)
     topics: list[str] = Field(default_factory=list, max_length=10_000, description="names, or patterns with *")
-    weight: int | None = Field(None, ge=1, le=1000, description="6, 3 and 1 for the first three where it is left out")
+    weight: int | None = Field(None, ge=1, le=1000, description="default of the first three classes: 6, 3, 1")
 
 
 class PrioritiesWrite(Write):
     classes: list[ClassFields] = Field(min_length=1, max_length=16)
-    shares: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(
-        default_factory=dict, description="turns of a topic"
-    )
+    shares: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict, description="turns by topic")
 
 
 def _priorities(write: PrioritiesWrite) -> Priorities:
@@ -68,21 +66,23 @@ def _priorities(write: PrioritiesWrite) -> Priorities:
     if len(set(names)) < len(names):
         raise InvalidRequest("two classes have the same name", "invalid_priorities")
     classes = []
-    for number, c in enumerate(write.classes):
-        if c.weight is None and number >= len(WEIGHTS):
-            raise InvalidRequest(f"class {c.name!r} needs a weight: only three have a default", "invalid_priorities")
-        weight = WEIGHTS[number] if c.weight is None else c.weight
-        classes.append(PriorityClass(c.name, weight, tuple(c.topics)))
+    for number, fields in enumerate(write.classes):
+        if fields.weight is None and number >= len(WEIGHTS):
+            raise InvalidRequest(
+                f"class {fields.name!r} needs a weight: only the first three have a default", "invalid_priorities"
+            )
+        weight = WEIGHTS[number] if fields.weight is None else fields.weight
+        classes.append(PriorityClass(fields.name, weight, tuple(fields.topics)))
     return Priorities(tuple(classes), dict(write.shares))
 
 
-def _priorities_shown(p: Priorities) -> dict[str, Any]:
-    classes = [{"name": c.name, "weight": c.weight, "topics": list(c.topics)} for c in p.classes]
-    return {"classes": classes, "shares": p.shares}
+def _priorities_shown(priorities: Priorities) -> dict[str, Any]:
+    classes = [{"name": c.name, "weight": c.weight, "topics": list(c.topics)} for c in priorities.classes]
+    return {"classes": classes, "shares": priorities.shares}
 
 
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
-    """Add the routes under `groups`; `services` gets those that services call with rights of their own."""
+    """Add the routes under `groups`; `services` gets the routes that services call with their own rights."""
     _views(routes, desk)
     _subscriptions(routes, services, desk)
     _writes(routes, desk)
@@ -91,7 +91,7 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/groups")
     async def groups(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
-        """List groups by name: those that begin with `prefix` and come after `after`, at most `max`."""
+        """List groups by name: at most `max` groups whose names begin with `prefix` and come after `after`."""
         check_between("max", max, 1, 1_000_000)
         return await desk.groups.listed(prefix, after, max)
 
@@ -109,9 +109,9 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @services.put("/groups/{name}/subscriptions/{topic}", dependencies=[Depends(guard.check_subscriber)])
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
-        """Make or change a subscription; a topic with `*` is a pattern, which follows new topics from their start."""
+        """Make or change a subscription; a topic with `*` is a pattern, which also follows topics made later."""
         subscriptions = desk.core.subscriptions
-        wanted = subscriptions.checked(name, topic, write.asked())
+        wanted = subscriptions.checked(name, topic, write.subscription())
 
         async def do() -> Any:
             return await subscriptions.put(wanted, write.start)
@@ -119,14 +119,14 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": wanted.mode})
 
     @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
-    async def tell_inbox(name: str, topic: str, told: Whole) -> dict[str, Any]:
-        """Tell the server since when a consumer's inbox has a row for each message that took effect."""
-        await desk.core.subscriptions.tell_inbox(name, topic, max(0, microseconds(told.whole_from)))
+    async def tell_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:
+        """Record since when a consumer's inbox has a row for each message that took effect."""
+        await desk.core.subscriptions.tell_inbox(name, topic, max(0, microseconds(inbox.whole_from)))
         return {"group": name, "topic": topic}
 
     @routes.delete("/groups/{name}/subscriptions/{topic}")
     async def unsubscribe(name: str, topic: str, write: Write, who: Who) -> dict[str, Any]:
-        """End a subscription; the group's position in the topic is forgotten."""
+        """End a subscription and forget the group's position in the topic."""
         is_pattern = "*" in topic
         if not is_pattern and desk.core.queues.subscription(name, topic) is None:
             raise NotFound(f"group {name[:100]!r} has no subscription to {topic[:100]!r}")
@@ -144,7 +144,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/reset")
     async def reset(name: str, write: Reset, who: Who) -> dict[str, Any]:
-        """Move a group to another position in a topic; the preview counts messages that are repeated and skipped."""
+        """Move a group to another position in a topic; the preview counts repeated and skipped messages."""
         move = Move(write.topic, write.to, write.replay_effects, write.force)
         preview, do = await desk.groups.reset(name, move)
         return await desk.carry_out(write, who, "group.reset", f"{name}/{write.topic}", do, preview)
@@ -156,7 +156,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.put("/groups/{name}/priorities")
     async def put_priorities(name: str, write: PrioritiesWrite, who: Who) -> dict[str, Any]:
-        """Replace a group's classes, weights and shares, at once, while its consumers go on."""
+        """Replace a group's classes, weights and shares; consumers need no restart."""
         check_name("group", name)
         wanted = _priorities(write)
 

@@ -1,4 +1,4 @@
-"""Admin routes of jobs: their progress, the results of their items, and stopping them."""
+"""Admin routes of jobs: their progress, the results of their items, and cancelling them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notify.wire import instant
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `jobs`."""
 
-    def shown(job: dict[str, Any]) -> dict[str, Any]:
+    def job_row(job: dict[str, Any]) -> dict[str, Any]:
         spec = job["spec"]
         span = max(1, spec["until"] - spec["from"])
         return {
@@ -42,7 +42,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def newest(max: int = 100) -> dict[str, Any]:
         """List the newest jobs."""
         check_between("max", max, 1, 10_000)
-        return {"jobs": [shown(job) for job in await in_thread(desk.jobs.records.jobs, max)]}
+        return {"jobs": [job_row(job) for job in await in_thread(desk.jobs.records.jobs, max)]}
 
     @routes.get("/jobs/{number}")
     async def job(number: int, offset: int = 0, max: int = 100) -> dict[str, Any]:
@@ -50,11 +50,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         job = await one(number)
-        return shown(job) | {"items": await in_thread(desk.jobs.records.job_items, number, offset, max)}
+        return job_row(job) | {"items": await in_thread(desk.jobs.records.job_items, number, offset, max)}
 
     @routes.post("/jobs/{number}/cancel")
     async def cancel(number: int, write: Write, who: Who, asker: Asker) -> dict[str, Any]:
-        """Stop a job for good; its finished items are not undone."""
+        """Cancel a job, which cannot be resumed; its finished items are not undone."""
         job = await one(number)
         asker.check("admin", job["target"], called="the group of this job")
         if job["state"] != "running":
@@ -62,6 +62,6 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             await desk.jobs.cancel(number, f"by {who}: {write.reason}" if who else write.reason)
-            return shown(await one(number))
+            return job_row(await one(number))
 
-        return await desk.carry_out(write, who, "job.cancel", str(number), do, shown(job))
+        return await desk.carry_out(write, who, "job.cancel", str(number), do, job_row(job))

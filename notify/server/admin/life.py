@@ -1,4 +1,4 @@
-"""One message's life as far as a server knows it: from its half to what became of it in each group."""
+"""One message's life as a server knows it: from its half to its state in each consumer group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from notify.storage.records import StoredMessage, Transaction
 from notify.wire import decode_payload, instant
 
 Event = tuple[int, dict[str, Any]]
-"""A time in microseconds since 1970, and what happened then."""
+"""A time in microseconds since 1970, and the event at that time."""
 
 _ENDS = {
     SettleKind.ACK: "acknowledged",
@@ -34,116 +34,122 @@ _ENDS = {
 
 
 async def life(core: Core, message_id: str) -> dict[str, Any]:
-    """A message's life as far as this server knows it. Raises InvalidRequest, NotFound."""
+    """A message's life as this server knows it. Raises InvalidRequest, NotFound."""
     transaction_id, number = ids.parse_message_id(message_id)
     store = core.queues
-    t = await store.transaction(transaction_id)
-    halves = [m for m in t.messages if m.message_no == number] if t is not None else []
-    if t is None or not halves:
-        raise NotFound(f"no message {message_id} is known here")
+    transaction = await store.transaction(transaction_id)
+    halves = [m for m in transaction.messages if m.message_no == number] if transaction is not None else []
+    if transaction is None or not halves:
+        raise NotFound(f"this server knows no message {message_id}")
     stored = [m for m in store.messages(transaction_id) if m.message_no == number]
     letters = [m for m in stored if m.topic.startswith(DEAD_LETTER_PREFIX) and not m.corrupt]
     places = [m for m in stored if not m.topic.startswith(DEAD_LETTER_PREFIX)]
-    events = list(_of_transaction(t))
-    buried = {_group_of(letter) for letter in letters}
+    events = list(_transaction_events(transaction))
+    groups_with_letter = {_group_of(letter) for letter in letters}
     recent = core.delivery.followers.recent
-    whole = True
+    is_timeline_whole = True
     for place in places:
         events.append((place.committed_us, {"event": f"in queue {place.topic}/{place.queue}@{place.offset}"}))
-        done, is_whole = await store.settlements(place.topic, place.queue, place.offset)
-        whole = whole and is_whole
-        events += _of_deliveries(recent, place, done, buried)
+        settlements, is_whole = await store.settlements(place.topic, place.queue, place.offset)
+        is_timeline_whole = is_timeline_whole and is_whole
+        events += _delivery_events(recent, place, settlements, groups_with_letter)
     for letter in letters:
-        events += await _of_letter(core, letter)
+        events += await _letter_events(core, letter)
     groups: list[dict[str, Any]] = []
     for group, cursor, place in _readers(core, places):
-        held = _lease_of(group, cursor, place.offset)
-        if held is not None:
-            handed = {"event": "handed out", "group": group.name, "instance": held[0].instance.name}
-            events.append((held[0].deadline_us - held[0].length_us, handed))
-        groups.append(_group_view(group, cursor, place.offset, held, core.clock()))
+        leased = _lease_of(group, cursor, place.offset)
+        if leased is not None:
+            handed_out = {"event": "handed out", "group": group.name, "instance": leased[0].instance.name}
+            events.append((leased[0].deadline_us - leased[0].length_us, handed_out))
+        groups.append(_group_view(group, cursor, place.offset, leased, core.clock()))
     return {
         "id": ids.message_id(transaction_id, number),
-        "transaction": transaction_row(t, core.clock()) | {"messages": []},
+        "transaction": transaction_row(transaction, core.clock()) | {"messages": []},
         "message": json_pulled(places[0]) if places and not places[0].corrupt else json_unplaced(halves[0]),
         "timeline": [{"at": instant(at)} | event for at, event in sorted(events, key=lambda e: e[0])],
-        "timeline_whole": whole,
+        "timeline_whole": is_timeline_whole,
         "consumers_known_since": instant(recent.since_us),
         "groups": groups,
     }
 
 
-def _of_transaction(t: Transaction) -> Iterator[Event]:
-    yield t.stored_us, {"event": "half stored" if t.producer_group else "stored"}
-    if t.decided_us:
-        yield t.decided_us, {"event": t.state.name}
+def _transaction_events(transaction: Transaction) -> Iterator[Event]:
+    yield transaction.stored_us, {"event": "half stored" if transaction.producer_group else "stored"}
+    if transaction.decided_us:
+        yield transaction.decided_us, {"event": transaction.state.name}
 
 
-async def _of_letter(core: Core, letter: StoredMessage) -> list[Event]:
-    """When and why a group gave the message up, and when its letter was sent to it again."""
+async def _letter_events(core: Core, letter: StoredMessage) -> list[Event]:
+    """When and why a group gave the message up, and when the dead letter was sent again or dropped."""
     group, headers = _group_of(letter), decode_payload(letter.payload).headers or {}
     given_up = {"event": _ENDS[SettleKind.DEAD_LETTER], "group": group, "reason": headers.get(DEAD_LETTER_REASON, "")}
     events: list[Event] = [(letter.committed_us, given_up)]
     letters = DeadLetters(core, letter.topic.removeprefix(DEAD_LETTER_PREFIX))
     again = await letters.sent_again(letter)
     if again is not None:
-        (dropped,) = await letters.dropped([letter])
-        sent = {"event": f"sent to the group again as {ids.message_id(again.id, 0)}", "group": group}
-        if dropped is not None:
-            sent = {"event": "dropped from the dead letters", "group": group, "reason": dropped}
-        events.append((again.stored_us, sent))
+        (drop_reason,) = await letters.dropped([letter])
+        event = {"event": f"sent to the group again as {ids.message_id(again.id, 0)}", "group": group}
+        if drop_reason is not None:
+            event = {"event": "dropped from the dead letters", "group": group, "reason": drop_reason}
+        events.append((again.stored_us, event))
     return events
 
 
 def _group_of(letter: StoredMessage) -> str:
-    """The group that gave a message up; an instance of a broadcast is one of its own."""
+    """The group that gave a message up; each instance of a broadcast group counts as a group."""
     headers = decode_payload(letter.payload).headers or {}
     return headers.get("notify-dead-letter-group", letter.topic.removeprefix(DEAD_LETTER_PREFIX))
 
 
-def _of_deliveries(
-    recent: Recent, place: StoredMessage, settlements: Sequence[Settlement], buried: set[str]
+def _delivery_events(
+    recent: Recent, place: StoredMessage, settlements: Sequence[Settlement], groups_with_letter: set[str]
 ) -> list[Event]:
-    """The deliveries of a message as the log has them; and, where remembered, to whom each went and why it failed.
+    """The deliveries of a message from the log; and from `recent` their instances, and why they failed.
 
-    `buried`: groups whose dead letter is kept, which says more than the settlement.
+    `groups_with_letter`: groups that still have the dead letter, which says more than the settlement.
     """
     at = (place.topic, place.queue, place.offset)
     holders = recent.holders_of(*at)
     failures = {(f.group, f.attempt): f for f in recent.failures_of(*at)}
-    handed: set[tuple[int, str, str]] = set()
+    handed_out: set[tuple[int, str, str]] = set()
     ends: list[Event] = []
-    given_up = set(buried)
-    for s in settlements:
-        event = _settled(s)
-        if s.kind is None and (failed := failures.pop((s.group, s.attempts), None)) is not None:
-            event |= {"instance": failed.instance, "reason": failed.reason}
-            handed.add((failed.handed_us, s.group, failed.instance))
-        elif s.kind == SettleKind.ACK and (holder := holders.get(s.group)) is not None:
+    given_up = set(groups_with_letter)
+    for settlement in settlements:
+        group, event = settlement.group, _settlement_event(settlement)
+        if settlement.kind is None and (failure := failures.pop((group, settlement.attempts), None)) is not None:
+            event |= {"instance": failure.instance, "reason": failure.reason}
+            handed_out.add((failure.handed_us, group, failure.instance))
+        elif settlement.kind == SettleKind.ACK and (holder := holders.get(group)) is not None:
             event["instance"] = holder.instance
             if holder.handed_us:
-                handed.add((holder.handed_us, s.group, holder.instance))
-        elif s.kind == SettleKind.DEAD_LETTER:
-            given_up.add(s.group)
-            if s.group in buried:
+                handed_out.add((holder.handed_us, group, holder.instance))
+        elif settlement.kind == SettleKind.DEAD_LETTER:
+            given_up.add(group)
+            if group in groups_with_letter:
                 continue
-        ends.append((s.at_us, event))
-    last = {f.group: f for f in failures.values()}
-    for f in failures.values():
-        handed.add((f.handed_us, f.group, f.instance))
-        if f.group not in given_up or last[f.group] is not f:  # else it is why the message was given up
-            event = {"event": f"attempt {f.attempt} failed", "group": f.group, "instance": f.instance}
-            ends.append((f.at_us, event | {"reason": f.reason}))
-    return [(at_us, {"event": "handed out", "group": g, "instance": i}) for at_us, g, i in sorted(handed)] + ends
+        ends.append((settlement.at_us, event))
+    last = {failure.group: failure for failure in failures.values()}
+    for failure in failures.values():
+        handed_out.add((failure.handed_us, failure.group, failure.instance))
+        is_final = failure.group in given_up and last[failure.group] is failure  # the dead letter has its reason
+        if not is_final:
+            event = {
+                "event": f"attempt {failure.attempt} failed",
+                "group": failure.group,
+                "instance": failure.instance,
+                "reason": failure.reason,
+            }
+            ends.append((failure.at_us, event))
+    return [(at_us, {"event": "handed out", "group": g, "instance": i}) for at_us, g, i in sorted(handed_out)] + ends
 
 
-def _settled(done: Settlement) -> dict[str, str]:
-    what = f"attempt {done.attempts} failed" if done.kind is None else _ENDS[done.kind]
-    return {"event": what, "group": done.group}
+def _settlement_event(settlement: Settlement) -> dict[str, str]:
+    event = f"attempt {settlement.attempts} failed" if settlement.kind is None else _ENDS[settlement.kind]
+    return {"event": event, "group": settlement.group}
 
 
 def _readers(core: Core, places: Sequence[StoredMessage]) -> Iterator[tuple[Group, Cursor, StoredMessage]]:
-    """The groups that read a queue which the message is in."""
+    """The groups that read a queue of the message, each with its cursor and the message's place there."""
     for group in core.delivery.groups.values():
         for place in places:
             cursor = group.cursors.get((place.topic, place.queue))
@@ -152,20 +158,20 @@ def _readers(core: Core, places: Sequence[StoredMessage]) -> Iterator[tuple[Grou
 
 
 def _lease_of(group: Group, cursor: Cursor, offset: int) -> tuple[Lease, int] | None:
-    """The lease that a message is under, and the time until which, in microseconds since 1970."""
+    """The lease that holds a message, and the time when it ends, in microseconds since 1970."""
     for lease in group.leases.values():
         if lease.cursor is cursor:
-            for place in lease.open:
-                if lease.offsets[place] == offset:
-                    return lease, lease.extended.get(place, lease.deadline_us)
+            for index in lease.open:
+                if lease.offsets[index] == offset:
+                    return lease, lease.extended.get(index, lease.deadline_us)
     return None
 
 
 def _group_view(
-    group: Group, cursor: Cursor, offset: int, held: tuple[Lease, int] | None, now_us: int
+    group: Group, cursor: Cursor, offset: int, leased: tuple[Lease, int] | None, now_us: int
 ) -> dict[str, Any]:
-    due_us = next((due_us for due_us, place in cursor.retries if place == offset), None)
-    if held is not None:
+    due_us = next((due_us for due_us, retry_offset in cursor.retries if retry_offset == offset), None)
+    if leased is not None:
         state = "handed out"
     elif cursor.progress.is_settled(offset):
         state = "settled"
@@ -181,7 +187,7 @@ def _group_view(
         "topic": cursor.topic,
         "state": state,
         "attempts": cursor.attempts(offset),
-        "instance": None if held is None else held[0].instance.name,
-        "until": None if held is None else instant(held[1]),
+        "instance": None if leased is None else leased[0].instance.name,
+        "until": None if leased is None else instant(leased[1]),
         "next_attempt_at": instant(max(due_us or 0, now_us)) if is_due else None,
     }

@@ -1,4 +1,4 @@
-"""Admin routes of rate limits: part of a revision of the settings, so that all servers follow them."""
+"""Admin routes of rate limits. The limits are part of a revision of the settings, so that all servers follow them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rates = dict[str, Annotated[float, Field(gt=0, le=1e9)]]
 class LimitsWrite(Write):
     topics: Rates = Field(default_factory=dict, description="messages a second that a topic takes, by name")
     producer_groups: Rates = Field(default_factory=dict, description="transactions a second, by name")
-    consumer_groups: Rates = Field(default_factory=dict, description="messages a second it is given, by name")
+    consumer_groups: Rates = Field(default_factory=dict, description="messages a second that are delivered, by name")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -26,12 +26,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/limits")
     async def limits() -> dict[str, Any]:
-        """Show the rates by topic, producer group and consumer group; a name that is not listed has none."""
+        """Show the rates by topic, producer group and consumer group; a name that is not listed has no limit."""
         return dataclasses.asdict(desk.core.flow.limits)
 
     @routes.put("/limits")
     async def put_limits(write: LimitsWrite, who: Who) -> dict[str, Any]:
-        """Replace all rates; a name that is left out has none from now on."""
+        """Replace all rates; a name that is left out no longer has a limit."""
         for name in [*write.topics, *write.producer_groups, *write.consumer_groups]:
             check_name("name", name)
         wanted = RateLimits(write.topics, write.producer_groups, write.consumer_groups)

@@ -46,10 +46,10 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         before: str = "",
         max: int = 100,
     ) -> dict[str, Any]:
-        """Find messages by id, by key, or of a topic by time in [from, to); the oldest of each queue first.
+        """Find messages by id, by key, or by topic and time in [from, to); the oldest of each queue come first.
 
-        Of a topic with `newest`: the newest first; `next` continues the list as `before`. An answer has 8 MiB of
-        messages, or one: `is_more` says that some are left out.
+        With `topic` and `newest`, the newest come first; `next`, given as `before`, continues the list. An answer has
+        at most 8 MiB of messages, but at least one message; `is_more` says that some are left out.
         """
         check_between("max", max, 1, 10_000)
         if id is not None:
@@ -65,8 +65,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             raise InvalidRequest("give an id, a key, or a topic (with from and to)", "invalid_query")
         if newest:
             place = Place.of(before) if before else None
-            shown, last = page(store, topic, desk.topic(topic).queues, from_us, until_us, place, max)
-            return {"messages": [json_pulled(m) for m in shown], "next": "" if last is None else str(last)}
+            chosen, last = page(store, topic, desk.topic(topic).queues, from_us, until_us, place, max)
+            return {"messages": [json_pulled(m) for m in chosen], "next": "" if last is None else str(last)}
         queues = range(desk.topic(topic).queues)
         matching = itertools.chain.from_iterable(_oldest(store, topic, q, from_us, until_us, max) for q in queues)
         chosen, is_more = _in_a_reply(itertools.islice(matching, max))
@@ -76,8 +76,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def message(message_id: str) -> dict[str, Any]:
         """Show a message's life: half, outcome, place, and each group's deliveries, failures, dead letter and redrive.
 
-        An acknowledgement follows the handler's effect. `timeline_whole` is false where so much was recorded since
-        that not all was read; `notify audit explain` reads everything, the effect's own row included.
+        An acknowledgement follows the handler's effect. `timeline_whole` is false if too much was recorded since then
+        to read all of it; `notify audit explain` reads everything, including the row of the effect.
         """
         return await life(desk.core, message_id)
 
@@ -85,22 +85,22 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 def _oldest(store: Store, topic: str, queue: int, from_us: int, until_us: int, most: int) -> Iterator[StoredMessage]:
     """The oldest messages of a queue committed in [from, until)."""
     offset = store.offset_at(topic, queue, from_us)
-    while some := store.read(topic, queue, offset, most, LIMITS.reply_bytes):
-        for m in some:
-            if m.committed_us >= until_us:
+    while batch := store.read(topic, queue, offset, most, LIMITS.reply_bytes):
+        for message in batch:
+            if message.committed_us >= until_us:
                 return
-            yield m
-        offset = some[-1].offset + 1
+            yield message
+        offset = batch[-1].offset + 1
 
 
 def _in_a_reply(messages: Iterable[StoredMessage]) -> tuple[list[StoredMessage], bool]:
-    """As many of these as go into a reply, one at least, without the damaged ones; and whether there are more."""
+    """The messages that fit into a reply, at least one, without damaged ones; and whether more follow."""
     chosen: list[StoredMessage] = []
     size = 0
-    for m in messages:
-        size += len(m.payload)
+    for message in messages:
+        size += len(message.payload)
         if chosen and size > LIMITS.reply_bytes:
             return chosen, True
-        if not m.corrupt:
-            chosen.append(m)
+        if not message.corrupt:
+            chosen.append(message)
     return chosen, False

@@ -1,4 +1,4 @@
-"""Admin routes of the server as a whole: its state now, and its last hour."""
+"""Admin routes of the whole server: its current state, and its history."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
 
 async def _queues(desk: Desk) -> dict[str, Any]:
-    """The figures of groups; where Kafka has them and does not answer, why: the rest of the server is shown anyway."""
+    """The figures of groups, or the reason if Kafka keeps them and does not answer: the rest is shown anyway."""
     try:
         return {"queues": await desk.groups.summary(), "queues_away": None}
     except Unavailable as error:

@@ -1,7 +1,7 @@
-"""Admin routes of purges: of a topic's messages, or of a group's dead letters, up to a point.
+"""Admin routes that purge a topic's messages, or a group's dead letters, up to a point.
 
-One step, however many there are: the queues begin later, and retention drops the segments when nothing else needs
-them. So it is no job.
+A purge is one step, however many messages it covers, so that it needs no job: it moves the start of the queues, and
+retention drops the segments once nothing else needs them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from notify.server.groups import purging
 
 class Purge(Write):
     before: str | StrictInt = Field(
-        description="latest (all that is there), an instant, or an offset where the topic has one queue",
+        description="latest (all messages), an instant, or an offset if the topic has one queue",
         examples=["2026-01-31T12:00:00Z"],
     )
 
 
 class PurgeTopic(Purge):
-    force: bool = Field(False, description="although a group still has to get some of them")
+    force: bool = Field(False, description="also messages that a group has not settled")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -32,7 +32,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/topics/{name}/purge")
     async def purge(name: str, write: PurgeTopic, who: Who) -> dict[str, Any]:
-        """Purge a topic's messages up to a point; messages that groups have not settled only with `force`.
+        """Purge a topic's messages up to a point; messages that a group has not settled need `force`.
 
         Transactions in doubt and delayed messages are in no queue yet: they stay.
         """
@@ -41,7 +41,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         if preview["missed"] and not write.force and not write.dry_run:
             groups = ", ".join(f"{group} {count}" for group, count in sorted(preview["missed"].items())[:10])
             raise Conflict(
-                f"groups have not settled all of them: {groups}; let them catch up, reset them, or purge with force",
+                f"groups have not settled all messages: {groups}; let them catch up, reset them, or purge with force",
                 "not_settled",
             )
 
@@ -52,6 +52,6 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/groups/{name}/dead-letters/purge")
     async def purge_dead_letters(name: str, write: Purge, who: Who) -> dict[str, Any]:
-        """Purge a group's dead letters that died before a point, redriven or not."""
+        """Purge a group's dead letters from before a point, redriven or not."""
         preview, do = await desk.letters.purge(name, write.before)
         return await desk.carry_out(write, who, "dead_letter.purge", name, do, preview)

@@ -1,4 +1,4 @@
-"""Admin routes of push: the webhooks that get the messages of consumer groups."""
+"""Admin routes of push: the webhooks that receive the messages of consumer groups."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from notify.server.core.pushes import MOST_AT_ONCE, MOST_BATCH, Push
 
 
 class PushWrite(Write):
-    url: str = Field(max_length=2000, description="its host must be on the allow-list; calls are signed")
-    batch: int = Field(1, ge=1, le=MOST_BATCH, description="messages of a call, at most")
-    at_once: int = Field(4, ge=1, le=MOST_AT_ONCE, description="calls at once, at most, of each server")
+    url: str = Field(max_length=2000, description="the webhook; its host must be on the allow-list")
+    batch: int = Field(1, ge=1, le=MOST_BATCH, description="the most messages in a call")
+    at_once: int = Field(4, ge=1, le=MOST_AT_ONCE, description="the most calls that each server makes at once")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """The routes of webhooks that get messages."""
+    """The routes `pushes` and `groups/{name}/push`."""
 
     @routes.get("/pushes")
     async def shown() -> dict[str, Any]:
-        """List the consumer groups whose messages are posted to a webhook, and what fails at this server."""
+        """List the consumer groups whose messages are posted to a webhook, and their failures at this server."""
         return {"pushes": desk.pushes.shown()}
 
     @routes.put("/groups/{name}/push")
@@ -45,14 +45,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.delete("/groups/{name}/push")
     async def delete(name: str, write: Write, who: Who) -> dict[str, Any]:
-        """Post a group's messages no more; they wait for consumers."""
+        """Stop posting a group's messages; they wait for consumers."""
         configuration = desk.administration.configuration
         if name not in configuration.pushes:
             raise NotFound(f"the messages of group {name[:100]!r} are posted to no webhook")
 
         async def do() -> Any:
-            left = {group: push for group, push in configuration.pushes.items() if group != name}
-            await desk.administration.revise(who, write.reason, configuration.with_pushes(left))
+            remaining = {group: push for group, push in configuration.pushes.items() if group != name}
+            await desk.administration.revise(who, write.reason, configuration.with_pushes(remaining))
             return {}
 
         return await desk.carry_out(write, who, "push.delete", name, do, {})

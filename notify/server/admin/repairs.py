@@ -1,7 +1,7 @@
 """Admin routes that repair an audit's findings: messages missing in their queue, effects that never happened.
 
-What is sent again has an id that follows from the message's own, so a repetition changes nothing, and the next audit
-sees that the message was mended.
+A message that is sent again gets an id derived from its own id. So repeating a repair changes nothing, and the next
+audit sees that the message was repaired.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AT_ONCE = 1000
 
 
 class Lost(BaseModel):
-    """A message to publish again. Without a topic it is taken from its half, as the server has it."""
+    """A message to publish again. Without a topic, its content is read from the half that the server has."""
 
     model_config = ConfigDict(extra="forbid")
     id: str
@@ -37,8 +37,8 @@ class Lost(BaseModel):
     key: str | None = None
     tag: str | None = None
     headers: dict[str, str] | None = None
-    deliver_at: AwareDatetime | None = Field(None, description="if that lies ahead: the message keeps its time")
-    ttl: float | None = Field(None, description="seconds from its delivery on; of a half what is left of its own")
+    deliver_at: AwareDatetime | None = Field(None, description="when to deliver it, if that is still to come")
+    ttl: float | None = Field(None, description="seconds from its delivery on; default: the rest of the half's ttl")
 
 
 class Republish(Write):
@@ -51,7 +51,7 @@ class Redeliver(Write):
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """`messages/republish` and `groups/{name}/redeliver`."""
+    """The routes `messages/republish` and `groups/{name}/redeliver`."""
     _republishing(routes, desk)
     _redelivering(routes, desk)
 
@@ -59,7 +59,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 def _republishing(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/messages/republish")
     async def republish(write: Republish, who: Who) -> dict[str, Any]:
-        """Publish committed messages that are in no queue; a repeated call publishes each once."""
+        """Publish committed messages that are in no queue; a repeated call publishes each message once."""
         items: list[dict[str, Any]] = []
         ready: list[PackedPublished] = []
         for lost in write.messages:
@@ -90,26 +90,28 @@ def _republishing(routes: APIRouter, desk: Desk) -> None:
 def _redelivering(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/redeliver")
     async def redeliver(name: str, write: Redeliver, who: Who) -> dict[str, Any]:
-        """Send messages of queues to one group again; a repeated call sends each once."""
+        """Send messages of queues to one group again; a repeated call sends each message once."""
         queues = desk.core.queues
         items: list[dict[str, Any]] = []
         ready: list[tuple[StoredMessage, bytes]] = []
         for message_id in write.ids:
             item: dict[str, Any] = {"id": message_id}
             try:
-                m, followed = _in_a_queue(queues, name, message_id)
+                message, subscription = _in_a_queue(queues, name, message_id)
                 if not write.force:
-                    refuse_before(followed, [m.committed_us])
-                again = ids.derived(m.transaction_id, ids.redelivered(name, m.message_no))
+                    refuse_before(subscription, [message.committed_us])
+                new_id = ids.derived(message.transaction_id, ids.redelivered(name, message.message_no))
             except NotifyError as error:
                 item |= _refused(error)
             else:
-                item |= {"as": ids.message_id(again, 0), "topic": m.topic}
-                ready.append((m, again))
+                item |= {"as": ids.message_id(new_id, 0), "topic": message.topic}
+                ready.append((message, new_id))
             items.append(item)
 
         async def do() -> Any:
-            results = iter(await send_to_group(desk.core, name, ready, force=True))  # refused above
+            results = iter(
+                await send_to_group(desk.core, name, ready, force=True)
+            )  # what force allows was checked above
             for item in items:
                 if "status" not in item:
                     item |= next(results)
@@ -119,42 +121,49 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
 
 
 async def _half_of(core: Core, transaction: bytes, number: int) -> tuple[StoredMessage, int]:
-    """A message as its half has it, and when its transaction ended (microseconds since 1970). Raises NotFound."""
+    """The message in its half, and when its transaction was decided (microseconds since 1970). Raises NotFound."""
     stored = await core.store.transaction(transaction)
     messages = [m for m in stored.messages if m.message_no == number and not m.corrupt] if stored is not None else []
     if not messages:
-        raise NotFound("the server has no half of it, or cannot read it: give topic and body_base64")
+        raise NotFound("the server has no readable half of this message: give topic and body_base64")
     assert stored is not None
     return messages[0], stored.decided_us or stored.stored_us
 
 
 async def _published(core: Core, lost: Lost) -> PackedPublished:
-    """The message to publish in place of one that is lost.
+    """The message to publish instead of a lost one.
 
-    Its consumers see the first id, too: an inbox that has the effect under that one skips it. Raises InvalidRequest,
-    NotFound; Conflict where the message is in a queue here, or has no outcome yet.
+    Its consumers also see the first id: an inbox that has the effect under that id skips the message. Raises
+    InvalidRequest and NotFound; Conflict if the message is in a queue here, or has no outcome yet.
     """
     transaction, number = ids.parse_message_id(lost.id)
     await _check_lost(core, transaction, number)
-    again = ids.message_id(ids.derived(transaction, ids.republished(number)), 0)
+    new_id = ids.message_id(ids.derived(transaction, ids.republished(number)), 0)
     first = {FIRST_ID: ids.message_id(transaction, number)}
     if lost.topic is not None:
         fields = lost.model_dump(exclude={"id"}, exclude_none=True)
-        return msgspec.convert(fields | {"id": again, "headers": (lost.headers or {}) | first}, PackedPublished)
+        return msgspec.convert(fields | {"id": new_id, "headers": (lost.headers or {}) | first}, PackedPublished)
     half, committed_us = await _half_of(core, transaction, number)
-    p = decode_payload(half.payload)
-    headers, ttl = (p.headers or {}) | first, p.ttl
+    payload = decode_payload(half.payload)
+    headers, ttl = (payload.headers or {}) | first, payload.ttl
     if ttl is not None and lost.deliver_at is None:
         ttl -= (core.clock() - committed_us) / 1e6
         if ttl <= 0:
-            raise Conflict("it expired: nobody was to get it any more after its ttl", "expired")
+            raise Conflict("the message has expired: its ttl is over", "expired")
     return PackedPublished(
-        id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=headers, deliver_at=lost.deliver_at, ttl=ttl
+        id=new_id,
+        topic=payload.topic,
+        body=payload.body,
+        key=payload.key,
+        tag=payload.tag,
+        headers=headers,
+        deliver_at=lost.deliver_at,
+        ttl=ttl,
     )
 
 
 async def _check_lost(core: Core, transaction: bytes, number: int) -> None:
-    """Raises Conflict where a message is in a queue of this server, or may still come into one by itself."""
+    """Raises Conflict if the message is in a queue of this server, or its transaction is not decided yet."""
     for m in core.queues.messages(transaction):
         if m.message_no == number:
             raise Conflict(f"it is in a queue: {m.topic}/{m.queue}@{m.offset}", "in_a_queue")
@@ -164,18 +173,19 @@ async def _check_lost(core: Core, transaction: bytes, number: int) -> None:
 
 
 def _in_a_queue(store: Store, group: str, message_id: str) -> tuple[StoredMessage, Subscription]:
-    """The message in the topic that it was sent to, if the group follows that, and the group's subscription.
+    """The message in the topic that it was sent to, and the group's subscription to that topic.
 
-    Raises NotFound, with the same words where another's topic has it: who administers a group may not see every topic.
+    Raises NotFound. Its text does not say whether another topic has the message: an administrator of one group may not
+    see every topic.
     """
     transaction, number = ids.parse_message_id(message_id)
     for m in store.messages(transaction):
         is_sound = m.message_no == number and not m.corrupt and decode_payload(m.payload).topic == m.topic
-        followed = store.subscription(group, m.topic) if is_sound else None
-        if followed is not None:
-            return m, followed
+        subscription = store.subscription(group, m.topic) if is_sound else None
+        if subscription is not None:
+            return m, subscription
     raise NotFound(
-        f"no topic that group {group} subscribes to has {message_id}, or its payload cannot be read; it gets nothing"
+        f"no topic that group {group} subscribes to has {message_id}, or its payload cannot be read; nothing is sent"
     )
 
 

@@ -1,4 +1,4 @@
-"""Admin routes that send what a person wrote: a message to a topic, and a dead letter whose content was corrected."""
+"""Admin routes that send content from a person: a message to a topic, and a dead letter with corrected content."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class EditLetter(Content):
     """The new content of a letter; a field that is left out stays as the letter has it."""
 
     id: str
-    replay_effects: bool = Field(False, description="handlers with an inbox have their effects again")
-    force: bool = Field(False, description="although the inbox's row of this message may be purged")
+    replay_effects: bool = Field(False, description="handlers with an inbox take effect again")
+    force: bool = Field(False, description="even if the inbox may have purged its row of this message")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """`topics/{name}/messages` and `groups/{name}/dead-letters/edit`."""
+    """The routes `topics/{name}/messages` and `groups/{name}/dead-letters/edit`."""
 
     @routes.post("/topics/{name}/messages")
     async def send(name: str, write: SendMessage, who: Who, asker: Asker) -> dict[str, Any]:
-        """Send a message to a topic that exists, without a transaction; the preview names the groups that get it."""
+        """Send a message to a topic that exists, without a transaction; the preview names the receiving groups."""
         desk.topic(name)  # a mistyped name makes no topic
         fields = write.model_dump(exclude={"reason", "dry_run"}, exclude_none=True)
         message = JsonPublished(topic=name, id=ids.message_id(ids.new_id(), 0), **fields)
-        new_messages([message], desk.core.clock(), lambda _: True, lambda _: None)  # raises what its sending would
+        new_messages([message], desk.core.clock(), lambda _: True, lambda _: None)  # raises what publishing raises
         desk.core.transactions.check_place([message])
         groups = None
-        if asker.may("view"):  # who else has the topic is nothing for those who administer it alone
+        if asker.may("view"):  # an administrator of this topic alone must not learn who reads it
             groups = [row["group"] for row in await desk.topics.groups_of(name)]
 
         async def do() -> Any:
@@ -58,9 +58,9 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/groups/{name}/dead-letters/edit")
     async def edit(name: str, write: EditLetter, who: Who) -> dict[str, Any]:
-        """Send a dead letter to its group alone with other content, once: as a redrive does.
+        """Send a dead letter with other content to its own group, once, as a redrive does.
 
-        The record says which fields were changed. The log keeps the letter as it was, and what was sent.
+        The record names the changed fields. The log keeps the letter unchanged, and the message that was sent.
         """
         changes = write.model_dump(exclude={"reason", "dry_run", "id", "replay_effects", "force"}, exclude_none=True)
         edited = Edited(write.id, changes, write.replay_effects, write.force)

@@ -1,4 +1,4 @@
-"""Admin routes of settings: their values, changes while servers run, and going back to a revision."""
+"""Admin routes of settings: their values, changes while servers run, and the return to an earlier revision."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SECRET = "(secret)"
 
 class SettingsWrite(Write):
     values: dict[str, bool | int | float | str | None] = Field(
-        min_length=1, max_length=100, description="by name; null: as the server was started"
+        min_length=1, max_length=100, description="by name; null: the value at the server's start"
     )
-    after: int | None = Field(None, ge=0, le=1 << 62, description="the revision looked at: 409 where another is newer")
+    after: int | None = Field(None, ge=0, le=1 << 62, description="the newest revision you know: else 409")
 
 
 class Rollback(Write):
-    to: int = Field(ge=0, le=1 << 62, description="a revision; 0: as the servers were started")
+    to: int = Field(ge=0, le=1 << 62, description="a revision; 0: the values at the servers' start")
 
 
-def _shown(revision: Revision) -> dict[str, Any]:
+def _revision_row(revision: Revision) -> dict[str, Any]:
     fields = {f.name: f for f in dataclasses.fields(Settings)}
     values = {
         name: SECRET if name in fields and fields[name].metadata["secret"] else value
@@ -42,7 +42,7 @@ def _shown(revision: Revision) -> dict[str, Any]:
     return {"number": revision.number, "at": at, "who": revision.who, "reason": revision.reason, "values": values}
 
 
-def _row(configuration: Configuration, f: dataclasses.Field[Any]) -> dict[str, Any]:
+def _setting_row(configuration: Configuration, f: dataclasses.Field[Any]) -> dict[str, Any]:
     value = getattr(configuration.settings, f.name)
     is_changed = f.name in (configuration.revision.settings or {})
     is_given = getattr(configuration.started, f.name) != f.default
@@ -72,8 +72,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/settings")
     async def settings() -> dict[str, Any]:
-        """List the settings: value, where it is from, and whether it may change while servers run."""
-        rows = [_row(desk.administration.configuration, f) for f in dataclasses.fields(Settings)]
+        """List the settings: value, where it comes from, and whether it may change while servers run."""
+        rows = [_setting_row(desk.administration.configuration, f) for f in dataclasses.fields(Settings)]
         return {"revision": desk.administration.configuration.revision.number, "settings": rows}
 
     @routes.get("/settings/revisions")
@@ -81,7 +81,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         """List the revisions, the newest first: values, time, author and reason."""
         check_between("max", max, 1, 10_000)
         rows = await in_thread(desk.administration.records.revisions, max)
-        return {"revisions": [_shown(r) for r in rows]}
+        return {"revisions": [_revision_row(r) for r in rows]}
 
 
 def _changes(routes: APIRouter, desk: Desk) -> None:
@@ -97,16 +97,17 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
             webhooks.check_address(wanted.alarm_webhook, wanted)
         fields = {f.name: f for f in dataclasses.fields(Settings)}
 
-        def shown(settings: Settings, name: str) -> Any:
+        def shown_value(settings: Settings, name: str) -> Any:
             return SECRET if fields[name].metadata["secret"] else getattr(settings, name)
 
         changes = {
-            name: {"from": shown(configuration.settings, name), "to": shown(wanted, name)} for name in write.values
+            name: {"from": shown_value(configuration.settings, name), "to": shown_value(wanted, name)}
+            for name in write.values
         }
 
         async def do() -> Any:
-            made = await desk.administration.revise(who, write.reason, document)
-            return {"revision": made.number, "changes": changes}
+            revision = await desk.administration.revise(who, write.reason, document)
+            return {"revision": revision.number, "changes": changes}
 
         preview = {"revision": configuration.revision.number + 1, "changes": changes}
         return await desk.carry_out(write, who, "settings.put", ", ".join(write.values), do, preview)
@@ -118,10 +119,10 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
         wanted = await in_thread(desk.administration.records.revision, write.to)
         document = wanted.settings or {}
         configuration.check(document)
-        preview = {"from": _shown(configuration.revision), "to": _shown(wanted)}
+        preview = {"from": _revision_row(configuration.revision), "to": _revision_row(wanted)}
 
         async def do() -> Any:
-            made = await desk.administration.revise(who, write.reason, document)
-            return {"revision": made.number, "values": _shown(made)["values"]}
+            revision = await desk.administration.revise(who, write.reason, document)
+            return {"revision": revision.number, "values": _revision_row(revision)["values"]}
 
         return await desk.carry_out(write, who, "settings.rollback", str(write.to), do, preview)

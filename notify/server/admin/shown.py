@@ -13,10 +13,10 @@ from notify.wire import instant
 
 
 def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, Any]:
-    """A transaction as it is shown; `shard`: the server's only one, where its storage does not consist of several."""
-    # A storage of shards has no queues: its messages have no place here.
-    shown = json_pulled if t.state is State.COMMITTED and not t.shard else json_unplaced
-    rows = [shown(m) | {"topic": m.topic} for m in t.messages if not m.corrupt]
+    """A transaction as a JSON object; `shard`: the server's shard, if its storage has only one."""
+    # A storage of several shards has no queues, so that its messages have no offsets.
+    encode = json_pulled if t.state is State.COMMITTED and not t.shard else json_unplaced
+    rows = [encode(m) | {"topic": m.topic} for m in t.messages if not m.corrupt]
     return {
         "id": ids.to_text(t.id),
         "producer_group": t.producer_group,
@@ -29,23 +29,23 @@ def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, A
         "decided_at": instant(t.decided_us) if t.decided_us else None,
         "checks_answered": t.attempts,
         "next_check_at": instant(t.next_check_us) if t.next_check_us else None,
-        "messages": [_bare(row) if t.without_bodies else row for row in rows],
+        "messages": [_without_body(row) if t.without_bodies else row for row in rows],
     } | ({"bodies_left_out": True} if t.without_bodies else {})
 
 
-def _bare(message: dict[str, Any]) -> dict[str, Any]:
+def _without_body(message: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name not in ("body", "body_base64")}
 
 
 def json_unplaced(m: StoredMessage) -> dict[str, Any]:
-    """A message of a transaction, which says nothing of a queue: it may be in none yet, or never."""
+    """A message as a JSON object without queue, offset and commit time: it may be in no queue yet, or never be."""
     return {name: value for name, value in json_pulled(m).items() if name not in ("queue", "offset", "committed_at")}
 
 
 def receivers(core: Core, topic: str, tag: str | None) -> list[str] | None:
-    """The groups that a message of this topic and tag goes to; None where another server has the queues.
+    """The groups that receive a message of this topic and tag; None if another server has the queues.
 
-    A group with a filter is named, too: whether the filter is true for a message shows when it is delivered.
+    Groups with a filter are included, because a filter is evaluated only when a message is delivered.
     """
     if not core.has_queues:
         return None

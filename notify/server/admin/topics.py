@@ -1,4 +1,4 @@
-"""Admin routes of topics."""
+"""Admin routes of topics: list, show, make, change and delete them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notify.storage.topics import Backlog, Flush, Topic
 
 MOST_SORTED = 1000
 MOST_NEWEST = 100
-"""Topics whose newest message is read for a list."""
+"""The most topics of a list whose newest message is read."""
 
 Sort = Literal["name", "rate", "lag", "kept", "sent", "newest"]
 
@@ -63,7 +63,7 @@ def _check_ttl(core: Core, topic: Topic) -> None:
 
 
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
-    """Add the routes under `topics`; `services` gets the one that services call with rights of their own."""
+    """Add the routes under `topics`; `services` gets the route that services call with their own rights."""
     _views(routes, services, desk)
     _writes(routes, desk)
 
@@ -73,22 +73,22 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     async def topics(
         prefix: str = "", after: str = "", max: int = 1_000_000, internal: bool = True, sort: Sort = "name"
     ) -> dict[str, Any]:
-        """List topics by name: those that begin with `prefix` and come after `after`, at most `max`.
+        """List topics by name: at most `max` topics whose names begin with `prefix` and come after `after`.
 
-        Without `internal` those of dead letters and retries are left out. With another `sort` the largest come first
-        (`newest`: the last message), which is for 1,000 topics at most, and takes no `after`. Of a list of up to 100
-        topics each has `newest_at`.
+        Without `internal`, topics of dead letters and retries are left out. With a `sort` other than `name` the largest
+        come first (`newest`: the latest message); it works for at most 1,000 topics and takes no `after`. In a list of
+        up to 100 topics each one has `newest_at`.
         """
         check_between("max", max, 1, 1_000_000)
         if sort == "name":
-            found = await desk.topics.listed(prefix, after, max, internal=internal)
+            answer = await desk.topics.listed(prefix, after, max, internal=internal)
         else:
-            found = await _sorted(desk, prefix, after, max, internal=internal, sort=sort)
-        rows = found["topics"]
+            answer = await _sorted(desk, prefix, after, max, internal=internal, sort=sort)
+        rows = answer["topics"]
         if len(rows) <= MOST_NEWEST:
             newest = await desk.topics.newest_at([row["name"] for row in rows])
             rows = [row | {"newest_at": newest.get(row["name"])} for row in rows]
-        return found | {"topics": [row | {"per_second": desk.figures.rate(row["name"])} for row in rows]}
+        return answer | {"topics": [row | {"per_second": desk.figures.rate(row["name"])} for row in rows]}
 
     @routes.get("/topics/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
@@ -107,17 +107,17 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
 
 async def _sorted(desk: Desk, prefix: str, after: str, most: int, *, internal: bool, sort: str) -> dict[str, Any]:
-    """The topics with the largest figures. Raises InvalidRequest where there are too many to look at all."""
+    """The topics with the largest figures. Raises InvalidRequest if there are more than MOST_SORTED topics."""
     if after:
         raise InvalidRequest("after continues a list by name: leave it out, or sort", "invalid_query")
-    found = await desk.topics.listed(prefix, "", MOST_SORTED + 1, internal=internal)
-    if len(found["topics"]) > MOST_SORTED:
+    answer = await desk.topics.listed(prefix, "", MOST_SORTED + 1, internal=internal)
+    if len(answer["topics"]) > MOST_SORTED:
         raise InvalidRequest(f"more than {MOST_SORTED} topics cannot be sorted: give a prefix", "invalid_query")
 
     if sort == "newest":
-        newest = await desk.topics.newest_at([row["name"] for row in found["topics"]])
-        last = heapq.nlargest(most, found["topics"], key=lambda row: newest.get(row["name"], ""))
-        return found | {"topics": last}
+        newest = await desk.topics.newest_at([row["name"] for row in answer["topics"]])
+        last = heapq.nlargest(most, answer["topics"], key=lambda row: newest.get(row["name"], ""))
+        return answer | {"topics": last}
 
     def figure(row: dict[str, Any]) -> float:
         if sort == "rate":
@@ -126,7 +126,7 @@ async def _sorted(desk: Desk, prefix: str, after: str, most: int, *, internal: b
             return float(row.get("lag") or 0)
         return float(sum(q["end"] - (q["start"] if sort == "kept" else 0) for q in row["queues"]))
 
-    return found | {"topics": heapq.nlargest(most, found["topics"], key=figure)}
+    return answer | {"topics": heapq.nlargest(most, answer["topics"], key=figure)}
 
 
 def _writes(routes: APIRouter, desk: Desk) -> None:
@@ -134,10 +134,10 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
     async def put_topic(name: str, write: TopicWrite, who: Who) -> dict[str, Any]:
         """Make or change a topic; a field that is left out keeps its value, or gets its default."""
         check_name("topic", name)
-        known = desk.core.queues.topic(name)
-        topic = _changed(known or Topic(name), write)
-        if known is not None and topic.queues < known.queues:
-            raise InvalidRequest(f"topic {name!r} has {known.queues} queues; the number can grow, not shrink")
+        existing = desk.core.queues.topic(name)
+        topic = _changed(existing or Topic(name), write)
+        if existing is not None and topic.queues < existing.queues:
+            raise InvalidRequest(f"topic {name!r} has {existing.queues} queues; the number can grow, not shrink")
         _check_ttl(desk.core, topic)
         behind = desk.core.delivery.followers.lag(name)
         if topic.backlog and topic.backlog < behind:

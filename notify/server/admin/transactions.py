@@ -1,4 +1,4 @@
-"""Admin routes of transactions: those without an outcome, and an operator's actions on them."""
+"""Admin routes of transactions: list those without an outcome, show one, and decide or check it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     ) -> dict[str, Any]:
         """List transactions without an outcome, PREPARED and PARKED, the oldest first; and count them by state.
 
-        They have 8 MiB of messages together, or are one. Those behind have `bodies_left_out`.
+        An answer has at most 8 MiB of message bodies, but at least those of one transaction. Transactions beyond that
+        have `bodies_left_out`.
 
-        `counts` has COMMITTED and ROLLED_BACK, too: those of this server since it started. Where `counted_to` is not
-        0, PREPARED and PARKED are not counted any further.
+        `counts` also has COMMITTED and ROLLED_BACK, which this server counts from its start. If `counted_to` is not 0,
+        PREPARED and PARKED are counted up to that number only.
         """
         check_between("max", max, 1, 10_000)
         if state is not None and state not in ("PREPARED", "PARKED"):
@@ -66,14 +67,14 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
 
 async def _counts(core: Core) -> dict[str, Any]:
-    doubt = await core.store.in_doubt()
+    in_doubt = await core.store.in_doubt()
     counts = {
-        "PREPARED": doubt.prepared,
-        "PARKED": doubt.parked,
+        "PREPARED": in_doubt.prepared,
+        "PARKED": in_doubt.parked,
         "COMMITTED": core.metrics.committed,
         "ROLLED_BACK": core.metrics.rolled_back,
     }
-    return {"counts": counts, "counted_to": doubt.counted_to}
+    return {"counts": counts, "counted_to": in_doubt.counted_to}
 
 
 def _actions(routes: APIRouter, desk: Desk) -> None:
@@ -101,9 +102,9 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
 
 
 def _preview(core: Core, t: Transaction, wanted: State | None, action: str, *, names_groups: bool) -> dict[str, Any]:
-    """The state before and after an action, and which messages reach whom by it.
+    """The state before and after an action, and which messages reach which groups.
 
-    Without `names_groups` the groups are left out: whoever may not view everything is not told of other groups.
+    Without `names_groups` the consumer groups are left out: a caller without the right `view` must not learn of them.
     """
     if wanted is None:
         return {"state": t.state.name, "becomes": "PREPARED" if action == "resume" else t.state.name}
@@ -114,7 +115,7 @@ def _preview(core: Core, t: Transaction, wanted: State | None, action: str, *, n
 
 
 def _message_row(core: Core, m: StoredMessage, wanted: State) -> dict[str, Any]:
-    """A message's topic and key, and the groups that will get it; None where another server has the queues."""
+    """A message's topic and key, and the groups that will receive it (None if another server has the queues)."""
     payload = decode_payload(m.payload)
     nobody: list[str] = []
     groups = receivers(core, m.topic, payload.tag) if wanted == State.COMMITTED else nobody if core.has_queues else None

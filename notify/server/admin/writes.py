@@ -1,4 +1,4 @@
-"""The parts of every admin write: a reason, a dry run, and a record with the principal."""
+"""What all admin writes share: a reason, a dry run, and a record with the principal."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ log = structlog.get_logger("notify.server")
 
 
 async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-user", max_length=255)] = "") -> str:
-    """The principal's name; while access is off, whatever the header says."""
+    """The principal's name; while access is off, the name in the header."""
     principal: Principal = request.state.principal
     return user if principal is EVERYONE else principal.name
 
 
 SpanName = Literal["hour", "day"]
-"""How far back a chart goes."""
+"""The time that a chart covers."""
 
 Who = Annotated[str, Depends(_who)]
 
@@ -55,14 +55,17 @@ class Write(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     reason: str = Field(min_length=1, max_length=1000, examples=["the mailer is mended"])
-    dry_run: bool = Field(False, description="only say what would be done")
+    dry_run: bool = Field(False, description="say what would be done, and change nothing")
 
 
 class Desk:
-    """Gives admin routes the parts that run, and carries out their writes. Raises Unavailable while nothing runs."""
+    """Gives admin routes the running parts of the server, and carries out their writes.
+
+    Raises Unavailable while the server is starting or stopping.
+    """
 
     def __init__(self, running: Callable[[], Running]) -> None:
-        """`running` gives what runs, or raises Unavailable."""
+        """`running` returns the running parts of the server, or raises Unavailable."""
         self._running = running
 
     @property
@@ -111,7 +114,7 @@ class Desk:
 
     @property
     def workers(self) -> Workers | None:
-        """The workers of the machine that this server is one of."""
+        """The workers of this machine, if this server is one of them."""
         return self._running().workers
 
     @property
@@ -123,7 +126,7 @@ class Desk:
         return self._running().members()
 
     def topic(self, name: str) -> Topic:
-        """Raises NotFound."""
+        """The topic of this name. Raises NotFound."""
         topic = self.core.queues.topic(name)
         if topic is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
@@ -132,10 +135,10 @@ class Desk:
     async def carry_out(
         self, write: Write, who: str, what: str, target: str, do: Callable[[], Awaitable[Any]], preview: Any
     ) -> dict[str, Any]:
-        """Do it unless it is a dry run, and record it.
+        """Record the action and call `do`; a dry run only answers `preview`.
 
-        The record comes first, so that nothing is changed that nobody can look up. What cannot be recorded is refused;
-        an action whose end cannot be recorded stays `begun` in the records.
+        The record is written before the change, so that everyone can look up every change: an action that cannot be
+        recorded is refused. An action whose end cannot be recorded stays `begun` in the records.
         """
         if write.dry_run:
             return {"status": 200, "dry_run": True, "target": target, "result": preview}
@@ -146,7 +149,7 @@ class Desk:
         except NotifyError as refusal:
             if refusal.status < 500:
                 await _recorded(lambda: records.take_back(number), what)
-            else:  # it may have been done all the same
+            else:  # the change may have been made although `do` failed
                 failed = {"state": "failed", "detail": str(refusal)}
                 await _recorded(lambda: records.complete(number, failed), what)
             raise
@@ -155,7 +158,7 @@ class Desk:
 
 
 async def _recorded(change: Callable[[], None], what: str) -> None:
-    """Record the end of an action. The action counts, not its record: what fails is logged."""
+    """Record the end of an action; a failure is only logged, because the action itself is over."""
     try:
         await in_thread(change)
     except faults.DATABASE_AWAY as error:

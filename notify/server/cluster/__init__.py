@@ -1,1 +1,1 @@
-"""The server among others: its place in the registry, and the work that it tells them of."""
+"""The server as a member of a cluster: its place in the registry, and the load that it reports there."""

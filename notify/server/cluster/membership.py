@@ -1,4 +1,4 @@
-"""This server's place in the registry: it says that it is there every second, and knows who else is."""
+"""This server's place in the registry: it writes a heartbeat every second, and reads the other members."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ log = structlog.get_logger("notify.server")
 CLOCK_WARNING_US = 1_000_000
 STOP_SECONDS = 5.0
 CONSUMERS_EVERY, FORGET_EVERY = 2, 600
-"""Heartbeats of its own, a second each, between two of its consumers, and between two looks for what is long gone."""
+"""The number of heartbeats, one a second, between two of its consumers' heartbeats, and between two cleanups."""
 
 
 class Work(Protocol):
-    """The work of a server as it tells the others of it."""
+    """The work of a server that it reports to the others."""
 
     def count(self) -> int:
-        """How many transactions it has stored so far: its load is what they grow by."""
+        """How many transactions it has stored so far; the growth of this count is its load."""
 
     def consumers(self) -> Sequence[Member]:
         """The consumers that ask it for messages."""
@@ -53,18 +53,18 @@ class Idle:
 
 
 class Membership:
-    """Heartbeats, the members as of the last one, and how far this machine's clock is from the database's."""
+    """Writes heartbeats; knows the members as of the last heartbeat, and the database's clock."""
 
     def __init__(self, engine: Engine, me: Member, shards: SqlShards | None = None) -> None:
-        """`shards`: the storage that follows the key map, and whose changes of it this server carries on."""
+        """`shards`: the storage that follows the key map; this server helps to carry out changes of that map."""
         self.engine = engine
         self.me = me
         self.members: Sequence[Member] = ()
         self.version = 0
-        """Rises with every change of who is there: clients compare it."""
+        """Rises with every change of the servers; clients compare it."""
         self._offset_us = wall_clock() - boot_clock()
         self.clock = SteadyClock(self._time_us)
-        """The database's clock, as nearly as is known: servers need not agree on their own."""
+        """An estimate of the database's clock, so that the servers' own clocks may differ."""
         self._warned = False
         self._work: Work = Idle()
         self._counted = (0.0, 0)
@@ -75,22 +75,22 @@ class Membership:
         self._changing: asyncio.Task[None] | None = None
 
     def _time_us(self) -> int:
-        """The database's time, as nearly as is known, by a clock of this machine that nobody sets."""
+        """The estimated time of the database, by a clock of this machine that nobody sets."""
         return boot_clock() + self._offset_us
 
     async def start(self) -> None:
-        """Read the clock, the members and the key map. Nobody is told of this server yet: clients would come, be
-        refused while it starts, and keep to another one.
+        """Read the clock, the members and the key map. This server is not announced yet: clients would be refused while
+        it starts, and then stay with another server.
 
-        A registry that is away is waited for: until it is heard nothing with a key is taken, and this machine's clock
-        holds.
+        If the registry is away, this server refuses messages with a key and uses this machine's clock until the
+        registry answers.
         """
         if self._shards is not None:
             self._shards.wait_for_map()
         await self._beat_if_it_answers()
 
     async def announce(self, work: Work) -> None:
-        """Be a member from now on, since requests are about to be answered, and tell the others of this work."""
+        """Become a member, because this server now answers requests, and report `work` to the others."""
         self._work = work
         self._is_announced = True
         await self._beat_if_it_answers()
@@ -106,13 +106,13 @@ class Membership:
         while True:
             await asyncio.sleep(registry.HEARTBEAT_SECONDS)
             self._beats += 1
-            # Gathered here: a thread must not walk what the loop changes.
+            # Gathered on the event loop: a thread must not iterate over objects that the loop changes.
             consumers = self._work.consumers() if self._beats % CONSUMERS_EVERY == 0 else ()
             try:
                 await in_thread(self._beat, consumers)
             except Exception as error:
                 faults.note("heartbeat_failed", error)
-            # Beside the heartbeats: a shard that does not answer must not make this server look gone.
+            # In its own task: a shard that does not answer must not delay the heartbeats.
             shards = self._shards
             if shards is not None and shards.key_map.previous and (self._changing is None or self._changing.done()):
                 self._changing = asyncio.get_running_loop().create_task(in_thread(self._change_key_map, shards))
@@ -129,18 +129,18 @@ class Membership:
                 registry.heartbeat(connection, self.me)
             for consumer in consumers:
                 registry.heartbeat(connection, consumer)
-            found = registry.members(connection)
+            members = registry.members(connection)
             newest = None if self._shards is None else key_map.newest(connection)
         if self._is_announced and self._beats % FORGET_EVERY == 0:
-            # In a transaction of its own: InnoDB locks what it reads here, and two servers that each hold a row of
-            # theirs would wait for each other.
+            # In its own transaction: InnoDB locks the rows that it reads here, and two servers that each hold the lock
+            # of their own row would wait for each other.
             with self.engine.begin() as connection:
                 registry.forget_the_long_gone(connection)
         if self._shards is not None and newest is not None:
             self._follow_key_map(newest, self._shards)
-        if _servers(found) != _servers(self.members):
+        if _servers(members) != _servers(self.members):
             self.version += 1
-        self.members = found
+        self.members = members
 
     def _follow_key_map(self, newest: KeyMap, shards: SqlShards) -> None:
         if not newest.version:
@@ -152,7 +152,7 @@ class Membership:
         self.me.detail[key_map.FOLLOWS] = shards.follow(newest)
 
     def _change_key_map(self, shards: SqlShards) -> None:
-        """Take the next step of a change of the key map if it is due."""
+        """Carry out the next step of a change of the key map if it is due."""
         try:
             with self.engine.begin() as connection:
                 key_map.advance(connection, shards.key_map, shards.engines)
@@ -160,9 +160,9 @@ class Membership:
             faults.note("key_map_waits", error, version=shards.key_map.version)
 
     def _compare_clocks(self, database_us: int, boot_us: int) -> None:
-        """`boot_us`: the time since this machine's start when the database's was `database_us`."""
+        """Follow the database's clock; `boot_us`: the time since this machine's start at `database_us`."""
         offset = database_us - boot_us
-        # Followed slowly but for the first time: a single slow answer must not make time jump.
+        # Except for the first time the offset is followed slowly: a single slow answer must not make time jump.
         first = not self.members
         self._offset_us = offset if first else self._offset_us + round((offset - self._offset_us) * 0.1)
         ahead_us = wall_clock() - boot_clock() - offset
@@ -183,14 +183,14 @@ class Membership:
         }
 
     async def stop(self) -> None:
-        """Leave in good order: others stop sending here at once, not only when the heartbeats are missed."""
+        """Leave the registry, so that others stop sending here immediately, and not only after missed heartbeats."""
         await ended(self._task)
         if self._changing is not None:
             await asyncio.wait([self._changing], timeout=STOP_SECONDS)
         try:
             await in_thread(self._leave)
         except Exception as error:
-            faults.note("not_left", error)  # others see it by the heartbeats that are missed
+            faults.note("not_left", error)  # the others will notice the missing heartbeats
 
     def _leave(self) -> None:
         with self.engine.begin() as connection:
@@ -198,7 +198,7 @@ class Membership:
 
 
 def shown(m: Member) -> dict[str, Any]:
-    """A member as `GET /v1/members` has it."""
+    """A member as `GET /v1/members` shows it."""
     return {
         "name": m.name,
         "kind": m.kind,
@@ -213,5 +213,5 @@ def shown(m: Member) -> dict[str, Any]:
 
 
 def _servers(members: Sequence[Member]) -> list[tuple[Any, ...]]:
-    """The members as clients follow them."""
+    """The fields of the servers that clients follow."""
     return [(m.name, m.url, m.roles, m.shards, m.room) for m in members if m.kind == "server"]

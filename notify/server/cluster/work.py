@@ -1,4 +1,4 @@
-"""The work of a server as it tells the others of it: how many transactions it has stored, and who receives from it."""
+"""The work that a server reports to the others: how many transactions it has stored, and its consumers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class CoreWork:
         self._core = core
 
     def count(self) -> int:
-        """How many transactions and messages it has stored since it started."""
+        """How many transactions and messages the core has stored since it started."""
         return self._core.metrics.halves + self._core.metrics.published
 
     def consumers(self) -> list[Member]:
-        """The instances of groups that asked it for messages lately, at most CONSUMERS_SHOWN."""
+        """The instances of groups that asked for messages lately, at most CONSUMERS_SHOWN."""
         core = self._core
         if not core.has_queues:
             return []

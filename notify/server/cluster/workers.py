@@ -1,4 +1,4 @@
-"""One worker's place among those of its machine: the addresses of all, and how it asks another one."""
+"""The workers of one machine, as one of them sees them: their addresses, and how to ask another worker."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from notify.storage.sql.registry import Member
 from notify.wire import JSON
 
 DIED, HUNG = "died", "hung"
-"""The ends of a worker that is started again: by itself, or hung and killed by its parent."""
+"""How a worker ended that is started again: it died, or it hung and its parent killed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A worker's forerunners, as its parent remembers them."""
+    """The earlier processes of a worker, as its parent counted them."""
 
     counts: Mapping[str, int]
-    """How many there were, by what ended each: DIED or HUNG."""
+    """How many processes ended, by DIED or HUNG."""
     reason: str = ""
-    """Why the last of them ended."""
+    """Why the last process ended."""
 
 
 class Workers:
-    """The workers as one of them knows them. They are the same for as long as their parent runs."""
+    """The workers of this machine. Their number and addresses stay the same while their parent runs."""
 
     def __init__(
         self, number: int, urls: Sequence[str], near: Sequence[str], directory: Path, ended: Ended | None = None
     ) -> None:
-        """`number`: whose view this is, counted from 0; `urls`: where clients reach each, `near`: where the others do;
-        `directory`: the one that all share; `ended`: of those that had this one's place before."""
+        """`number`: this worker, counted from 0. `urls`: each worker's address for clients; `near`: for other workers.
+        `directory`: the directory that all share. `ended`: the earlier processes of this worker."""
         self.number = number
         self.urls = tuple(urls)
         self.directory = directory
         self.ended = ended or Ended({})
         self.away: tuple[str, ...] = ("another worker",)
-        """Those that do not serve, as the parent said last; before it said anything some may not."""
+        """The workers that do not serve, by the parent's last report; until then at least one may not."""
         self.silent: frozenset[str] = frozenset()
-        """Those of them that hang, as far as the parent can see."""
+        """The workers that hang, by the parent's last report."""
         self._near = tuple(near)
         self._clients: dict[int, HttpClient] = {}
 
@@ -59,7 +59,10 @@ class Workers:
     async def ask(
         self, settings: Settings, number: int, method: str, target: str, body: bytes, seconds: float, head: str
     ) -> tuple[int, bytes]:
-        """Status and body of another worker's answer; `head`: lines that say who asks. Raises Unavailable."""
+        """Status and body of another worker's answer; `head`: header lines with the caller's token or name.
+
+        Raises Unavailable.
+        """
         client = self._clients.get(number)
         if client is None:
             client = HttpClient(self._near[number], tls=_trust(settings))
@@ -67,13 +70,13 @@ class Workers:
         return await client.ask(method, target, body, seconds, JSON, head)
 
     async def stop(self) -> None:
-        """Cut the connections to the others."""
+        """Close the connections to the other workers."""
         for client in self._clients.values():
             client.close()
 
 
 def _trust(settings: Settings) -> ssl.SSLContext | None:
-    """Believe the certificate of this server alone: it is the others', too, whatever name it is for."""
+    """Trust this server's certificate alone, for any name: all workers have the same certificate."""
     if not settings.tls_certificate:
         return None
     context = ssl.create_default_context(cafile=settings.tls_certificate)

@@ -1,1 +1,1 @@
-"""Settings and credentials that change while servers run: their records, and how each server follows them."""
+"""Settings and credentials that may change while servers run: their records, and how each server follows them."""

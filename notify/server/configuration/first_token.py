@@ -1,4 +1,4 @@
-"""The first token of a registry: made once, by whichever server comes first, and left in that server's directory."""
+"""The first token of a registry: the first server makes it, once, and writes it into its data directory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ log = structlog.get_logger("notify.server")
 
 FILE = "admin.token"
 _PENDING = "first-token-"
-"""With the credential's id behind it: the file of a token whose credential may not be recorded yet."""
+"""The prefix of a file whose token's credential may not be recorded yet; the credential's id follows."""
 
 
 def leave_first_token(records: Records, directory: Path, now_us: int) -> None:
-    """Where there is no credential, make one that may administer and view, and leave its token in `directory`.
+    """If there is no credential, make one with the rights admin and view, and write its token into `directory`.
 
-    Of several servers that do so at once one does, and the others leave no file. The token is on the disk before its
-    credential is recorded: a crash in between leaves a file for the next start to clear away, and one behind it a file
-    for the next start to put in its place, but never a credential whose token nobody has. Raises OSError, and what the
-    database says.
+    If several servers do so at the same time, one of them makes the credential, and the others leave no file. The token
+    is on the disk before its credential is recorded. After a crash between these steps the next start deletes the file;
+    after a crash behind them it gives the file its final name. So there is never a credential whose token nobody has.
+    Raises OSError and the database's errors.
     """
     if not records.credentials():
         number = tokens.new_id()
@@ -35,14 +35,14 @@ def leave_first_token(records: Records, directory: Path, now_us: int) -> None:
     pending = list(directory.glob(_PENDING + "*"))
     if not pending:
         return
-    # There is a credential by now, so that a file whose own is not among them is one of a server that came too late.
+    # A credential exists now. So a file whose own credential is not recorded was left by a server that came too late.
     recorded = {c.id for c in records.credentials()}
     for path in pending:
         number = path.name.removeprefix(_PENDING)
         if number not in recorded:
             path.unlink(missing_ok=True)
             continue
-        with contextlib.suppress(FileNotFoundError):  # another server has the same directory, and was first
+        with contextlib.suppress(FileNotFoundError):  # another server with the same directory was faster
             path.replace(directory / FILE)
             records.record(now_us, "notify serve", "credential.add", "admin", "the first token", {"id": number})
             remedy = "make others with it (notify token create), then revoke it"

@@ -1,4 +1,4 @@
-"""Follows what servers share: settings and credentials that were changed here or at another server."""
+"""Follows the settings and credentials that servers share, whether they were changed here or at another server."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ log = structlog.get_logger("notify.server")
 
 LOOK_SECONDS = 1.0
 LOOK_BOUND_SECONDS = 5.0
-"""A look that takes longer is given up, so that a database that hangs does not stop all later ones."""
+"""A look that takes longer is given up, so that a hanging database does not stop all later looks."""
 LOOK_THREADS = 4
-"""Looks have threads of their own: a thread is occupied until its driver gives up, and heartbeats and checkpoints must
-not wait for that."""
+"""Looks have their own threads: a look occupies its thread until the driver gives up, and heartbeats and checkpoints
+must not wait for that."""
 KEEP_EVERY_SECONDS = 60.0
-"""How old at most the time is, in the file of what was known last, at which the registry said the same."""
+"""How often the file of LastKnown is written although nothing has changed, so that its time stays recent."""
 NOTE_USED_EVERY = 60
-"""Looks between two notes of when credentials were last used."""
+"""The number of looks between two records of when credentials were last used."""
 
 T = TypeVar("T")
 
 
 class Administration:
-    """Configuration and access as the records have them; looks for what others changed, every second and on demand."""
+    """Configuration and access as recorded; looks for changes by other servers every second and on demand."""
 
     def __init__(
         self,
@@ -55,8 +55,11 @@ class Administration:
         on_change: Callable[[Configuration], None] = lambda configuration: None,
         last_known: LastKnown | None = None,
     ) -> None:
-        """`on_change` is called when other settings or limits hold. `last_known`: where to keep what is read from
-        `engine`, and to read it where that does not answer at the start; None: it is this server's own file."""
+        """`on_change` is called after settings or limits have changed.
+
+        `last_known` keeps what was read from `engine`, for a start at which that database does not answer; None: the
+        database is this server's own file.
+        """
         self.records = Records(engine)
         self.configuration = Configuration(settings)
         self.access = Access(settings, self.look, clock, provider_of(settings))
@@ -72,10 +75,10 @@ class Administration:
         self._threads = ThreadPoolExecutor(LOOK_THREADS, "notify-look")
 
     async def start(self, data_dir: str) -> None:
-        """Read what there is, or what was known last. With access on and no credential yet, a first token is left in
-        `data_dir`.
+        """Read the records, or the file of LastKnown if the database does not answer, and begin to look for changes.
 
-        Raises StorageFailed where the database does not answer, and what was known last is missing or too old.
+        With access on and no credential yet, a first token is written into `data_dir`. Raises StorageFailed if the
+        database does not answer and the file is missing or too old.
         """
         try:
             if self.access.on:
@@ -93,8 +96,8 @@ class Administration:
         self._task = asyncio.get_running_loop().create_task(looking)
 
     async def look(self) -> None:
-        """Follow what was changed before this call. Raises what the database says, Unavailable where it hangs."""
-        # One after the other: an older list of credentials must not replace a newer one.
+        """Follow all changes made before this call. Raises the database's errors; Unavailable if it hangs."""
+        # One look at a time: an older list of credentials must not replace a newer one.
         async with self._one_look:
             try:
                 async with asyncio.timeout(LOOK_BOUND_SECONDS):
@@ -119,11 +122,11 @@ class Administration:
         self.access.learn(credentials)
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """The result of a call of the records."""
+        """The result of a function of the records, called in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
     def hold(self, revision: Revision) -> None:
-        """Follow a revision; one that this server cannot follow is said in the log, and what held before holds on."""
+        """Follow a revision. If this server cannot follow it, it logs that and keeps its present settings."""
         if revision.number <= self.configuration.revision.number:
             return
         try:
@@ -136,14 +139,14 @@ class Administration:
         log.info("settings_changed", revision=revision.number, who=revision.who)
 
     async def revise(self, who: str, reason: str, document: dict[str, Any]) -> Revision:
-        """The next revision with this document; it holds here at once, and at the other servers within a second or so.
+        """Make the next revision with this document. This server follows it immediately, others in about a second.
 
-        Raises Conflict where another was made meanwhile.
+        Raises Conflict if another revision was made in the meantime.
         """
         after = self.configuration.revision.number
-        made = await in_thread(self.records.add_revision, self.clock(), who, reason, document, after)
-        self.hold(made)
-        return made
+        revision = await in_thread(self.records.add_revision, self.clock(), who, reason, document, after)
+        self.hold(revision)
+        return revision
 
     async def _look_and_note(self) -> None:
         self._looks += 1
@@ -163,7 +166,7 @@ class Administration:
                 await self._note_used()
             except Exception as error:
                 faults.note("use_not_noted", error)
-        # A look that is under way may still read a database of the directory; one that hangs is left behind.
-        shut = partial(self._threads.shutdown, cancel_futures=True)
-        await asyncio.wait([asyncio.get_running_loop().run_in_executor(None, shut)], timeout=LOOK_BOUND_SECONDS)
+        # Wait for a running look, which may still read a database of the directory, but not for a hanging one.
+        shutdown = partial(self._threads.shutdown, cancel_futures=True)
+        await asyncio.wait([asyncio.get_running_loop().run_in_executor(None, shutdown)], timeout=LOOK_BOUND_SECONDS)
         self.access.close()

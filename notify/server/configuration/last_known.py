@@ -1,7 +1,7 @@
-"""The settings and credentials that this server read last, kept in its data directory.
+"""The settings and credentials that this server read last, in a file of its data directory.
 
-A server that starts while its registry's database is away goes on with them; with access on only for so long, since
-a credential may have been revoked meanwhile.
+A server that starts while its registry's database is away uses them. With access on they must not be too old, because
+a credential may have been revoked in the meantime.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from notify.server.configuration.revisions import Revision
 
 FILE = "registry.json"
 CREDENTIALS_SECONDS = 3600.0
-"""How old credentials may be."""
+"""The greatest age of credentials at a start."""
 
 
 class Known(msgspec.Struct):
@@ -29,19 +29,19 @@ class Known(msgspec.Struct):
 
 
 class LastKnown:
-    """The file of one data directory."""
+    """Reads and writes the file in one data directory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
 
     def keep(self, known: Known) -> None:
-        """Put this in the place of what was known before. Raises OSError."""
+        """Replace the file's content. Raises OSError."""
         kept_file.put(self._path, msgspec.json.encode(known))
 
     def read(self, now_us: int, with_access: bool, reason: str) -> Known:
-        """The newest that was kept; `reason`: why it is needed.
+        """The file's content; `reason`: why the database cannot be read, for the error's text.
 
-        Raises StorageFailed where there is nothing, or nothing that may be used now.
+        Raises StorageFailed if the file is missing, unreadable or too old.
         """
         away = f"the registry's database does not answer ({reason})"
         try:
@@ -53,7 +53,7 @@ class LastKnown:
         age = (now_us - known.at_us) / 1e6
         if with_access and age > CREDENTIALS_SECONDS:
             raise StorageFailed(
-                f"{away}, and the credentials that this server knows are {age / 3600:.1f} h old: one of them may have "
-                "been revoked. Start it again when the database answers"
+                f"{away}, and the credentials that this server knows are {age / 3600:.1f} h old: one may have been "
+                "revoked in the meantime. Start the server again when the database answers"
             )
         return known

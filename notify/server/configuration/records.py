@@ -25,11 +25,11 @@ SETTINGS, CREDENTIALS = "settings", "credentials"
 """Names in `server_change`."""
 
 REPORTS = 100
-"""Pages of audits that are kept."""
+"""The number of audit reports that are kept."""
 
 
 class Records:
-    """Reads and writes, each in a transaction of its own; durable when a write returns."""
+    """Reads and writes of the records, each in its own transaction; a write is durable when it returns."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -37,7 +37,7 @@ class Records:
     # --- who did what -----------------------------------------------------------------------------------------
 
     def record(self, at_us: int, who: str, what: str, target: str, reason: str, result: Any) -> int:
-        """Add one action; its number."""
+        """Record an action; its number."""
         values = {"at_us": at_us, "who": who[:255], "what": what, "target": target[:255], "reason": reason}
         with self._engine.begin() as connection:
             made = connection.execute(server_action.insert().values(result=json.dumps(result), **values))
@@ -45,18 +45,18 @@ class Records:
         return int(made.inserted_primary_key[0])
 
     def complete(self, number: int, result: Any) -> None:
-        """Note what became of an action."""
+        """Record the result of an action."""
         c = server_action.c
         with self._engine.begin() as connection:
             connection.execute(server_action.update().where(c.id == number).values(result=json.dumps(result)))
 
     def take_back(self, number: int) -> None:
-        """Remove an action that was refused: nothing was changed."""
+        """Remove the record of an action that was refused, and so changed nothing."""
         with self._engine.begin() as connection:
             connection.execute(server_action.delete().where(server_action.c.id == number))
 
     def actions(self, limit: int, before: int | None = None, what: str = "", target: str = "") -> list[dict[str, Any]]:
-        """The newest actions, those numbered below `before`; `what` and `target` begin with these."""
+        """The newest actions with numbers below `before`; `what` and `target` are prefixes."""
         c = server_action.c
         query = sa.select(server_action).order_by(c.id.desc()).limit(limit)
         if before is not None:
@@ -71,7 +71,7 @@ class Records:
     # --- settings ---------------------------------------------------------------------------------------------
 
     def revision(self, number: int | None = None) -> Revision:
-        """One revision, or the newest. Raises NotFound."""
+        """The revision of this number, or the newest revision. Raises NotFound."""
         query = sa.select(server_revision).order_by(server_revision.c.number.desc()).limit(1)
         if number is not None:
             query = query.where(server_revision.c.number == number)
@@ -84,26 +84,26 @@ class Records:
         return Revision()
 
     def revisions(self, limit: int) -> list[Revision]:
-        """The newest first."""
+        """Revisions of the settings, the newest first."""
         query = sa.select(server_revision).order_by(server_revision.c.number.desc()).limit(limit)
         with self._engine.connect() as connection:
             return [_revision(row) for row in connection.execute(query).mappings()]
 
     def add_revision(self, at_us: int, who: str, reason: str, settings: dict[str, Any], after: int) -> Revision:
-        """The revision that follows number `after`. Raises Conflict where another was made meanwhile."""
-        made = Revision(after + 1, at_us, who[:255], reason, settings)
-        values = {"number": made.number, "at_us": at_us, "who": made.who, "reason": reason}
+        """Add the revision that follows number `after`. Raises Conflict if another one was added in the meantime."""
+        revision = Revision(after + 1, at_us, who[:255], reason, settings)
+        values = {"number": revision.number, "at_us": at_us, "who": revision.who, "reason": reason}
         try:
             with self._change(SETTINGS) as connection:
                 connection.execute(server_revision.insert().values(settings=json.dumps(settings), **values))
         except sa.exc.IntegrityError:
             raise Conflict("the settings were changed by someone else just now: look, and try again") from None
-        return made
+        return revision
 
     # --- credentials ------------------------------------------------------------------------------------------
 
     def credentials(self) -> list[Credential]:
-        """All, also those that hold no more, by name."""
+        """All credentials by name, including expired and revoked ones."""
         c = server_credential.c
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(server_credential).order_by(c.name, c.created_us)).mappings()
@@ -114,13 +114,13 @@ class Records:
             connection.execute(server_credential.insert().values(_columns(credential)))
 
     def add_first_credential(self, credential: Credential) -> None:
-        """Add it if there is none: of several servers that do so at once, one does."""
+        """Add a credential if there is none yet. If several servers call this at the same time, only one adds it."""
         with self._change(CREDENTIALS) as connection:
             if connection.scalar(sa.select(sa.func.count()).select_from(server_credential)) == 0:
                 connection.execute(server_credential.insert().values(_columns(credential)))
 
     def revoke_credential(self, number: str, at_us: int) -> None:
-        """Let nobody in with it any more."""
+        """Record that a credential is revoked, unless it was revoked before."""
         c = server_credential.c
         with self._change(CREDENTIALS) as connection:
             connection.execute(
@@ -128,7 +128,7 @@ class Records:
             )
 
     def note_used(self, used_us: dict[str, int]) -> None:
-        """When credentials were last used, by id."""
+        """Record when credentials were last used (microseconds since 1970, by id)."""
         c = server_credential.c
         with self._engine.begin() as connection:
             for number, at_us in used_us.items():
@@ -138,9 +138,9 @@ class Records:
 
     # --- audits -----------------------------------------------------------------------------------------------
 
-    def add_audit(self, at_us: int, found: dict[str, Any], report: str) -> int:
-        """Keep a verdict and its page; the pages of the oldest go. Its number."""
-        values = {"at_us": at_us, "verdict": found["verdict"], "found": json.dumps(found), "report": report}
+    def add_audit(self, at_us: int, fields: dict[str, Any], report: str) -> int:
+        """Store an audit's verdict and report, and delete the oldest reports; its number."""
+        values = {"at_us": at_us, "verdict": fields["verdict"], "found": json.dumps(fields), "report": report}
         with self._engine.begin() as connection:
             made = connection.execute(server_audit.insert().values(values)).inserted_primary_key
             assert made is not None
@@ -149,7 +149,7 @@ class Records:
         return int(made[0])
 
     def audits(self, limit: int) -> list[dict[str, Any]]:
-        """The newest first, without their pages."""
+        """Audits without their reports, the newest first."""
         c = server_audit.c
         has_report = (c.report != "").label("has_report")
         query = sa.select(c.id, c.at_us, c.found, has_report).order_by(c.id.desc()).limit(limit)
@@ -161,7 +161,7 @@ class Records:
         ]
 
     def audit_report(self, number: int) -> str:
-        """An audit's page, "" for none."""
+        """An audit's report, empty if there is none."""
         with self._engine.connect() as connection:
             page = connection.scalar(sa.select(server_audit.c.report).where(server_audit.c.id == number))
         return str(page or "")
@@ -169,16 +169,16 @@ class Records:
     # --- changes ----------------------------------------------------------------------------------------------
 
     def versions(self) -> dict[str, int]:
-        """How often what changed."""
+        """How often settings and credentials have changed, by name."""
         with self._engine.connect() as connection:
             return {row.name: row.version for row in connection.execute(sa.select(server_change))}
 
     @contextlib.contextmanager
     def _change(self, name: str) -> Iterator[Connection]:
-        """A transaction that counts as a change. Of two servers' one waits for the other, and sees what that wrote."""
+        """A transaction that counts as a change. If two servers make a change, one waits, and sees the other's."""
         c = server_change.c
-        # The row to lock is made in a transaction of its own: InnoDB ends as a deadlock what several insert and then
-        # update.
+        # The row to lock is made in its own transaction: if several transactions insert and then update it, InnoDB
+        # reports a deadlock.
         with contextlib.suppress(sa.exc.IntegrityError), self._engine.begin() as connection:
             if connection.scalar(sa.select(c.version).where(c.name == name)) is None:
                 connection.execute(server_change.insert().values(name=name, version=0))

@@ -1,4 +1,4 @@
-"""Settings that change while the server runs: how it was started, and over it the newest revision that was made."""
+"""Settings that change while the server runs: the settings at its start, overridden by the newest revision."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from notify.server.core.pushes import Push
 from notify.settings import Settings, changed
 
 LIMITS, WEBHOOKS, PUSHES = "limits", "check_webhooks", "pushes"
-"""Where a revision keeps the rate limits, and the webhooks of producer and consumer groups, beside the settings."""
+"""The keys under which a revision has the rate limits, and the webhooks of producer and consumer groups."""
 _BESIDE = (LIMITS, WEBHOOKS, PUSHES)
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Settings that hold from `at_us` on; number 0: nothing was ever changed."""
+    """Settings that hold from `at_us` on (microseconds since 1970); number 0: nothing was ever changed."""
 
     number: int = 0
     at_us: int = 0
@@ -28,7 +28,7 @@ class Revision:
 
 
 class Configuration:
-    """The settings and rate limits that hold now."""
+    """The settings, rate limits and webhooks that hold now."""
 
     def __init__(self, started: Settings) -> None:
         self.started = started
@@ -42,12 +42,12 @@ class Configuration:
         self.revision = Revision()
 
     def check(self, document: dict[str, Any]) -> tuple[Settings, RateLimits]:
-        """The configuration that a revision's document gives this server. Raises InvalidRequest where it cannot be."""
+        """The settings and limits of this server with a revision's document. Raises InvalidRequest if it is invalid."""
         values = {name: value for name, value in document.items() if name not in _BESIDE}
         return changed(self.started, values), RateLimits(**document.get(LIMITS, {}))
 
     def hold(self, revision: Revision) -> None:
-        """From now on this revision holds. Raises InvalidRequest, and changes nothing, where it cannot."""
+        """Apply a revision. If it is invalid, raises InvalidRequest and changes nothing."""
         document = revision.settings or {}
         self.settings, self.limits = self.check(document)
         self.check_webhooks = dict(document.get(WEBHOOKS, {}))
@@ -55,11 +55,11 @@ class Configuration:
         self.revision = revision
 
     def document(self) -> dict[str, Any]:
-        """The revision that holds, for the next one to start from."""
+        """A copy of the current revision's document, from which the next one is made."""
         return dict(self.revision.settings or {})
 
     def with_settings(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The next document: these settings changed; None: as the server was started. Raises InvalidRequest."""
+        """The next document with these settings; None: the value at the server's start. Raises InvalidRequest."""
         document = self.document()
         changed(
             self.started, {name: getattr(self.started, name, None) if v is None else v for name, v in values.items()}
@@ -70,13 +70,13 @@ class Configuration:
             else:
                 document[name] = value
         wanted, _ = self.check(document)
-        # As they are meant, not as they were written: 5 and "5" are one value.
+        # The parsed values, not those of the request: 5 and "5" are the same value.
         return {name: value if name in _BESIDE else getattr(wanted, name) for name, value in document.items()}
 
     def with_limits(self, limits: RateLimits) -> dict[str, Any]:
-        """The next document: these rates."""
+        """The next document with these rate limits."""
         return self.document() | {LIMITS: dataclasses.asdict(limits)}
 
     def with_pushes(self, pushes: Mapping[str, Push]) -> dict[str, Any]:
-        """The next document: these webhooks of consumer groups."""
+        """The next document with these webhooks of consumer groups."""
         return self.document() | {PUSHES: {group: dataclasses.asdict(push) for group, push in pushes.items()}}

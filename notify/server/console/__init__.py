@@ -1,4 +1,4 @@
-"""The console: pages in a browser over the admin routes, with no other access to the server."""
+"""The console: web pages that show and change the server through its admin routes only."""
 
 from notify.server.console.rendering import failed, static_files
 from notify.server.console.router import router

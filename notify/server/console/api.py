@@ -1,4 +1,4 @@
-"""Calls of admin routes within the process, as the principal whose browser shows the page."""
+"""Calls admin routes within the process, as the principal who opened the page."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Refused(NotifyError):
 
 
 def path_of(template: str, **names: str) -> str:
-    """`groups/{group}/reset` with its names filled in."""
+    """The path of an admin route, such as `groups/{group}/reset`, with names filled in and quoted."""
     return "/v1/admin/" + template.format(**{name: quote(value, safe="") for name, value in names.items()})
 
 
 class Api:
-    """Calls of one page."""
+    """Calls admin routes for one page."""
 
     def __init__(self, routes: ASGIApp, request: Request) -> None:
         """`routes` serves the admin routes; `request` is the browser's."""
@@ -35,14 +35,14 @@ class Api:
         self._request = request
 
     async def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """The answer to a read. Raises Refused."""
-        given = {name: value for name, value in query.items() if value not in (None, "")}
-        return await self.call("GET", path if path.startswith("/") else "/v1/admin/" + path, query=given)
+        """The answer to a GET; empty values of `query` are left out. Raises Refused."""
+        conditions = {name: value for name, value in query.items() if value not in (None, "")}
+        return await self.call("GET", path if path.startswith("/") else "/v1/admin/" + path, query=conditions)
 
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, query: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The answer of any route. Raises Refused."""
+        """The answer of a route. Raises Refused for a status other than 200."""
         data = b"" if body is None else json.dumps(body).encode()
         scope = {
             "type": "http",

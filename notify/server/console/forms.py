@@ -1,4 +1,4 @@
-"""The form of each write, which shows a preview before the write is carried out."""
+"""The form of each write. It shows a preview before the write is carried out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORM_FIELDS = 5000
 
 
 def form_of(body: bytes) -> dict[str, str]:
-    """The fields of a posted form; the values of a repeated name joined by commas. Raises TooLarge for too many."""
+    """The fields of a posted form; commas join the values of a repeated name. Raises TooLarge for too many fields."""
     try:
         fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS)
     except ValueError:
@@ -30,53 +30,53 @@ def form_of(body: bytes) -> dict[str, str]:
 
 
 def add_routes(routes: APIRouter, api: ASGIApp) -> None:
-    """Add the routes that show each write's form, and carry it out through the admin routes that `api` serves."""
+    """Add the routes that show each write's form and carry the write out; `api` serves the admin routes."""
 
     @routes.get("/do/{name}", response_model=None)
     async def form(request: Request, name: str) -> Response:
         try:
-            given = form_of(request.scope["query_string"])
-            change = await _change(Api(api, request), name, given)
+            fields = form_of(request.scope["query_string"])
+            change = await _change(Api(api, request), name, fields)
         except NotifyError as error:
             return failed(request, error)
-        return _form_page(request, name, change, given)
+        return _form_page(request, name, change, fields)
 
     @routes.post("/do/{name}", response_model=None)
     async def carry_out(request: Request, name: str) -> Response:
         try:
-            given = form_of(await request.body())
+            fields = form_of(await request.body())
         except NotifyError as error:
             return failed(request, error)
-        asked = Api(api, request)
-        is_preview = given.pop("step", "preview") != "do"
+        admin = Api(api, request)
+        is_preview = fields.pop("step", "preview") != "do"
         try:
-            change = await _change(asked, name, given)
+            change = await _change(admin, name, fields)
         except NotifyError as error:
             return failed(request, error)
-        targets = {target: given.get(target, "") for target in _targets(change)}
+        targets = {target: fields.get(target, "") for target in _targets(change)}
         try:
-            answer = await _carried_out(asked, change, targets, given, is_preview)
+            answer = await _carried_out(admin, change, targets, fields, is_preview)
         except NotifyError as error:
-            return _form_page(request, name, change, given, refused=error)
+            return _form_page(request, name, change, fields, refused=error)
         if is_preview:
-            return _form_page(request, name, change, given, preview=answer)
+            return _form_page(request, name, change, fields, preview=answer)
         result = answer["result"] if isinstance(answer["result"], dict) else {}
         job = result.get("job")
         back = change.back.format(**{k: quote(v, safe="") for k, v in targets.items()})
         if job is not None:
             back = f"/jobs/{job}" if len(result.get("jobs", ())) < 2 else "/jobs"
-        done = told(name, answer["target"], answer["result"])
-        return page("done.html", request, title=change.title, answer=answer, told=done, back=back)
+        outcome = told(name, answer["target"], answer["result"])
+        return page("done.html", request, title=change.title, answer=answer, told=outcome, back=back)
 
 
 async def _carried_out(
-    api: Api, change: Change, targets: dict[str, str], given: dict[str, str], is_preview: bool
+    api: Api, change: Change, targets: dict[str, str], fields: dict[str, str], is_preview: bool
 ) -> dict[str, Any]:
     """The admin route's answer. Raises InvalidRequest for a missing field, Refused."""
     missing = [name for name, value in targets.items() if not value]
     if missing:
         raise InvalidRequest(f"{', '.join(missing)} is missing")
-    body = change.body(given) | {"reason": given.get("reason", ""), "dry_run": is_preview}
+    body = change.body(fields) | {"reason": fields.get("reason", ""), "dry_run": is_preview}
     return await api.call(change.method, path_of(change.path, **targets), body)
 
 
@@ -84,20 +84,20 @@ def _targets(change: Change) -> list[str]:
     return re.findall(r"\{(\w+)\}", change.path)
 
 
-async def _change(api: Api, name: str, given: dict[str, str]) -> Change:
-    """The write by this name; its inputs are made from what they change where that varies. Raises NotFound."""
+async def _change(api: Api, name: str, fields: dict[str, str]) -> Change:
+    """The write of this name, with inputs that fit its setting, group or message. Raises NotFound."""
     change = CHANGES.get(name)
     if change is None:
         raise NotFound(f"there is no write {name[:60]!r}")
     if name == "priorities.put":
-        return await _priorities(api, change, given)
+        return await _priorities(api, change, fields)
     if name in ("message.send", "dead-letters.edit"):
-        await _fill_in_content(api, given, given.pop("like", "") or given.get("id", ""))
+        await _fill_in_content(api, fields, fields.pop("like", "") or fields.get("id", ""))
         return change
     if name != "settings.put":
         return change
     settings = (await api.get("settings"))["settings"]
-    wanted = given.get("setting", "")
+    wanted = fields.get("setting", "")
     row = next((row for row in settings if row["name"] == wanted and row["live"]), None)
     if row is None:
         raise NotFound(f"there is no setting {wanted[:60]!r} that may change while servers run")
@@ -108,27 +108,27 @@ async def _change(api: Api, name: str, given: dict[str, str]) -> Change:
     return dataclasses.replace(change, title=f"Change {row['name']}", inputs=(field,))
 
 
-async def _fill_in_content(api: Api, given: dict[str, str], like: str) -> None:
-    """A form about one message begins with what that message has; one that was posted keeps its fields."""
-    if not like or "body" in given:
+async def _fill_in_content(api: Api, fields: dict[str, str], like: str) -> None:
+    """Fill a form with the content of the message `like`, unless the form was posted."""
+    if not like or "body" in fields:
         return
     message = (await api.get(path_of("messages/{id}", id=like)))["message"]
     headers = {name: text for name, text in (message.get("headers") or {}).items() if not name.startswith("notify-")}
-    given["body"] = message.get("body", "")
-    given |= {field: message[field] for field in ("key", "tag") if field in message}
-    given["headers"] = "\n".join(f"{name}={text}" for name, text in headers.items())
+    fields["body"] = message.get("body", "")
+    fields |= {field: message[field] for field in ("key", "tag") if field in message}
+    fields["headers"] = "\n".join(f"{name}={text}" for name, text in headers.items())
 
 
-async def _priorities(api: Api, change: Change, given: dict[str, str]) -> Change:
-    """A form with a class more than the group has; `given` gets those that it has, unless the form was posted."""
-    posted = [int(field[6:]) for field in given if re.fullmatch(r"class_\d{1,2}", field)]
-    if not posted and given.get("group"):
-        held = await api.get(path_of("groups/{name}/priorities", name=given["group"]))
-        for n, row in enumerate(held["classes"], 1):
-            given |= {f"class_{n}": row["name"], f"weight_{n}": str(row["weight"])}
-            given[f"topics_{n}"] = ", ".join(row["topics"])
+async def _priorities(api: Api, change: Change, fields: dict[str, str]) -> Change:
+    """A form with one class more than the group has; unless it was posted, `fields` gets the group's classes."""
+    posted = [int(field[6:]) for field in fields if re.fullmatch(r"class_\d{1,2}", field)]
+    if not posted and fields.get("group"):
+        current = await api.get(path_of("groups/{name}/priorities", name=fields["group"]))
+        for n, row in enumerate(current["classes"], 1):
+            fields |= {f"class_{n}": row["name"], f"weight_{n}": str(row["weight"])}
+            fields[f"topics_{n}"] = ", ".join(row["topics"])
             posted.append(n)
-        given["shares"] = "\n".join(f"{topic}={turns}" for topic, turns in held["shares"].items())
+        fields["shares"] = "\n".join(f"{topic}={turns}" for topic, turns in current["shares"].items())
         return dataclasses.replace(change, inputs=class_inputs(max(3, len(posted) + 1)))
     return dataclasses.replace(change, inputs=class_inputs(max([3, *posted])))
 
@@ -137,14 +137,14 @@ def _form_page(
     request: Request,
     name: str,
     change: Change,
-    given: dict[str, str],
+    fields: dict[str, str],
     preview: dict[str, Any] | None = None,
     refused: NotifyError | None = None,
 ) -> Response:
-    targets = {target: given.get(target, "") for target in _targets(change)}
+    targets = {target: fields.get(target, "") for target in _targets(change)}
     status = 200 if refused is None else refused.status
     return page(
-        "change.html", request, status, title=change.title, name=name, change=change, given=given, targets=targets,
+        "change.html", request, status, title=change.title, name=name, change=change, fields=fields, targets=targets,
         preview=preview, refused=refused,
         told=None if preview is None else told(name, preview["target"], preview["result"]),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The console's pages: each asks the admin routes, and names the template that shows the answer."""
+"""The console's pages: each page calls admin routes, and has a template that shows the answers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def _overview(api: Api, request: Request) -> dict[str, Any]:
 
 async def _transactions(api: Api, request: Request) -> dict[str, Any]:
     q = request.query_params
-    asked = {name: q.get(name, "").strip() for name in ("id", "state", "producer_group", "older_than")}
-    conditions = {name: text for name, text in asked.items() if name != "id"}
-    return await api.get("transactions", **conditions, max=ROWS) | {"asked": asked, "rows": ROWS}
+    search = {name: q.get(name, "").strip() for name in ("id", "state", "producer_group", "older_than")}
+    conditions = {name: text for name, text in search.items() if name != "id"}
+    return await api.get("transactions", **conditions, max=ROWS) | {"search": search, "rows": ROWS}
 
 
 async def _transaction(api: Api, request: Request) -> dict[str, Any]:
@@ -32,21 +32,21 @@ async def _transaction(api: Api, request: Request) -> dict[str, Any]:
 
 async def _messages(api: Api, request: Request) -> dict[str, Any]:
     q = request.query_params
-    asked = {name: q.get(name, "").strip() for name in ("id", "key", "topic", "from", "to")}
-    if asked["id"]:
-        return {"messages": None, "to_message": asked["id"], "asked": asked, "rows": ROWS, "following": ""}
+    search = {name: q.get(name, "").strip() for name in ("id", "key", "topic", "from", "to")}
+    if search["id"]:
+        return {"messages": None, "to_message": search["id"], "search": search, "rows": ROWS, "following": ""}
     messages, following = None, ""
-    if asked["key"] or asked["topic"]:
-        wanted: dict[str, Any] = asked | {name: _instant(asked[name]) for name in ("from", "to")}
-        if not asked["key"]:
+    if search["key"] or search["topic"]:
+        wanted: dict[str, Any] = search | {name: _instant(search[name]) for name in ("from", "to")}
+        if not search["key"]:
             wanted |= {"newest": "true", "before": q.get("before")}
         answer = await api.get("messages", **wanted, max=ROWS)
         messages, following = answer["messages"], answer.get("next", "")
-    return {"messages": messages, "asked": asked, "rows": ROWS, "to_message": "", "following": following}
+    return {"messages": messages, "search": search, "rows": ROWS, "to_message": "", "following": following}
 
 
 def _instant(text: str) -> str:
-    """The instant that a field of date and time says in UTC; an RFC 3339 instant as it is."""
+    """The value of a date and time field as an instant in UTC; an RFC 3339 instant stays unchanged."""
     return text + "Z" if text and not text.endswith("Z") and "+" not in text else text
 
 
@@ -57,24 +57,24 @@ async def _message(api: Api, request: Request) -> dict[str, Any]:
 
 
 def _letters(timeline: list[dict[str, Any]]) -> dict[str, str]:
-    """The fate of a message's dead letter in each group that gave it up."""
+    """The state of a message's dead letter in each group that gave the message up."""
     letters = {}
-    for e in timeline:
-        if e["event"] == "moved to the dead letters":
-            letters[e["group"]] = "dead letter"
-        elif e["event"].startswith("sent to the group again"):
-            letters[e["group"]] = "dead letter, sent again"
-        elif e["event"] == "dropped from the dead letters":
-            letters[e["group"]] = "dead letter, dropped"
+    for entry in timeline:
+        if entry["event"] == "moved to the dead letters":
+            letters[entry["group"]] = "dead letter"
+        elif entry["event"].startswith("sent to the group again"):
+            letters[entry["group"]] = "dead letter, sent again"
+        elif entry["event"] == "dropped from the dead letters":
+            letters[entry["group"]] = "dead letter, dropped"
     return letters
 
 
 async def _topics(api: Api, request: Request) -> dict[str, Any]:
     q = request.query_params
     sort = q.get("sort", "name")
-    asked = {"prefix": q.get("prefix"), "max": ROWS, "internal": "true" if q.get("internal") else "false"}
-    asked |= {"after": q.get("after")} if sort == "name" else {"sort": sort}
-    return await api.get("topics", **asked) | {"rows": ROWS, "internal": bool(q.get("internal")), "sort": sort}
+    conditions = {"prefix": q.get("prefix"), "max": ROWS, "internal": "true" if q.get("internal") else "false"}
+    conditions |= {"after": q.get("after")} if sort == "name" else {"sort": sort}
+    return await api.get("topics", **conditions) | {"rows": ROWS, "internal": bool(q.get("internal")), "sort": sort}
 
 
 async def _groups(api: Api, request: Request) -> dict[str, Any]:
@@ -94,19 +94,19 @@ async def _topic(api: Api, request: Request) -> dict[str, Any]:
 async def _group(api: Api, request: Request) -> dict[str, Any]:
     name = request.path_params["group"]
     group = await api.get(path_of("groups/{name}", name=name))
-    priorities = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name)))
+    priorities = await _if_queues_are_here(api.get(path_of("groups/{name}/priorities", name=name)))
     push = (await api.get("pushes"))["pushes"].get(name)
     dead = None
-    if priorities:  # Kafka's are counted on their own page
+    if priorities:  # dead letters in Kafka are counted only on their own page
         counted = (await api.get("dead-letters", prefix=name))["groups"]
         dead = next((row["count"] for row in counted if row["group"] == name), 0)
     return {"title": f"Group {name}", "g": group, "priorities": priorities, "push": push, "dead": dead}
 
 
-async def _unless_elsewhere(asked: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The answer; None where this server has no queues of its own to answer for."""
+async def _if_queues_are_here(call: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The answer of a call; None if this server has no queues itself."""
     try:
-        return await asked
+        return await call
     except NotifyError as error:
         if error.status != WrongRole.status:
             raise
@@ -120,20 +120,20 @@ async def _dead_letter_groups(api: Api, request: Request) -> dict[str, Any]:
 
 async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
     name, q = request.path_params["group"], request.query_params
-    asked = {field: q.get(field, "") for field in ("topic", "tag", "key", "contains", "filter", "failure")}
-    # Kafka, whose groups have no priorities, knows no message by its id, and has no letter corrected.
-    indexed = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name))) is not None
+    search = {field: q.get(field, "") for field in ("topic", "tag", "key", "contains", "filter", "failure")}
+    # Groups over Kafka have no priorities; there a message cannot be found by its id, nor a letter be corrected.
+    indexed = await _if_queues_are_here(api.get(path_of("groups/{name}/priorities", name=name))) is not None
     place = {"newest": "true", "before": q.get("before"), "max": ROWS}
-    letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **asked, **place)
+    letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **search, **place)
     failures = await api.get(path_of("groups/{name}/dead-letters/failures", name=name))
-    shown = {"failures": failures, "asked": asked, "letters": letters, "indexed": indexed, "rows": ROWS}
-    return {"title": f"Dead letters of {name}", "group": name} | shown
+    values = {"failures": failures, "search": search, "letters": letters, "indexed": indexed, "rows": ROWS}
+    return {"title": f"Dead letters of {name}", "group": name} | values
 
 
 async def _nodes(api: Api, request: Request) -> dict[str, Any]:
     away, refused = "", []
     try:
-        sources = await _unless_elsewhere(api.get("bridges"))
+        sources = await _if_queues_are_here(api.get("bridges"))
         refused = [row for row in (await api.get("refused"))["sources"] if row["waiting"]]
     except NotifyError as error:
         if error.status != Unavailable.status:
@@ -172,9 +172,9 @@ async def _access(api: Api, request: Request) -> dict[str, Any]:
 
 async def _actions(api: Api, request: Request) -> dict[str, Any]:
     q = request.query_params
-    asked = {name: q.get(name, "") for name in ("what", "target")}
-    answer = await api.get("actions", **asked, before=q.get("before"), max=ROWS)
-    return {"actions": answer["actions"], "asked": asked, "rows": ROWS}
+    search = {name: q.get(name, "") for name in ("what", "target")}
+    answer = await api.get("actions", **search, before=q.get("before"), max=ROWS)
+    return {"actions": answer["actions"], "search": search, "rows": ROWS}
 
 
 PAGES: tuple[tuple[str, str, str, Page], ...] = (

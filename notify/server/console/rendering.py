@@ -1,4 +1,4 @@
-"""Renders a page of the console from its template, with headers that forbid other sites to use it."""
+"""Renders a page of the console from its template, with headers that keep other sites from using it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LIVE = {
     "topic.html": 5, "groups.html": 5, "group.html": 3, "dead_letter_groups.html": 5, "dead_letters.html": 10,
     "nodes.html": 5, "jobs.html": 3, "job.html": 1,
 }  # fmt: skip
-"""Pages that show how things stand, and how many seconds pass until they are fetched again."""
+"""Pages that refresh themselves, and after how many seconds."""
 
 _templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(HERE / "templates"),
@@ -62,16 +62,16 @@ _templates.globals |= {"navigation": NAVIGATION, "version": __version__, "change
 
 
 def change_url(name: str, /, **targets: Any) -> str:
-    """The address of a write's form, with known fields filled in."""
-    given = {k: v for k, v in targets.items() if v is not None}
-    return f"/do/{name}" + ("?" + urlencode(given) if given else "")
+    """The address of a write's form; `targets` fill in its fields."""
+    fields = {k: v for k, v in targets.items() if v is not None}
+    return f"/do/{name}" + ("?" + urlencode(fields) if fields else "")
 
 
 _templates.globals["do"] = change_url
 
 
 def page(template: str, request: Request, status: int = 200, **values: Any) -> HTMLResponse:
-    """A template of the console, filled in."""
+    """A page made from a template of the console."""
     principal = request.state.principal
     values.setdefault("live", LIVE.get(template, 0))
     text = _templates.get_template(template).render(
@@ -85,12 +85,12 @@ def page(template: str, request: Request, status: int = 200, **values: Any) -> H
 
 
 def failed(request: Request, error: NotifyError) -> Response:
-    """A page with the error; without a valid token, a redirection to the login page."""
+    """A page with the error; if there is no valid token, a redirection to the login page."""
     if isinstance(error, Unauthorized):
         return RedirectResponse("/login?" + urlencode({"next": request.scope["path"]}), 303, SECURITY)
     return page("error.html", request, error.status, title="The request failed", error=error)
 
 
 def static_files() -> StaticFiles:
-    """Style, scripts and their licences, to be mounted at /static."""
+    """The application for /static: styles, scripts and their licences."""
     return StaticFiles(directory=HERE / "static")

@@ -18,11 +18,11 @@ HISTORIES = {
     "/topics/{topic}/history": "topics/{topic}/history",
     "/groups/{group}/history": "groups/{group}/history",
 }
-"""The admin route behind the figures of each page's charts."""
+"""The admin route of each page's charts."""
 
 
 def router(api: ASGIApp, door: Door) -> APIRouter:
-    """All pages. `api` serves the admin routes that they call, `door` verifies tokens."""
+    """All pages. `api` serves the admin routes that the pages call; `door` verifies tokens."""
     routes = APIRouter(include_in_schema=False)
 
     def add(path: str, template: str, title: str, ask: Page) -> None:
@@ -43,10 +43,10 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
     def add_history(path: str, template: str) -> None:
         async def history(request: Request, span: str = "hour") -> Response:
             try:
-                found = await Api(api, request).get(path_of(template, **request.path_params), span=span)
+                figures = await Api(api, request).get(path_of(template, **request.path_params), span=span)
             except NotifyError as error:
                 return JSONResponse({"detail": str(error)}, error.status)
-            return JSONResponse(found, headers=SECURITY)
+            return JSONResponse(figures, headers=SECURITY)
 
         routes.add_api_route(path, history, methods=["GET"], response_model=None)
 

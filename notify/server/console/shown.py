@@ -1,4 +1,4 @@
-"""Filters of the templates: times, ids and bodies as a page shows them."""
+"""Filters of the templates: they format times, ids and bodies for a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DAY_SECONDS = 86_400.0
 
 
 def moment(text: str | None) -> str:
-    """An RFC 3339 instant as how long ago it was, or as a date where that is a day and more; the whole is its title."""
+    """An RFC 3339 instant as a time ago, or as a date if it is a day or more away; its title has the full instant."""
     if not text:
         return "–"
     ago = time.time() - datetime.fromisoformat(text).timestamp()
@@ -33,41 +33,41 @@ def moment(text: str | None) -> str:
 
 
 def clock(text: str) -> Markup:
-    """An RFC 3339 instant as its time of day in UTC, to the millisecond; the whole is its title."""
+    """An RFC 3339 instant as its time of day in UTC, to the millisecond; its title has the full instant."""
     full = text[:23].rstrip("Z").replace("T", " ") + " UTC"
     return Markup('<time datetime="{}" title="{}" class="clock">{}</time>').format(text, full, full[11:-4])
 
 
 def after(text: str, first: str) -> str:
-    """How long after the first instant the other one is."""
+    """The time from the instant `first` to the instant `text`."""
     seconds = (datetime.fromisoformat(text) - datetime.fromisoformat(first)).total_seconds()
     return f"+{seconds * 1000:.0f} ms" if seconds < 1 else f"+{duration(seconds)}"
 
 
 def due(text: str | None) -> str:
-    """An instant in words; one that has passed is due."""
+    """An instant in words; a past instant as `due for` a time."""
     if text and datetime.fromisoformat(text).timestamp() <= time.time():
         return Markup("due for ") + Markup(str(moment(text)).replace(" ago", ""))
     return moment(text)
 
 
 ENDS = 8, 12
-"""How many characters of an id's begin and end are shown: ids of one moment begin alike."""
+"""How many characters of an id's beginning and end are shown: ids of the same moment have the same beginning."""
 
 
 def short(name: str) -> str:
-    """An id that fits into a table's column; its title and its copy button have the whole."""
+    """An id shortened for a table's column; its title and its copy button have the full id."""
     first, last = ENDS
     return name if len(name) <= first + last + 4 else f"{name[:first]}…{name[-last:]}"
 
 
 def field(text: str) -> str:
-    """An instant as a browser's field of date and time takes it."""
+    """An instant as the value of a browser's date and time field."""
     return text[:19].rstrip("Z")
 
 
 def body(message: dict[str, Any]) -> str:
-    """A message's body: JSON indented, text as it is, bytes in hexadecimal."""
+    """A message's body: JSON is indented, text is unchanged, bytes are hexadecimal."""
     if "body_base64" in message:
         raw = base64.b64decode(message["body_base64"])
         return raw[: BODY_CHARACTERS // 3].hex(" ")
@@ -76,24 +76,24 @@ def body(message: dict[str, Any]) -> str:
         if text[:1] in "{[":
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except ValueError:
-        pass  # then it is text that begins so
+        pass  # the text begins like JSON, but is not JSON
     return text[:BODY_CHARACTERS]
 
 
 def line(message: dict[str, Any]) -> str:
-    """The beginning of a message's body in one line."""
+    """The beginning of a message's body, in one line."""
     if "body_base64" in message:
         return body(message)[:LINE_CHARACTERS]
     return " ".join(str(message.get("body", ""))[: 4 * LINE_CHARACTERS].split())[:LINE_CHARACTERS]
 
 
 def breakable(text: str) -> Markup:
-    """A text whose long names may be broken behind their dots, and nowhere else."""
+    """A text in which a browser may break long names, after dots and slashes only."""
     return Markup(re.sub(r"(?<=[./])(?=\w)", "<wbr>", str(escape(text))))
 
 
 def plain(value: Any) -> str:
-    """An answer's content as text for people."""
+    """An answer as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)[:BODY_CHARACTERS]
 
 
@@ -111,7 +111,7 @@ _PAGES = {
 
 
 def page_of(alarm: dict[str, Any]) -> str:
-    """The page on which somebody sees to an alarm; empty where there is none."""
+    """The page on which an operator handles an alarm; empty if there is no such page."""
     return _PAGES.get(alarm["name"], "").format(quote(str(alarm["target"]), safe=""))
 
 

@@ -1,4 +1,4 @@
-"""Signing in with a token, which the browser keeps in a cookie, and signing out."""
+"""Signing in with a token, which the browser stores in a cookie, and signing out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNED_IN_SECONDS = 12 * 3600
 
 
 def add_routes(routes: APIRouter, door: Door) -> None:
-    """Add the routes of signing in and out; `door` verifies tokens."""
+    """Add the routes for signing in and out; `door` verifies tokens."""
 
     @routes.get("/login", response_model=None)
     async def login(request: Request) -> Response:
@@ -27,17 +27,17 @@ def add_routes(routes: APIRouter, door: Door) -> None:
 
     @routes.post("/login", response_model=None)
     async def signed_in(request: Request) -> Response:
-        token, then = "", "/"
+        token, next_path = "", "/"
         access = door.access
         try:
             form = form_of(await request.body())
-            token, then = form.get("token", "").strip(), _own_path(form.get("next"))
+            token, next_path = form.get("token", "").strip(), _own_path(form.get("next"))
             if access is None or not access.on:
-                return RedirectResponse(then, 303)
+                return RedirectResponse(next_path, 303)
             await access.principal(b"Bearer " + token.encode(), None)
         except NotifyError as error:
-            return page("login.html", request, error.status, title="Sign in", refused=str(error), next=then)
-        answer = RedirectResponse(then, 303, SECURITY)
+            return page("login.html", request, error.status, title="Sign in", refused=str(error), next=next_path)
+        answer = RedirectResponse(next_path, 303, SECURITY)
         is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, door.settings)
         answer.set_cookie(
             COOKIE, token, max_age=SIGNED_IN_SECONDS, httponly=True, samesite="strict", secure=is_tls, path="/"
@@ -52,11 +52,11 @@ def add_routes(routes: APIRouter, door: Door) -> None:
 
 
 def _comes_through_tls(request: Request, settings: Settings) -> bool:
-    """Whether a proxy ends TLS before the server: the setting `url` says so, or the proxy, where there may be one."""
-    said = request.headers.get("x-forwarded-proto", "")
-    return settings.url.startswith("https://") or (settings.plaintext and said.strip().lower() == "https")
+    """Whether a proxy ends TLS before the server, by the setting `url`, or with `plaintext` by the proxy's header."""
+    protocol = request.headers.get("x-forwarded-proto", "")
+    return settings.url.startswith("https://") or (settings.plaintext and protocol.strip().lower() == "https")
 
 
 def _own_path(text: str | None) -> str:
-    """`path` if it is one of this server, else `/`: signing in redirects to no other site."""
+    """`text` if it is a path of this server, else `/`, so that signing in never redirects to another site."""
     return text if text and re.fullmatch(r"/[A-Za-z0-9._~%/-]*", text) and not text.startswith("//") else "/"

@@ -1,4 +1,4 @@
-"""The console's writes. Each is data, so that every one has a reason, a preview and a record."""
+"""The console's writes. Each write is data, so that all have a reason, a preview and a record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notify.limits import MODES
 @dataclass(frozen=True, slots=True)
 class Input:
     """One field of a form. `kind`: text, exact (empty text is a value), number, hours (sent as seconds), choice, check,
-    list (by commas), rates (NAME=RATE a line), pairs (NAME=VALUE a line), body (a message's text as it is)."""
+    list (separated by commas), rates (lines NAME=RATE), pairs (lines NAME=VALUE), body (a message's unchanged text)."""
 
     name: str
     label: str
@@ -23,7 +23,7 @@ class Input:
     help: str = ""
 
     def value(self, text: str | None) -> Any:
-        """The value that the form's text stands for; None: left out. Raises InvalidRequest."""
+        """The value of the form's text; None: the field is left out. Raises InvalidRequest."""
         if self.kind == "body":
             return (text or "").replace("\r\n", "\n") or None
         text = (text or "").strip()
@@ -39,9 +39,9 @@ class Input:
             if self.kind == "list":
                 return [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
             if self.kind in ("rates", "pairs"):
-                read = float if self.kind == "rates" else str.strip
+                convert = float if self.kind == "rates" else str.strip
                 pairs = [line.partition("=") for line in text.splitlines() if line.strip()]
-                return {name.strip(): read(value) for name, _, value in pairs}
+                return {name.strip(): convert(value) for name, _, value in pairs}
             if self.kind == "hours":
                 return float(text) * 3600
         except ValueError:
@@ -56,19 +56,19 @@ class Change:
     title: str
     method: str
     path: str
-    """Under /v1/admin, with its targets in braces."""
+    """The path under /v1/admin, with targets in braces."""
     inputs: tuple[Input, ...] = ()
     warning: str = ""
     back: str = "/"
-    """The page to go on with, with targets in braces."""
+    """The page to continue with, with targets in braces."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields that are always sent."""
     at: str = ""
-    """The field under which the inputs are sent; empty: beside the reason."""
+    """The request's field that contains the inputs; empty: each input is a field of the request."""
     beside: tuple[Input, ...] = ()
-    """Inputs that are sent beside the reason whatever `at` says; the form has them last."""
+    """Inputs that are always fields of the request; the form shows them last."""
     shape: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """Makes the request's fields from the inputs' values, where these are not the fields themselves."""
+    """Makes the request's fields from the inputs' values; None: the values are the fields."""
 
     def body(self, form: Mapping[str, str]) -> dict[str, Any]:
         """The request's fields. Raises InvalidRequest for an input that is missing or not valid."""
@@ -80,12 +80,12 @@ class Change:
 
 def _values(inputs: Sequence[Input], form: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for i in inputs:
-        value = i.value(form.get(i.name))
-        if value is None and i.required:
-            raise InvalidRequest(f"{i.label} is missing. {i.help}")
+    for item in inputs:
+        value = item.value(form.get(item.name))
+        if value is None and item.required:
+            raise InvalidRequest(f"{item.label} is missing. {item.help}")
         if value is not None:
-            values[i.name] = value
+            values[item.name] = value
     return values
 
 
@@ -101,21 +101,21 @@ _DEAD = (
 )
 _IN_DOUBT = (
     Input("ids", "Transactions", "list", help="Ids, separated by commas."),
-    Input("all", "Instead of these all that match", "check",
+    Input("all", "All that match instead", "check",
           help="The oldest 4,096 that match the fields below, as a job."),
     Input("state", "State", help="PREPARED or PARKED; empty: both."),
     Input("producer_group", "Producer group"),
     Input("older_than", "Older than, seconds", "number"),
-    Input("stored_before", "Stored before", help="An instant (RFC 3339): what came later is left alone."),
+    Input("stored_before", "Stored before", help="An instant (RFC 3339); later transactions are left out."),
 )  # fmt: skip
-_BEFORE = Input("before", "Before", required=True, help="An instant (RFC 3339), or latest for all of them.")
+_BEFORE = Input("before", "Before", required=True, help="An instant (RFC 3339), or latest for all messages.")
 
 
 def _which(fields: dict[str, Any]) -> dict[str, Any]:
-    """The transactions that a form means. Raises InvalidRequest where it means none, or is not clear."""
+    """The transactions that a form chooses. Raises InvalidRequest unless it has either ids or `all`."""
     chosen = {name: fields.pop(name) for name in ("ids", "all") if fields.get(name)}
     if len(chosen) != 1:
-        raise InvalidRequest("Choose transactions, or mark that all that match are meant; not both.")
+        raise InvalidRequest("Choose transactions, or all that match; not both.")
     return chosen | ({"wanted": fields} if "all" in chosen else {})
 
 
@@ -144,14 +144,14 @@ _EFFECTS = (
         "second time if their row is gone.",
     ),
 )  # fmt: skip
-"""Inputs of the writes that give a group messages again."""
+"""Inputs of the writes that deliver messages to a group again."""
 
 MOST_CLASSES = 16
 _CLASS_TOPICS = "Names, or patterns with *, separated by commas. Topics that no class names are in normal, or the last."
 
 
 def class_inputs(count: int) -> tuple[Input, ...]:
-    """The inputs of so many priority classes, the highest first, and of the topics' shares."""
+    """The inputs of `count` priority classes, the highest first, and of the topics' shares."""
     classes = [
         (
             Input(f"class_{n}", f"Class {n}", help="Its name; empty: there is no such class." if n == 1 else ""),
@@ -165,7 +165,7 @@ def class_inputs(count: int) -> tuple[Input, ...]:
 
 
 def _classes(fields: dict[str, Any]) -> dict[str, Any]:
-    """The classes that a form names, as the admin route takes them. Raises InvalidRequest."""
+    """The classes of a form, as the admin route expects them. Raises InvalidRequest."""
     classes = []
     for n in range(1, MOST_CLASSES + 1):
         name, weight, topics = (fields.get(f"{part}_{n}") for part in ("class", "weight", "topics"))
@@ -233,12 +233,12 @@ CHANGES: dict[str, Change] = {
     ),
     "topic.delete": Change(
         "Delete a topic", "DELETE", "topics/{topic}", back="/topics",
-        warning="Its messages and subscriptions go with it, delivered or not.",
+        warning="Its messages and subscriptions are deleted, too, delivered or not.",
     ),
     "topic.purge": Change(
         "Purge a topic's messages", "POST", "topics/{topic}/purge", back="/topics/{topic}",
         inputs=(_BEFORE, Input("force", "Even if groups have not settled some of them", "check")),
-        warning="They are not delivered any more, and cannot be restored. The preview shows what each group misses.",
+        warning="Purged messages are not delivered and cannot be restored. The preview shows what each group misses.",
     ),
     "subscription.put": Change(
         "Make or change a subscription", "PUT", "groups/{group}/subscriptions/{topic}", inputs=_SUBSCRIPTION,
@@ -266,13 +266,13 @@ CHANGES: dict[str, Change] = {
         "Post a group's messages to a webhook", "PUT", "groups/{group}/push", back="/groups/{group}",
         inputs=(
             Input("url", "Address", required=True, help="Its host must be in the setting webhook_hosts."),
-            Input("batch", "Messages of a call, at most", "number", help="From 1 to 1000; default: 1."),
-            Input("at_once", "Calls at once of each server, at most", "number", help="From 1 to 64; default: 4."),
+            Input("batch", "Most messages in a call", "number", help="From 1 to 1000; default: 1."),
+            Input("at_once", "Most calls at once by each server", "number", help="From 1 to 64; default: 4."),
         ),
         warning="A status of 2xx acknowledges the messages of a call. Calls are signed.",
     ),
     "push.delete": Change(
-        "Post a group's messages no more", "DELETE", "groups/{group}/push", back="/groups/{group}",
+        "Stop posting a group's messages", "DELETE", "groups/{group}/push", back="/groups/{group}",
         warning="Its messages wait for consumers.",
     ),
     "priorities.put": Change(
@@ -284,45 +284,45 @@ CHANGES: dict[str, Change] = {
         inputs=(Input("ids", "Ids", "list", required=True),), back="/groups/{group}/dead-letters", beside=_EFFECTS,
     ),
     "dead-letters.redrive-all": Change(
-        "Send all dead letters again that match", "POST", "groups/{group}/dead-letters/redrive", inputs=_DEAD,
+        "Send all matching dead letters again", "POST", "groups/{group}/dead-letters/redrive", inputs=_DEAD,
         at="wanted", fixed={"all": True}, back="/jobs", beside=_EFFECTS,
-        warning="This runs as a job. Dead letters that were sent again already are left out.",
+        warning="This runs as a job. Dead letters that were already sent again are left out.",
     ),
     "dead-letters.edit": Change(
         "Correct a dead letter and send it again", "POST", "groups/{group}/dead-letters/edit",
         inputs=(
             Input("id", "Message", required=True),
-            Input("body", "Body", "body", help="Empty: it stays as it is, as bytes that are no text do."),
+            Input("body", "Body", "body", help="Empty: the body stays unchanged, as does a body that is not text."),
             Input("key", "Key", "exact"), Input("tag", "Tag", "exact"),
             Input("headers", "Headers", "pairs", help="NAME=VALUE, one a line."),
         ),
         back="/groups/{group}/dead-letters", beside=_EFFECTS,
-        warning="This group alone gets what you write here. The letter itself stays in the log as it was.",
+        warning="This group alone gets the corrected message. The letter itself stays in the log unchanged.",
     ),
     "dead-letters.drop": Change(
         "Drop dead letters", "POST", "groups/{group}/dead-letters/drop", inputs=_DEAD, at="wanted",
         back="/groups/{group}/dead-letters",
         beside=(Input("ids", "Ids", "list", help="Only these; without ids all that match the fields above."),),
-        warning="They cannot be sent again afterwards.",
+        warning="Dropped letters cannot be sent again.",
     ),
     "dead-letters.purge": Change(
         "Purge dead letters", "POST", "groups/{group}/dead-letters/purge",
         inputs=(_BEFORE,), back="/groups/{group}/dead-letters",
-        warning="They cannot be sent again afterwards.",
+        warning="Purged letters cannot be sent again.",
     ),
     "alarm.silence": Change(
         "Silence an alarm", "POST", "alarms/{name}/silence",
         inputs=(
-            Input("target", "Of", help="The alarm's target, such as a group; empty where it has none."),
+            Input("target", "Of", help="The alarm's target, such as a group; empty if it has none."),
             Input("seconds", "For how many hours", "hours", required=True, help="From 0.02 to 720."),
         ),
-        warning="Until then it is posted to no webhook and counted in no metric of this server.",
+        warning="Until then this server posts it to no webhook and counts it in no metric.",
     ),
     "alarm.unsilence": Change(
-        "Let an alarm be heard again", "POST", "alarms/{name}/unsilence", inputs=(Input("target", "Of"),),
+        "End an alarm's silence", "POST", "alarms/{name}/unsilence", inputs=(Input("target", "Of"),),
     ),
     "job.cancel": Change(
-        "Stop a job for good", "POST", "jobs/{job}/cancel", back="/jobs/{job}",
+        "Cancel a job", "POST", "jobs/{job}/cancel", back="/jobs/{job}",
         warning="Its finished items stay done.",
     ),
     "messages.redeliver": Change(
@@ -336,7 +336,7 @@ CHANGES: dict[str, Change] = {
             Input("producer_groups", "Producer groups: transactions a second", "rates", help="NAME=RATE, one a line."),
             Input("consumer_groups", "Consumer groups: messages a second", "rates", help="NAME=RATE, one a line."),
         ),
-        warning="A name that is left out has no rate from now on.",
+        warning="A name that is left out no longer has a rate limit.",
     ),
     "settings.put": Change(
         "Change a setting", "PUT", "settings", back="/settings", at="values",
@@ -344,7 +344,7 @@ CHANGES: dict[str, Change] = {
     ),
     "settings.rollback": Change(
         "Go back to a revision", "POST", "settings/rollback", back="/settings",
-        inputs=(Input("to", "Revision", "number", required=True, help="0: as the servers were started."),),
+        inputs=(Input("to", "Revision", "number", required=True, help="0: the settings at the servers' start."),),
     ),
     "credential.add": Change(
         "Add a credential", "POST", "credentials", back="/access",
@@ -359,7 +359,7 @@ CHANGES: dict[str, Change] = {
     ),
     "credential.revoke": Change(
         "Revoke a credential", "POST", "credentials/{credential}/revoke", back="/access",
-        warning="Requests that show it are refused from now on.",
+        warning="Requests with this credential are refused from now on.",
     ),
 }  # fmt: skip
-"""Every write of the console, by name. A setting's input is made from the setting."""
+"""Every write of the console, by name. The input of `settings.put` is made from the setting."""

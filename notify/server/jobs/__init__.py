@@ -1,1 +1,1 @@
-"""Long work of the administrator: its records, and what runs beside everything else until it is done."""
+"""Jobs: long work that an administrator started, which runs in the background, and its records."""

@@ -1,4 +1,4 @@
-"""The jobs of one server, and what became of each job's items: in the small SQLite database beside its log."""
+"""The jobs of one server and the results of their items, in the small SQLite database beside its log."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class JobRecords:
         self._engine = engine
 
     def add_job(self, what: str, target: str, spec: dict[str, Any], total: int, now_us: int) -> int:
-        """A new job's number."""
+        """Add a running job; its number."""
         row = {"what": what, "target": target, "spec": json.dumps(spec), "state": "running", "total": total}
         with self._engine.begin() as connection:
             made = connection.execute(job.insert().values(started_us=now_us, position=spec.get("from", 0), **row))
@@ -55,7 +55,7 @@ class JobRecords:
         return int(key[0])
 
     def job(self, number: int) -> dict[str, Any]:
-        """Raises NotFound."""
+        """The job of this number. Raises NotFound."""
         with self._engine.connect() as connection:
             row = connection.execute(sa.select(job).where(job.c.id == number)).one_or_none()
         if row is None:
@@ -63,7 +63,7 @@ class JobRecords:
         return dict(row._mapping) | {"spec": json.loads(row.spec)}
 
     def jobs(self, limit: int, state: str | None = None) -> list[dict[str, Any]]:
-        """The newest jobs; of the spec of each only `from` and `until`: the rest may name thousands of transactions."""
+        """The newest jobs. Each spec has only `from` and `until`: the rest may list thousands of transactions."""
         span = [sa.func.json_extract(job.c.spec, f"$.{name}").label(name) for name in ("from", "until")]
         columns = [column for column in job.c if column is not job.c.spec]
         query = sa.select(*columns, *span).order_by(job.c.id.desc()).limit(limit)
@@ -74,7 +74,7 @@ class JobRecords:
         return [row | {"spec": {name: row.pop(name) for name in ("from", "until")}} for row in rows]
 
     def advance(self, number: int, items: Sequence[dict[str, Any]], position: int, first: int) -> None:
-        """Note what became of items, the one numbered `first` first, and up to where the job has come."""
+        """Store the results of items, numbered from `first`, and the position that the job has reached."""
         failed = sum(1 for item in items if item["status"] >= 400)
         with self._engine.begin() as connection:
             if items:
@@ -89,14 +89,14 @@ class JobRecords:
             )
 
     def end_job(self, number: int, state: str, detail: str, now_us: int) -> bool:
-        """False: it has ended already."""
+        """Record a running job's end; False if it has ended already."""
         running = (job.c.id == number) & (job.c.state == "running")
         with self._engine.begin() as connection:
             ended = connection.execute(job.update().where(running).values(state=state, detail=detail, ended_us=now_us))
         return ended.rowcount == 1
 
     def job_items(self, number: int, first: int, limit: int) -> list[dict[str, Any]]:
-        """The results of a job's items, by number."""
+        """The results of a job's items from number `first` on, in order."""
         with self._engine.connect() as connection:
             rows = connection.execute(
                 sa.select(job_item.c.result)

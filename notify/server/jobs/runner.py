@@ -1,4 +1,4 @@
-"""Running jobs: beside everything else, batch by batch, and on after a restart from where they were."""
+"""Runs jobs in the background, batch by batch; after a restart they continue where they were."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from notify.threads import in_thread
 
 BATCH = 500
 Step = Callable[[int], Awaitable[tuple[list[dict[str, Any]], int] | None]]
-"""Does the next few items of a job from a position on; gives what became of each, and the position to go on from. None
-where nothing is left. A step that is repeated after a crash does nothing twice."""
+"""Carries out the next items of a job from a position on; returns their results, and the position to continue from, or
+None if no items are left. A step that is repeated after a crash does nothing twice."""
 
 
 class Jobs:
@@ -34,14 +34,14 @@ class Jobs:
         self._cancelled: set[int] = set()
 
     async def start(self, what: str, target: str, spec: dict[str, Any], total: int) -> int:
-        """Begin a job; its number."""
+        """Start a job; its number."""
         now_us = self._clock()
         number = await in_thread(self.records.add_job, what, target, spec, total, now_us)
         self._run(number)
         return number
 
     async def resume(self) -> None:
-        """Go on with what an earlier process did not end."""
+        """Continue the jobs that an earlier process did not finish."""
         for job in await in_thread(self.records.jobs, 10_000, "running"):
             self._run(job["id"])
 
@@ -51,11 +51,11 @@ class Jobs:
         task.add_done_callback(lambda _: self._running.pop(number, None))
 
     async def stop(self) -> None:
-        """Stop what runs; it goes on at the next start."""
+        """Stop the running jobs; they continue at the next start."""
         await ended(*self._running.values())
 
     async def cancel(self, number: int, why: str) -> None:
-        """Stop a job for good, after the batch that it is at. Raises Conflict where it ended before that."""
+        """Cancel a job after its current batch. Raises Conflict if it has ended before that."""
         task = self._running.get(number)
         if task is not None:
             self._cancelled.add(number)
@@ -65,7 +65,7 @@ class Jobs:
             raise Conflict(f"job {number} has ended already")
 
     async def _carry_out(self, number: int) -> None:
-        """Carry out a job, and note its end, unless it was cancelled: who cancels it notes that."""
+        """Carry out a job and record its end; `cancel` records the end of a cancelled job."""
         state, why = "done", ""
         try:
             if not await self._do_all(number):
@@ -76,10 +76,10 @@ class Jobs:
         try:
             await in_thread(self.records.end_job, number, state, why, self._clock())
         except Exception as error:
-            faults.note("job_not_ended", error, job=number)  # the next start goes on with it
+            faults.note("job_not_ended", error, job=number)  # the next start continues the job
 
     async def _do_all(self, number: int) -> bool:
-        """Do a job's items of [from, until), batch by batch; False where the job was cancelled."""
+        """Carry out a job's items in [from, until), batch by batch; False if the job was cancelled."""
         records = self.records
         job = await in_thread(records.job, number)
         position, done, until = job["position"], job["done"], job["spec"]["until"]
@@ -87,10 +87,10 @@ class Jobs:
         while position < until:
             if number in self._cancelled:
                 return False
-            made = await step(position)
-            if made is None:
+            results = await step(position)
+            if results is None:
                 break
-            items, position = made
+            items, position = results
             await in_thread(records.advance, number, items, position, done)
             done += len(items)
         return True
@@ -101,7 +101,7 @@ class Jobs:
         return self._redriving(spec)
 
     def _redriving(self, spec: dict[str, Any]) -> Step:
-        """Sends or drops a group's dead letters that match. Raises InvalidRequest for a filter that is refused now."""
+        """The step that sends or drops matching dead letters. Raises InvalidRequest if the filter is refused now."""
         wanted = Wanted(**spec["wanted"])
         how = {name: spec[name] for name in ("replay_effects", "force", "drop") if name in spec}
         chosen = RedriveSpec(spec["group"], wanted, spec["until"], **how)
@@ -112,11 +112,11 @@ class Jobs:
         return step
 
     def _deciding(self, action: str, spec: dict[str, Any]) -> Step:
-        """Decides the transactions that the job names, or has them checked again."""
-        names = deciding.unpacked(spec["transactions"])
+        """The step that decides or checks the transactions of the job."""
+        transaction_ids = deciding.unpacked(spec["transactions"])
 
         async def step(position: int) -> tuple[list[dict[str, Any]], int] | None:
-            some = names[position : position + BATCH]
-            return await deciding.act(self._core, action, some), position + len(some)
+            batch = transaction_ids[position : position + BATCH]
+            return await deciding.act(self._core, action, batch), position + len(batch)
 
         return step

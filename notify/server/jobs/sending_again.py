@@ -1,4 +1,4 @@
-"""Sends messages to one group alone again, through a retry topic that is the group's."""
+"""Sends messages again to one group alone, through the group's retry topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notify.wire import Payload, decode_payload, encode_msgpack
 
 
 def next_replay(s: Subscription) -> Subscription:
-    """The subscription with a replay number that it never had: from now on inboxes take its messages for new ones."""
+    """The subscription with a replay number that it never had, so that inboxes treat its messages as new."""
     number = max(s.replay, s.last_replay) + 1
     return dataclasses.replace(s, replay=number, last_replay=number)
 
@@ -32,41 +32,42 @@ async def send_to_group(
     replay_effects: bool = False,
     force: bool = False,
 ) -> list[dict[str, Any]]:
-    """Send messages, each under another transaction id, to one group alone; what became of each, in order.
+    """Send messages, each with its new transaction id, to one group alone; the result for each message, in order.
 
-    Those from before the group's inbox are refused without `force` or `replay_effects`.
+    Messages from before the group's inbox are refused without `force` or `replay_effects`.
     """
     items: list[dict[str, Any]] = []
-    new: list[NewTransaction] = []
+    transactions: list[NewTransaction] = []
     replays: dict[str, str] = {}
-    for m, again in messages:
-        p = decode_payload(m.payload)
+    for m, new_id in messages:
+        payload = decode_payload(m.payload)
         item: dict[str, Any] = {"status": 201}
         items.append(item)
         try:
-            topic = await _retry_topic(core, group, p)
-            followed = _followed(core, group, p.topic)
+            topic = await _retry_topic(core, group, payload)
+            subscription = _subscription(core, group, payload.topic)
             if not (force or replay_effects):
-                refuse_letter(core.queues, followed, m, p)
-            if replay_effects and p.topic not in replays:
-                replays[p.topic] = await _new_replay(core, followed)
+                refuse_letter(core.queues, subscription, m, payload)
+            if replay_effects and payload.topic not in replays:
+                replays[payload.topic] = await _new_replay(core, subscription)
         except NotifyError as error:
             item |= {"status": error.status, "code": error.code, "detail": str(error)}
             continue
-        headers = {FIRST_ID: ids.message_id(m.transaction_id, m.message_no)} | (p.headers or {})
+        headers = {FIRST_ID: ids.message_id(m.transaction_id, m.message_no)} | (payload.headers or {})
         if replay_effects:
-            headers[REPLAY] = replays[p.topic]
-        p.headers = headers
-        new.append(NewTransaction(again, "", [NewMessage(topic, encode_msgpack(p), p.key, p.tag)], committed=True))
-    results = iter(await core.queues.put(new, core.clock()) if new else [])
+            headers[REPLAY] = replays[payload.topic]
+        payload.headers = headers
+        message = NewMessage(topic, encode_msgpack(payload), payload.key, payload.tag)
+        transactions.append(NewTransaction(new_id, "", [message], committed=True))
+    results = iter(await core.queues.put(transactions, core.clock()) if transactions else [])
     for item in items:
         if item["status"] == 201 and next(results).put is not Put.STORED:
             item["status"] = 200
     return items
 
 
-def _followed(core: Core, group: str, topic: str) -> Subscription:
-    """The group's subscription to a topic. Raises NotFound where it has none any more."""
+def _subscription(core: Core, group: str, topic: str) -> Subscription:
+    """The group's subscription to a topic. Raises NotFound if there is no such subscription any more."""
     subscription = core.queues.subscription(group, topic)
     if subscription is None:
         raise NotFound(f"group {group!r} does not subscribe to {topic!r} any more")
@@ -74,22 +75,22 @@ def _followed(core: Core, group: str, topic: str) -> Subscription:
 
 
 async def _new_replay(core: Core, s: Subscription) -> str:
-    """A replay number for letters of a topic alone: the topic's other messages keep theirs."""
+    """A new replay number for dead letters of a topic; the topic's other messages keep their number."""
     number = next_replay(s).last_replay
     await core.delivery.following.subscribe(dataclasses.replace(s, last_replay=number), None)
     return str(number)
 
 
-async def _retry_topic(core: Core, group: str, p: Payload) -> str:
-    """The topic through which the group gets messages of a topic again; made and subscribed when first needed."""
-    followed = _followed(core, group, p.topic)
-    if followed.mode == "broadcast":
-        raise InvalidRequest(f"topic {p.topic!r} is broadcast: send the message again with publish", "broadcast")
-    name = retry_topic(group, p.topic)
+async def _retry_topic(core: Core, group: str, payload: Payload) -> str:
+    """The group's retry topic for a message; it is made and subscribed when first needed."""
+    subscription = _subscription(core, group, payload.topic)
+    if subscription.mode == "broadcast":
+        raise InvalidRequest(f"topic {payload.topic!r} is broadcast: send the message again with publish", "broadcast")
+    name = retry_topic(group, payload.topic)
     if core.queues.subscription(group, name) is None:
         core.topics.put_soon(Topic(name))
         wanted: Subscription = dataclasses.replace(
-            followed, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0, replay=0, last_replay=0
+            subscription, topic=name, of_topic=payload.topic, tags=(), filter="", epoch=0, replay=0, last_replay=0
         )
         await core.delivery.following.follow_retries(wanted)
     return name

@@ -1,4 +1,4 @@
-"""Which dead letters a job, or a person, wants to send again or drop; and who does it for a queue engine."""
+"""The conditions that choose dead letters to send again or drop, and the protocol of a queue engine that does so."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from notify.storage.records import StoredMessage
 from notify.wire import Payload, decode_payload, microseconds
 
 LOOKED_AT_ONCE = 500
-"""Dead letters that are looked at in one go: a search through all must not hold up everyone else."""
+"""The most dead letters that are read without a pause: a search through all must not hold up other work."""
 
 
 @dataclass(slots=True)
 class Wanted:
-    """Which dead letters: what is empty matches all."""
+    """Conditions on dead letters; an empty condition matches all letters."""
 
     topic: str = ""
     tag: str = ""
@@ -38,7 +38,7 @@ class Wanted:
 
     @property
     def at_once(self) -> int:
-        """How many may be looked at in one go."""
+        """How many letters may be read without a pause."""
         return LOOKED_AT_ONCE if self._filter is None else min(LOOKED_AT_ONCE, self._filter.at_once)
 
     def plain(self) -> dict[str, str]:
@@ -47,45 +47,45 @@ class Wanted:
     def matches(self, m: StoredMessage) -> bool:
         return not m.corrupt and self.fits(decode_payload(m.payload), m.committed_us)
 
-    def fits(self, p: Payload, dead_us: int) -> bool:
-        """Whether a dead letter of this content, dead since `dead_us` (microseconds since 1970), is one of them."""
+    def fits(self, payload: Payload, dead_us: int) -> bool:
+        """Whether a dead letter with this payload, dead since `dead_us` (microseconds since 1970), matches."""
         if self.dead_from and dead_us < microseconds(datetime.fromisoformat(self.dead_from)):
             return False
         if self.dead_to and dead_us >= microseconds(datetime.fromisoformat(self.dead_to)):
             return False
-        reason = (p.headers or {}).get(DEAD_LETTER_REASON, "")
+        reason = (payload.headers or {}).get(DEAD_LETTER_REASON, "")
         return (
-            self.topic in ("", p.topic)
-            and self.tag in ("", p.tag)
-            and self.key in ("", p.key)
+            self.topic in ("", payload.topic)
+            and self.tag in ("", payload.tag)
+            and self.key in ("", payload.key)
             and self.contains in reason
             and self.failure in ("", kind_of(reason).fingerprint)
-            and (self._filter is None or self._filter.fits(p))
+            and (self._filter is None or self._filter.fits(payload))
         )
 
 
 class Redriving(Protocol):
-    """Sends a group's dead letters again, some at a time, whoever keeps them."""
+    """Sends a group's dead letters again, a few at a time; each queue engine implements this."""
 
     async def bounds(self, group: str) -> tuple[int, int, int]:
-        """The offset of a group's first letter, the one behind its last, and how many there are at most between them.
+        """The offset of a group's first letter, the offset after its last, and the most letters between them.
 
         Raises Unavailable.
         """
         ...
 
     async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
-        """Look at the next few from an offset on, at most `most`, and send (or drop) those that match.
+        """Read at most `most` letters from an offset on, and send (or drop) those that match.
 
-        Gives what became of each, and the offset to go on from; None where none is left. Repeating it sends none twice.
-        Raises Unavailable.
+        Returns the result for each letter and the offset to continue from; None if no letters are left. Repeating it
+        sends no letter twice. Raises Unavailable.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveSpec:
-    """Which letters of a group a job sends, or drops: those of offsets before `until` that match."""
+    """The letters of a group that a job sends or drops: the matching letters at offsets before `until`."""
 
     group: str
     wanted: Wanted
@@ -93,4 +93,4 @@ class RedriveSpec:
     replay_effects: bool = False
     force: bool = False
     drop: str = ""
-    """Who drops them, and why; empty: they are sent."""
+    """Who drops the letters, and why; empty: they are sent."""

@@ -1,1 +1,1 @@
-"""One console of several workers: an admin request that names no worker is answered for all of them."""
+"""One console for several workers: an admin request that names no worker gets one answer from all of them."""

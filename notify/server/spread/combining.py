@@ -1,6 +1,6 @@
-"""Combines the answers of several workers: counts are added up, equal values are given once, lists become one list.
+"""Combines the answers of several workers: counts are added up, equal values appear once, lists become one list.
 
-A row that is one worker's own, such as a queue of a topic, gets a field `worker`.
+A row that belongs to one worker, such as a queue of a topic, gets a field `worker`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SAME = frozenset(
     ("number", "retention", "retention_bytes", "ttl", "backlog", "max_attempts", "retry_min", "retry_max", "epoch",
      "replay", "share", "weight", "queue_count", "total", "free", "used_share", "status", "step_seconds", "job")
 )  # fmt: skip
-"""Numbers that are not added up: policies, which every worker has, and figures of the machine."""
+"""Numbers that are not added up: policies, which all workers share, and figures of the machine."""
 LARGEST = frozenset(
     ("oldest_seconds", "oldest_undelivered_seconds", "newest_at", "last_at", "topics", "groups", "consumers")
 )  # fmt: skip
@@ -29,15 +29,15 @@ NAMED_BY = {
     "failures": ("fingerprint",),
     "classes": ("name",),
 }
-"""Lists in which several workers have a row of the same thing, and the fields that name it: such rows are combined."""
+"""Lists whose rows are combined if they have the same name, and the fields with that name."""
 ONCE = {"alarms": ("name", "target"), "silences": ("name", "target"), "held_back": ("topic",)}
-"""Lists in which several workers have equal rows, and the fields that name a row: the first is shown."""
+"""Lists in which several workers may have equal rows, and the fields that name a row: the first is shown."""
 ITEMS = "items"
-"""The list of results of single messages: of each, the answer of the worker that knows it counts, not the 404s."""
+"""The list of results of single messages: a worker that knows the message counts before workers that answer 404."""
 
 
 def combined(names: Sequence[str], answers: Sequence[Answer]) -> Answer:
-    """`names` of the workers, and the answer of each."""
+    """One answer from several; `names`: the workers, in the order of the answers."""
     labels = list(names)
     return {key: _field(key, labels, [a.get(key) for a in answers]) for key in _keys(answers)}
 
@@ -76,54 +76,54 @@ def _list(key: str, names: list[str], lists: list[list[Any]]) -> list[Any]:
         return _by_name(names, lists, NAMED_BY[key])
     if key in ONCE:
         fields = ONCE[key]
-        found = {tuple(row.get(f) for f in fields): row for rows in reversed(lists) for row in reversed(rows)}
-        return list(reversed(found.values()))
+        rows_by_name = {tuple(row.get(f) for f in fields): row for rows in reversed(lists) for row in reversed(rows)}
+        return list(reversed(rows_by_name.values()))
     if key == ITEMS:
         return _items(lists)
     return [row | {"worker": name} for name, rows in zip(names, lists, strict=True) for row in rows]
 
 
 def _by_name(names: list[str], lists: list[list[Answer]], fields: Sequence[str]) -> list[Answer]:
-    alike: dict[Any, tuple[list[str], list[Answer]]] = {}
+    by_key: dict[Any, tuple[list[str], list[Answer]]] = {}
     for name, rows in zip(names, lists, strict=True):
         for row in rows:
-            place = next((row[field] for field in fields if field in row), None)
-            of, found = alike.setdefault(place, ([], []))
-            of.append(name)
-            found.append(row)
-    return [combined(of, rows) for of, rows in alike.values()]
+            key = next((row[field] for field in fields if field in row), None)
+            workers, rows_of_key = by_key.setdefault(key, ([], []))
+            workers.append(name)
+            rows_of_key.append(row)
+    return [combined(workers, rows) for workers, rows in by_key.values()]
 
 
 def _items(lists: list[list[Answer]]) -> list[Answer]:
     best: dict[Any, Answer] = {}
     for rows in lists:
         for row in rows:
-            known = best.get(row.get("id"))
-            if known is None or (known.get("status") == 404 and row.get("status") != 404):
+            earlier = best.get(row.get("id"))
+            if earlier is None or (earlier.get("status") == 404 and row.get("status") != 404):
                 best[row.get("id")] = row
     return list(best.values())
 
 
 def ordered(rows: str, key: Callable[[Answer], Any], *, largest_first: bool = False) -> Callable[[Answer, int], Answer]:
-    """A function that sorts the list `rows` of a combined answer, and cuts it to a length."""
+    """A function that sorts the list `rows` of a combined answer, and shortens it to a length."""
 
     def order(answer: Answer, most: int) -> Answer:
-        found = sorted(answer[rows], key=key, reverse=largest_first)
-        return answer | {rows: found[:most]}
+        rows_in_order = sorted(answer[rows], key=key, reverse=largest_first)
+        return answer | {rows: rows_in_order[:most]}
 
     return order
 
 
 def columns(names: Sequence[str], answers: Sequence[Answer]) -> Answer:
-    """The charts of several workers as one: all their times, and at each time their combined value."""
+    """One chart from those of several workers: all their times, and at each time the combined value."""
     times = sorted({at for answer in answers for at in answer["at"]})
     merged: Answer = {}
     for key in _keys(answers):
         if key == "at":
             merged[key] = times
         elif isinstance(answers[0].get(key), list):
-            of = [dict(zip(a["at"], a.get(key, []), strict=False)) for a in answers]
-            merged[key] = [_field(key, list(names), [values.get(at) for values in of]) for at in times]
+            by_time = [dict(zip(a["at"], a.get(key, []), strict=False)) for a in answers]
+            merged[key] = [_field(key, list(names), [values.get(at) for values in by_time]) for at in times]
         else:
             merged[key] = answers[0].get(key)
     return merged

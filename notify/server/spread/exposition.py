@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def joined(texts: Mapping[str, str]) -> str:
-    """`texts`: what each worker says at `/metrics`, by its name."""
+    """One text of metrics; `texts`: each worker's answer at `/metrics`, by its name."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for worker, text in texts.items():
@@ -14,9 +14,9 @@ def joined(texts: Mapping[str, str]) -> str:
         for line in text.splitlines():
             if line.startswith("#"):
                 _, kind, family, *_ = line.split(" ", 3)
-                known = heads.setdefault(family, [])
-                if not any(head.startswith(f"# {kind} ") for head in known):
-                    known.append(line)
+                family_heads = heads.setdefault(family, [])
+                if not any(head.startswith(f"# {kind} ") for head in family_heads):
+                    family_heads.append(line)
             elif line:
                 samples.setdefault(family, []).append(_labelled(line, worker))
     return "".join("\n".join([*heads[family], *samples.get(family, ())]) + "\n" for family in heads)

@@ -1,4 +1,4 @@
-"""Rules for requests that name no worker: which workers are asked, and how their answers become one."""
+"""Rules for requests that name no worker: which workers are asked, and how their answers are combined."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Asked(Enum):
     """Which workers a request is for."""
 
     HERE = auto()
-    """Any one: it is about what all share."""
+    """Any worker: the request is about something that all workers share."""
     ALL = auto()
-    """All of them; the answers of those that do not know the name are left out."""
+    """All workers; the answers of workers that do not know the name are left out."""
     KNOWING = auto()
-    """The one that knows the id."""
+    """The worker that knows the id."""
     OF_KEY = auto()
-    """The worker of the message's key; without a key, the first that has the topic."""
+    """The worker of the message's key; without a key, the first worker that has the topic."""
     OF_EACH = auto()
-    """Each message of it is for one worker alone, see publishing.py."""
+    """For each message of the request one worker, see publishing.py."""
     UP_TO = auto()
-    """All of them, each for its share of at most `max` rows, see shares.py."""
+    """All workers, each for its share of at most `max` rows, see shares.py."""
     JOB = auto()
-    """The one that the job's number names."""
+    """The worker in the job's number."""
     NONE = auto()
-    """None: it is about one log, and has to name its worker."""
+    """No worker: the request is about one log, and must be sent to that worker's address."""
 
 
 OVER = "-"
-"""Stands in place of an offset where a worker's part of a list has ended."""
+"""The mark, instead of an offset, of a worker whose part of a list has ended."""
 HIGHEST_QUEUE = 99_999
 """A number above that of any queue."""
 
@@ -67,14 +67,14 @@ def _topics(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str,
     }
     figure = figures.get(query.get("sort", "name"))
     order = ordered("topics", figure or (lambda row: row["name"]), largest_first=figure is not None)
-    of = max(answer["of"] for answer in answers)
-    return order(combined(names, answers), _most(query, 1_000_000)) | {"of": of}
+    count = max(answer["of"] for answer in answers)
+    return order(combined(names, answers), _most(query, 1_000_000)) | {"of": count}
 
 
 def _groups(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     order = ordered("groups", lambda row: row["name"])
-    of = max(answer["of"] for answer in answers)
-    return order(combined(names, answers), _most(query, 1_000_000)) | {"of": of}
+    count = max(answer["of"] for answer in answers)
+    return order(combined(names, answers), _most(query, 1_000_000)) | {"of": count}
 
 
 def _transactions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
@@ -84,19 +84,19 @@ def _transactions(names: Sequence[str], answers: Sequence[Answer], query: Mappin
 
 
 def _decisions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    """Each worker decides its own transactions, and leaves out those that it does not know."""
+    """Each worker decides its own transactions, and leaves out the transactions that it does not know."""
     whole = combined(names, answers)
     targets = {answer["target"] for answer in answers} - {"*"}
     whole["target"] = targets.pop() if len(targets) == 1 else "*"
     first, result = answers[0]["result"], whole["result"]
     if "left_out" in result:
-        asked = first["left_out"] + first["count"]  # of every worker the same ids
-        result["left_out"] = max(0, asked - result["count"])
+        requested = first["left_out"] + first["count"]  # every worker got the same ids
+        result["left_out"] = max(0, requested - result["count"])
     return whole
 
 
 def _messages(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    """Messages by time. With the newest first `next` says where the list goes on at each worker (see `_continued`)."""
+    """Messages by time. With the newest first, `next` says where the list continues (see `_continued`)."""
     newest = _is_newest(query)
     order = ordered(
         "messages",
@@ -121,8 +121,8 @@ def _place(row: Answer) -> str:
 def _continued(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
     """One worker's query for the next part of a list with the newest first.
 
-    The worker of the last message goes on behind that message's queue and offset, the others behind its time. Of the
-    messages of exactly that time, those of workers with greater names have been shown, the others have not.
+    The worker of the last message continues after that message's queue and offset, the other workers after its time.
+    If other workers have messages of exactly that time, those of workers with greater names were shown already.
     """
     place, at, last = query.get("before", "").partition("@")
     if not at or not place.partition(".")[0].isdigit():
@@ -134,31 +134,32 @@ def _continued(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _letters(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    """Dead letters by time. The list goes on at each worker behind its last letter shown (see `_letters_at`)."""
+    """Dead letters by time. At each worker the list continues after the last shown letter (see `_letters_at`)."""
     newest = _is_newest(query)
     most = _most(query, 100)
     if not names:
         return {"messages": [], "next_before" if newest else "next_offset": 0}
     order = ordered("messages", lambda row: row["dead_at"], largest_first=newest)
     cut = order(combined(names, answers), most)
-    at = _places(query)
+    places = _places(query)
     for name, answer in zip(names, answers, strict=True):
-        shown = [row["offset"] for row in cut["messages"] if row["worker"] == name]
-        if len(shown) < len(answer["messages"]):
-            if shown:
-                at[name] = str(shown[-1] if newest else shown[-1] + 1)
+        offsets = [row["offset"] for row in cut["messages"] if row["worker"] == name]
+        if len(offsets) < len(answer["messages"]):
+            if offsets:
+                places[name] = str(offsets[-1] if newest else offsets[-1] + 1)
         elif newest:
-            at[name] = str(answer["next_before"] or OVER)
+            places[name] = str(answer["next_before"] or OVER)
         else:
-            is_over = not answer["messages"] and str(answer["next_offset"]) == at.get(name, query.get("offset", "0"))
-            at[name] = OVER if is_over else str(answer["next_offset"])
-    is_over = all(at.get(name) == OVER for name in names)
-    cursor = 0 if is_over else ",".join(f"{name}:{place}" for name, place in at.items())
+            earlier = places.get(name, query.get("offset", "0"))
+            is_over = not answer["messages"] and str(answer["next_offset"]) == earlier
+            places[name] = OVER if is_over else str(answer["next_offset"])
+    is_over = all(places.get(name) == OVER for name in names)
+    cursor = 0 if is_over else ",".join(f"{name}:{place}" for name, place in places.items())
     return cut | {"next_before" if newest else "next_offset": cursor}
 
 
 def _letters_at(name: str, query: Mapping[str, str]) -> Mapping[str, str] | None:
-    """One worker's query for the next part of its list; None where that has ended."""
+    """One worker's query for the next part of its list; None if its list has ended."""
     place = _places(query).get(name)
     if place == OVER:
         return None
@@ -169,7 +170,7 @@ def _letters_at(name: str, query: Mapping[str, str]) -> Mapping[str, str] | None
 
 
 def _places(query: Mapping[str, str]) -> dict[str, str]:
-    """Where a list of dead letters goes on at each worker, as an earlier answer said it: `worker-1:12,worker-2:-`."""
+    """Where a list of dead letters continues at each worker, as the earlier answer said: `worker-1:12,worker-2:-`."""
     text = query.get("before" if _is_newest(query) else "offset", "")
     pairs = [part.partition(":") for part in text.split(",") if ":" in part]
     return {name: place for name, _, place in pairs}
@@ -184,7 +185,7 @@ def _counted(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str
 
 
 def _failures(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    """Failure groups as one worker lists them: as many at most, those with the most open letters first."""
+    """Failure groups, at most MOST_FAILURES as one worker would list them, those with the most open letters first."""
     whole = combined(names, answers)
     newest = {}
     for row in sorted((row for answer in answers for row in answer["failures"]), key=lambda row: row["last_at"]):
@@ -204,17 +205,17 @@ def _overview(names: Sequence[str], answers: Sequence[Answer], query: Mapping[st
 
 
 def job_number(worker: int, number: int) -> int:
-    """The number of a worker's job among all workers' jobs; `worker` from 0."""
+    """The number of a worker's job that is unique among all workers; `worker` counts from 0."""
     return number * 100 + worker + 1
 
 
 def job_of(number: int) -> tuple[int, int]:
-    """The worker, from 0, and its own number of a job."""
+    """The worker (from 0) of a job, and the job's number at that worker."""
     return number % 100 - 1, number // 100
 
 
 def renumbered(worker: int, body: bytes) -> bytes:
-    """An answer whose jobs have numbers among all workers' jobs."""
+    """The answer with job numbers that are unique among all workers."""
     if b'"job' not in body and b'"progress"' not in body:
         return body
     answer = json.loads(body)
@@ -237,19 +238,19 @@ def _jobs(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, s
     )
 
 
-def _most(query: Mapping[str, str], otherwise: int) -> int:
+def _most(query: Mapping[str, str], default: int) -> int:
     text = query.get("max", "")
-    return int(text) if text.isascii() and text.isdigit() else otherwise
+    return int(text) if text.isascii() and text.isdigit() else default
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """For a route: which workers are asked, and how their answers become one."""
+    """For a route: which workers are asked, and how their answers are combined."""
 
     asked: Asked
     combine: Combine = _simply
     query: Callable[[str, Mapping[str, str]], Mapping[str, str] | None] = _unchanged
-    """Makes a worker's query from its name and the request's query; None: it is not asked."""
+    """Makes a worker's query from its name and the request's query; None: the worker is not asked."""
 
 
 _SHARED = "settings|settings/.*|limits|credentials|credentials/.*|actions|check-webhooks|pushes|audits|audits/.*|nodes"
@@ -284,7 +285,7 @@ _COMPILED = [(methods.split(), re.compile(path), rule) for methods, path, rule i
 
 
 def rule_of(method: str, path: str, query: Mapping[str, str]) -> Rule:
-    """The rule of a route; `path` behind `/v1/admin/`."""
+    """The rule of a route; `path`: the part after `/v1/admin/`."""
     if path == "messages" and query.get("id"):
         return Rule(Asked.KNOWING)
     for methods, pattern, rule in _COMPILED:
@@ -294,11 +295,11 @@ def rule_of(method: str, path: str, query: Mapping[str, str]) -> Rule:
 
 
 def refuse_offsets(path: str, body: Mapping[str, Any]) -> None:
-    """Raises InvalidRequest where a write names an offset, which is one worker's."""
+    """Raises InvalidRequest if a write names an offset, because each worker has its own offsets."""
     for field in ("to", "start", "before"):
         if type(body.get(field)) is int and path.startswith(("groups/", "topics/")):
             raise InvalidRequest(
-                f"{field} is an offset, and each worker has offsets of its own: give an instant, earliest or latest, "
-                "or ask the worker that you mean at its own address (GET /v1/members)",
+                f"{field} is an offset, and each worker has its own offsets: give an instant, earliest or latest, "
+                "or send the request to one worker at its own address (GET /v1/members)",
                 "names_no_worker",
             )

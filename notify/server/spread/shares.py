@@ -1,4 +1,4 @@
-"""Which ids each worker's part of a write is about, where `max` bounds the whole: the workers give one by turns."""
+"""Divides a write of at most `max` rows among workers: each worker in turn gets one of its ids."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 
 def shares(ids: Sequence[Sequence[str]], most: int) -> list[list[str]]:
-    """`ids`: those that each worker has, in its order; of each its first ones, at most `most` in all."""
-    taken = [0] * len(ids)
-    left = min(most, sum(map(len, ids)))
-    while left:
-        for worker, own in enumerate(ids):
-            if left and taken[worker] < len(own):
-                taken[worker] += 1
-                left -= 1
-    return [list(own[:count]) for own, count in zip(ids, taken, strict=True)]
+    """For each worker its first ids, at most `most` ids in all; `ids`: the ids of each worker, in its order."""
+    counts = [0] * len(ids)
+    remaining = min(most, sum(map(len, ids)))
+    while remaining:
+        for worker, worker_ids in enumerate(ids):
+            if remaining and counts[worker] < len(worker_ids):
+                counts[worker] += 1
+                remaining -= 1
+    return [list(worker_ids[:count]) for worker_ids, count in zip(ids, counts, strict=True)]

@@ -1,7 +1,7 @@
-"""Admin requests that name no worker: passed on to the workers that they concern, whose answers become one answer.
+"""Passes admin requests that name no worker on to the workers concerned, and combines the workers' answers.
 
-A request under a worker's own address, such as `/worker-2/v1/admin/topics`, is that worker's alone. The worker that
-passes a request on shows the others the token that came with it.
+A request under a worker's own address, such as `/worker-2/v1/admin/topics`, is answered by that worker alone. The
+worker that passes a request on sends the request's token with it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ ADMIN = "/v1/admin/"
 METRICS = "/metrics"
 READ_SECONDS, WRITE_SECONDS = 10.0, 60.0
 METRICS_SECONDS = 4.0
-"""A worker that hangs must not cost a monitor the others' metrics: Prometheus waits for 10 s."""
+"""A hanging worker must not keep the other workers' metrics from a monitor: Prometheus waits for 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A request as it is asked of each worker."""
+    """A request that is passed on to workers."""
 
     scope: Scope
     method: str
     path: str
     body: bytes
     head: str
-    """Lines of the head that say who asks."""
+    """Header lines with the caller's token or name."""
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -53,23 +53,23 @@ class _Question:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The body, where it is a JSON object; else empty: the route says what is wrong with it."""
+        """The body if it is a JSON object, else empty: the route then reports what is wrong."""
         try:
-            read = json.loads(self.body)
+            fields = json.loads(self.body)
         except ValueError:
             return {}
-        return read if isinstance(read, dict) else {}
+        return fields if isinstance(fields, dict) else {}
 
 
-Told = tuple[int, bytes]
+Reply = tuple[int, bytes]
 """Status and body of a worker's answer."""
 
 
 class Spread:
-    """An ASGI application in front of the routes that FastAPI serves; it answers what concerns several workers."""
+    """An ASGI application in front of FastAPI's routes; it answers requests that concern several workers."""
 
     def __init__(self, api: ASGIApp, running: Callable[[], Running | None]) -> None:
-        """`running` gives None before the start."""
+        """`running` returns None before the start."""
         self._api = api
         self._running = running
 
@@ -107,47 +107,51 @@ class _Spreading:
         refuse_offsets(path, question.fields)
         if rule.asked is Asked.NONE:
             raise InvalidRequest(
-                "a backup is of one worker's log: ask each worker at its own address, as GET /v1/members has it",
+                "a backup has the log of one worker: ask each worker at its own address, which GET /v1/members shows",
                 "names_no_worker",
             )
         if rule.asked is Asked.KNOWING:
-            return await self._of_who_knows()
+            return await self._by_first_that_knows()
         if rule.asked is Asked.OF_KEY:
-            return await self._of_key(path)
+            return await self._by_key(path)
         if rule.asked is Asked.JOB:
             return await self._job(path)
         if rule.asked is Asked.OF_EACH:
-            return await self._of_each(rule)
+            return await self._each_by_one(rule)
         if rule.asked is Asked.UP_TO:
             return await self._up_to(rule)
-        return await self._of_all(rule)
+        return await self._by_all(rule)
 
     # --- asking -----------------------------------------------------------------------------------------------
 
-    async def _of_key(self, path: str) -> Response:
-        """The answer of the worker of the message's key; without a key, that of the first worker that has the topic.
+    async def _by_key(self, path: str) -> Response:
+        """The answer of the worker of the message's key; without a key, of the first worker that has the topic.
 
-        A topic that its first message made is at that message's worker alone: here it is made at the key's worker, too.
+        A topic that was made by its first message exists only at that message's worker. So it is made at the key's
+        worker here if another worker has it.
         """
         question = self._question
         key = question.fields.get("key")
         if not isinstance(key, str):
-            return await self._of_who_knows()
+            return await self._by_first_that_knows()
         number = self._names.index(shard_of_key(key, self._names))
-        told = await self._ask(number)
-        if told[0] == 404:
+        reply = await self._ask(number)
+        if reply[0] == 404:
             topic = ADMIN + path.removesuffix("/messages")
             others = [n for n in range(len(self._names)) if n != number]
             statuses = [(await self._ask(n, method="GET", path=topic, body=b""))[0] for n in others]
-            made = json.dumps({"reason": question.fields.get("reason", "")}).encode()
-            if 200 in statuses and (await self._ask(number, method="PUT", path=topic, body=made))[0] == 200:
-                told = await self._ask(number)
-        return _response(told)
+            new_topic = json.dumps({"reason": question.fields.get("reason", "")}).encode()
+            if 200 in statuses and (await self._ask(number, method="PUT", path=topic, body=new_topic))[0] == 200:
+                reply = await self._ask(number)
+        return _response(reply)
 
     async def _ask(
         self, number: int, *, method: str = "", path: str = "", body: bytes | None = None, query: str | None = None
-    ) -> Told:
-        """A worker's answer; `method` and so on: others than the request's. Raises Unavailable, Forbidden."""
+    ) -> Reply:
+        """A worker's answer; `method`, `path`, `body` and `query` replace those of the request.
+
+        Raises Unavailable, Forbidden.
+        """
         question = self._question
         method = method or question.method
         path = path or question.path
@@ -163,105 +167,107 @@ class _Spreading:
         name = self._names[number]
         if name in self._workers.silent:
             raise Unavailable(
-                f"{name} does not answer: it hangs. Its parent starts it again after worker_timeout_seconds; try "
-                "again, or ask the others alone"
+                f"{name} does not answer, because it hangs. Its parent starts it again after worker_timeout_seconds; "
+                "try again, or ask only the other workers"
             )
         try:
             status, answer = await self._workers.ask(
                 self._settings, number, method, target, body, seconds, question.head
             )
         except Unavailable as error:
-            raise Unavailable(f"{name} does not answer ({error}); try again, or ask the others alone") from None
+            raise Unavailable(f"{name} does not answer ({error}); try again, or ask only the other workers") from None
         if status == 401:
             raise Forbidden(
-                f"{name} does not know who asks: workers ask each other with the token of the request, and a client "
-                "certificate is not passed on. Show a token, or ask each worker at its own address"
+                f"{name} does not know the caller: workers pass the token of a request on to each other, but not a "
+                "client certificate. Show a token, or ask each worker at its own address"
             )
         return status, answer
 
-    async def _of_who_knows(self) -> Response:
+    async def _by_first_that_knows(self) -> Response:
         """The first answer other than 404."""
         away: Unavailable | None = None
-        unknown: Told | None = None
+        not_found: Reply | None = None
         for number in self._nearest_first():
             try:
-                told = await self._ask(number)
+                reply = await self._ask(number)
             except Unavailable as error:
                 away = error
                 continue
-            if told[0] != 404:
-                return _response(told)
-            unknown = told
-        if away is not None or unknown is None:
+            if reply[0] != 404:
+                return _response(reply)
+            not_found = reply
+        if away is not None or not_found is None:
             raise away or NotFound("no worker knows it")
-        return _response(unknown)
+        return _response(not_found)
 
-    async def _of_each(self, rule: Rule) -> Response:
-        """Messages that are published again: each is looked for at all workers, and published by one."""
+    async def _each_by_one(self, rule: Rule) -> Response:
+        """Publish messages again: all workers look for each message, and one worker publishes it."""
         question = self._question
         fields = question.fields
         answers = await self._all(rule, json.dumps(fields | {"dry_run": True}).encode())
         refused = _refusal(list(answers.values()))
         if refused is not None:
             return _response(refused)
-        told = [json.loads(answers[number][1]) for number in range(len(self._names))]
-        rows = [answer["result"]["items"] for answer in told]
+        previews = [json.loads(answers[number][1]) for number in range(len(self._names))]
+        answer = previews[0]
+        rows = [preview["result"]["items"] for preview in previews]
         chosen = publishing.chosen(fields["messages"], rows, self._names)
-        items = [rows[number][place] for place, number in enumerate(chosen)]
+        items = [rows[number][index] for index, number in enumerate(chosen)]
         if not fields.get("dry_run"):
-            for number, places in publishing.by_worker(chosen, items).items():
-                some = fields | {"messages": [fields["messages"][place] for place in places]}
-                status, body = await self._ask(number, body=json.dumps(some).encode())
+            for number, indexes in publishing.by_worker(chosen, items).items():
+                part = fields | {"messages": [fields["messages"][index] for index in indexes]}
+                status, body = await self._ask(number, body=json.dumps(part).encode())
                 if status != 200:
                     return _response((status, body))
-                told[0] = json.loads(body)
-                for place, item in zip(places, told[0]["result"]["items"], strict=True):
-                    items[place] = item
-        return JSONResponse(told[0] | {"result": {"items": items}})
+                answer = json.loads(body)
+                for index, item in zip(indexes, answer["result"]["items"], strict=True):
+                    items[index] = item
+        return JSONResponse(answer | {"result": {"items": items}})
 
     async def _up_to(self, rule: Rule) -> Response:
-        """A write about at most `max` rows of all workers together: each is asked for its share by ids."""
+        """Carry out a write of at most `max` rows of all workers together: each worker gets the ids of its share."""
         fields = self._question.fields
         if fields.get("ids") is not None or fields.get("all"):
-            return await self._of_all(rule)
+            return await self._by_all(rule)
         trial = await self._all(rule, json.dumps(fields | {"dry_run": True}).encode())
         refused = _refusal(list(trial.values()))
         if refused is not None:
             return _response(refused)
-        told: dict[int, Answer] = {n: json.loads(body) for n, (status, body) in trial.items() if status == 200}
-        own = [answer["result"]["ids"] for answer in told.values()]
-        parts = dict(zip(told, shares(own, int(fields.get("max", REDRIVEN))), strict=True))
+        answers: dict[int, Answer] = {n: json.loads(body) for n, (status, body) in trial.items() if status == 200}
+        ids_by_worker = [answer["result"]["ids"] for answer in answers.values()]
+        parts = dict(zip(answers, shares(ids_by_worker, int(fields.get("max", REDRIVEN))), strict=True))
         for number, ids in parts.items():
-            told[number]["result"]["ids"] = ids
+            answers[number]["result"]["ids"] = ids
         if not fields.get("dry_run"):
-            asked = [n for n, ids in parts.items() if ids] or list(parts)[:1]  # none has any: one says so
-            bodies = [json.dumps(fields | {"ids": parts[n]}).encode() for n in asked]
-            answers = await asyncio.gather(*(self._ask(n, body=b) for n, b in zip(asked, bodies, strict=True)))
-            refused = _refusal(answers)
+            numbers = [n for n, ids in parts.items() if ids] or list(parts)[:1]  # without ids, one worker answers
+            bodies = [json.dumps(fields | {"ids": parts[n]}).encode() for n in numbers]
+            replies = await asyncio.gather(*(self._ask(n, body=b) for n, b in zip(numbers, bodies, strict=True)))
+            refused = _refusal(replies)
             if refused is not None:
                 return _response(refused)
-            told = {n: json.loads(body) for n, (status, body) in zip(asked, answers, strict=True) if status == 200}
-        return JSONResponse(rule.combine([self._names[n] for n in told], list(told.values()), self._question.query))
+            answers = {n: json.loads(body) for n, (status, body) in zip(numbers, replies, strict=True) if status == 200}
+        names = [self._names[n] for n in answers]
+        return JSONResponse(rule.combine(names, list(answers.values()), self._question.query))
 
     def _nearest_first(self) -> Sequence[int]:
-        own = self._workers.number
-        return [own, *(n for n in range(len(self._names)) if n != own)]
+        this = self._workers.number
+        return [this, *(n for n in range(len(self._names)) if n != this)]
 
     async def _job(self, path: str) -> Response:
-        """The job of the worker that its number names."""
+        """The answer about a job from the worker in the job's number."""
         noun, number, *rest = path.split("/")
         if not (number.isascii() and number.isdigit() and len(number) < 18):
             return _response(await self._ask(self._workers.number))
-        worker, own = job_of(int(number))
+        worker, worker_number = job_of(int(number))
         if not 0 <= worker < len(self._names):
             raise NotFound(f"there is no job {number}")
-        status, body = await self._ask(worker, path=ADMIN + "/".join((noun, str(own), *rest)))
+        status, body = await self._ask(worker, path=ADMIN + "/".join((noun, str(worker_number), *rest)))
         return _response((status, renumbered(worker, body)))
 
-    async def _of_all(self, rule: Rule) -> Response:
-        """The answers of all workers as one. A write goes to all as a dry run first: where one refuses, none does it.
+    async def _by_all(self, rule: Rule) -> Response:
+        """One answer from all workers. A write is sent as a dry run first: if a worker refuses it, no worker does it.
 
-        A read is answered without a worker that is away, which `missing` names.
+        A read is answered without workers that are away; `missing` names them.
         """
         question = self._question
         is_read = question.method == "GET"
@@ -274,51 +280,51 @@ class _Spreading:
         refused = _refusal(list(answers.values()))
         if refused is not None:
             return _response(refused)
-        told = {n: renumbered(n, body) for n, (status, body) in answers.items() if status == 200}
-        read: list[Answer] = [json.loads(body) for body in told.values()]
-        whole = rule.combine([self._names[number] for number in told], read, question.query)
-        asked = [number for number, name in enumerate(self._names) if rule.query(name, question.query) is not None]
-        missing = [self._names[number] for number in asked if number not in answers]
+        bodies = {n: renumbered(n, body) for n, (status, body) in answers.items() if status == 200}
+        decoded: list[Answer] = [json.loads(body) for body in bodies.values()]
+        whole = rule.combine([self._names[number] for number in bodies], decoded, question.query)
+        numbers = [number for number, name in enumerate(self._names) if rule.query(name, question.query) is not None]
+        missing = [self._names[number] for number in numbers if number not in answers]
         if missing:
             whole["missing"] = missing
         result = whole.get("result")
         if isinstance(result, dict) and "job" in result:
-            result["jobs"] = [answer["result"]["job"] for answer in read]
+            result["jobs"] = [answer["result"]["job"] for answer in decoded]
         return JSONResponse(whole)
 
-    async def _all(self, rule: Rule, body: bytes | None, *, without_away: bool = False) -> dict[int, Told]:
-        """The answers by the workers' numbers; `without_away`: of those that answer, if any. Raises Unavailable."""
+    async def _all(self, rule: Rule, body: bytes | None, *, without_away: bool = False) -> dict[int, Reply]:
+        """The answers by worker number; `without_away` leaves out workers that do not answer. Raises Unavailable."""
         queries = {number: rule.query(name, self._question.query) for number, name in enumerate(self._names)}
-        asked = {n: self._ask(n, body=body, query=urlencode(q)) for n, q in queries.items() if q is not None}
-        answers: dict[int, Told] = {}
-        told_by = await asyncio.gather(*asked.values(), return_exceptions=True)
-        for number, told in zip(asked, told_by, strict=True):
-            if isinstance(told, Unavailable) and without_away:
+        calls = {n: self._ask(n, body=body, query=urlencode(q)) for n, q in queries.items() if q is not None}
+        answers: dict[int, Reply] = {}
+        replies = await asyncio.gather(*calls.values(), return_exceptions=True)
+        for number, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, Unavailable) and without_away:
                 continue
-            if isinstance(told, BaseException):
-                raise told
-            answers[number] = told
-        if asked and not answers:
+            if isinstance(reply, BaseException):
+                raise reply
+            answers[number] = reply
+        if calls and not answers:
             raise Unavailable("no worker answers; try again")
         return answers
 
     async def _metrics(self) -> Response:
         """Each worker's metrics, with its name as a label."""
-        answers = await asyncio.gather(*map(self._ask, range(len(self._names))), return_exceptions=True)
+        replies = await asyncio.gather(*map(self._ask, range(len(self._names))), return_exceptions=True)
         texts: dict[str, str] = {}
-        for name, told in zip(self._names, answers, strict=True):
-            if isinstance(told, Unavailable):
-                continue  # a monitor sees that its samples are missing
-            if isinstance(told, BaseException):
-                raise told
-            if told[0] != 200:
-                return Response(told[1], told[0])
-            texts[name] = told[1].decode()
+        for name, reply in zip(self._names, replies, strict=True):
+            if isinstance(reply, Unavailable):
+                continue  # a monitor notices the missing samples
+            if isinstance(reply, BaseException):
+                raise reply
+            if reply[0] != 200:
+                return Response(reply[1], reply[0])
+            texts[name] = reply[1].decode()
         return PlainTextResponse(exposition.joined(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _is_spread(scope: Scope) -> bool:
-    """Whether a request is for others than the worker that has it."""
+    """Whether a request concerns other workers than this one."""
     path = scope["path"]
     if scope.get("notify.alone") or not (path.startswith(ADMIN) or path == METRICS):
         return False
@@ -330,25 +336,25 @@ def _query(scope: Scope) -> Mapping[str, str]:
     return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
 
-def _refusal(answers: Sequence[Told]) -> Told | None:
-    """The answer that refuses, if one does; a worker that does not know the name counts only where none does."""
-    refusals = [told for told in answers if told[0] != 200]
-    others = [told for told in refusals if told[0] != 404]
+def _refusal(replies: Sequence[Reply]) -> Reply | None:
+    """The first answer that refuses the request; a 404 counts only if no worker knows the name."""
+    refusals = [reply for reply in replies if reply[0] != 200]
+    others = [reply for reply in refusals if reply[0] != 404]
     if others:
         return others[0]
-    return refusals[0] if refusals and len(refusals) == len(answers) else None
+    return refusals[0] if refusals and len(refusals) == len(replies) else None
 
 
-def _response(told: Told) -> Response:
-    status, body = told
+def _response(reply: Reply) -> Response:
+    status, body = reply
     return Response(body, status, media_type="application/json" if status == 200 else "application/problem+json")
 
 
 def _head(scope: Scope) -> str:
-    """Lines of the head that say who asks: the token that came with the request, and a name where access is off."""
+    """Header lines with the caller: the request's token, and its name (used while access is off)."""
     headers = dict(scope["headers"])
-    shown = scope.get("state", {}).get("shown", b"")
-    lines = {"authorization": shown, "x-notify-user": headers.get(b"x-notify-user", b"")}
+    authorization = scope.get("state", {}).get("shown", b"")
+    lines = {"authorization": authorization, "x-notify-user": headers.get(b"x-notify-user", b"")}
     return "".join(f"{name}: {value.decode('latin-1')}\r\n" for name, value in lines.items() if value)
 
 
@@ -363,19 +369,19 @@ async def _read(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: bytes) -> Told:
+async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: bytes) -> Reply:
     """This worker's own answer."""
     sent: list[Message] = []
-    given = [{"type": "http.request", "body": body, "more_body": False}]
+    to_receive = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
-        return given.pop() if given else {"type": "http.disconnect"}
+        return to_receive.pop() if to_receive else {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         sent.append(message)
 
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
-    own = {
+    local_scope = {
         **scope,
         "path": path,
         "query_string": query.encode(),
@@ -383,10 +389,10 @@ async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: b
         "state": dict(scope.get("state", {})),
     }
     if path != scope["path"]:
-        own["raw_path"] = path.encode()
+        local_scope["raw_path"] = path.encode()
     try:
-        await api(own, receive, send)
+        await api(local_scope, receive, send)
     except Exception:
         if not sent:
-            raise  # else it is raised once more behind the answer that says so
+            raise  # otherwise the answer already reports the error
     return int(sent[0]["status"]), b"".join(message.get("body", b"") for message in sent[1:])

@@ -1,1 +1,1 @@
-"""The server watches itself: figures of its last hour, and alarms."""
+"""The server watches itself: figures of its last hour and day, and alarms."""

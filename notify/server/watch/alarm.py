@@ -32,19 +32,18 @@ MEANING = {
         "their handlers wait for."
     ),
     "dead_letters": (
-        "A group has dead letters that nobody has sent again or dropped (setting `alarm_dead_letters`: from how "
-        "many on). Look at their causes (`notify dead-letter failures`) and remove them, then redrive, drop or "
-        "purge the letters."
+        "A group has dead letters that nobody has sent again or dropped (setting `alarm_dead_letters`: from how many "
+        "on). Look at their causes (`notify dead-letter failures`) and remove them, then redrive, drop or purge the "
+        "letters."
     ),
     "consumers": (
-        "A consumer has been stuck or slow for a while (setting `alarm_consumer_seconds`). Stuck: its leases run "
-        "out. Slow: it is far behind the fastest of its group. `notify group show` names it. Look at its log, and "
-        "at what its handler waits for."
+        "A consumer has been stuck or slow for a while (setting `alarm_consumer_seconds`). Stuck: its leases run out. "
+        "Slow: it is far behind the fastest of its group. `notify group show` names it. Look at its log, and at what "
+        "its handler waits for."
     ),
     "disk": (
         "The disk of the log is nearly full (setting `alarm_disk_share`). Make room, or let messages be deleted "
-        "earlier (setting `retention_seconds`). Once the disk is full, writes are refused with 507; reading goes "
-        "on."
+        "earlier (setting `retention_seconds`). Once the disk is full, writes are refused with 507; reading goes on."
     ),
     "bridge": (
         "A bridge or relay has written nothing for a while (setting `alarm_bridge_seconds`), although one that runs "
@@ -52,31 +51,31 @@ MEANING = {
     ),
     "refused": (
         "Messages of a source wait for a decision: no queue takes them as they are. `notify refused list --dsn …` "
-        "shows them, and why. Have them tried again, or drop them."
+        "shows them, and why. Let the bridge or relay try them again, or drop them."
     ),
     "kafka": (
-        "The Kafka cluster (setting `kafka`) does not answer: its groups are neither shown nor watched. Where the "
-        "alarm names a group, some of its partitions have no leader: start their brokers."
+        "The Kafka cluster (setting `kafka`) does not answer: its groups are neither shown nor watched. If the alarm "
+        "names a group, some of its partitions have no leader: start their brokers."
     ),
     "audit": "The newest audit that was published here found something wrong. Its report says what, and what to do.",
     "filter": (
-        "A subscription has a filter of an earlier version that this version refuses, because evaluating it may "
-        "cost too much. Its group gets no messages of that topic. Change the subscription's filter."
+        "A subscription has a filter of an earlier version that this version refuses, because evaluating it may cost "
+        "too much. Its group gets no messages of that topic. Change the subscription's filter."
     ),
     "retention": (
-        "Old messages could not be deleted; the server's log says why. It is tried again every 30 s. Where messages "
-        "that wait for consumers take up more than is allowed (setting `retention_bytes`), let the consumers catch "
-        "up, or allow more."
+        "Old messages could not be deleted; the server's log says why. The server tries again every 30 s. If messages "
+        "that wait for consumers take up more space than the setting `retention_bytes` allows, let the consumers "
+        "catch up, or allow more."
     ),
     "shipping": (
-        "The object store is too far behind the log (settings `alarm_shipping_seconds` and `ship_every`), or "
-        "refuses it. What is not in the store would be lost with this disk, and retention waits for it. The alarm "
-        "and the server's log say why."
+        "The object store is too far behind the log (settings `alarm_shipping_seconds` and `ship_every`), or refuses "
+        "segments. Messages that are not in the store would be lost with this disk, and retention waits for them. The "
+        "alarm and the server's log say why."
     ),
     "worker": (
         "A worker ended within the last 10 minutes, and was started again (`notify serve --workers`); the alarm says "
-        "why. What had been answered is there. Look in the server's output for what came before: the stack of one "
-        "that hung, an error of its disk, or a kill by the system where memory is short."
+        "why. Nothing that it had answered is lost. Look in the server's output for the cause: the stack of a worker "
+        "that hung, an error of its disk, or a kill by the system for lack of memory."
     ),
     "damage": (
         "Bytes of the log that were on the disk are damaged; the server keeps a copy of them in the file that the "
@@ -88,12 +87,12 @@ MEANING = {
 
 
 CRITICAL = frozenset({"no_consumers", "push", "disk", "kafka", "retention", "shipping", "damage"})
-"""Alarms of what stands still, or will soon; the others are warnings."""
+"""Alarms about work that has stopped, or will stop soon; the other alarms are warnings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """An alarm: `name` of MEANING; `target`, such as a group; `since_us` when it was first seen."""
+    """An alarm: a `name` of MEANING; its `target`, such as a group; `since_us`, when it was first seen."""
 
     name: str
     target: str

@@ -1,4 +1,4 @@
-"""Alarms: a server looks for what needs an operator. An alarm that is raised or cleared is logged, and posted."""
+"""Alarms: a server looks for conditions that need an operator. It logs and posts each alarm it raises or clears."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from notify.words import duration
 log = structlog.get_logger("notify.server")
 
 GROWTH_SAMPLES = 10
-"""A lag grows if it has risen between all of so many samples, taken over `alarm_lag_growing_seconds`."""
+"""A lag grows if it has risen between all of this many samples, taken over `alarm_lag_growing_seconds`."""
 SMALLEST_LAG = 100
 RESTARTED_US = 600_000_000
-"""How long it is told that a worker was started again."""
+"""How long the alarm of a restarted worker lasts."""
 
 
 class Alarms:
-    """Looks every `alarm_every_seconds`, and keeps the alarms that are raised."""
+    """Looks for alarms every `alarm_every_seconds`, and keeps the raised ones."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Alarms:
         pushes: Pushes | None = None,
         restarted_for: str = "",
     ) -> None:
-        """`newest_audit` gives the verdict that was published last; `restarted_for`: why this worker was
-        started again."""
+        """`newest_audit` returns the verdict that was published last; `restarted_for`: why this worker was
+        started again, or empty."""
         self._restarted_for = restarted_for
         self._began_us = core.clock() if restarted_for else 0
         self._silences = silences
@@ -58,11 +58,12 @@ class Alarms:
         self._watched = watched
         self._newest_audit = newest_audit
         self.raised: dict[tuple[str, str], Alarm] = {}
-        self._told: set[tuple[str, str]] = set()
-        """Those of them that were logged and posted: all but the silent ones."""
+        self._posted: set[tuple[str, str]] = set()
+        """The raised alarms that were logged and posted: all except the silenced ones."""
         self._seen_us: dict[str, int] = {}
+        """When each group that has a lag was first seen with a lag."""
         self._ailing_us: dict[str, int] = {}
-        """Since when a group has a consumer that is stuck or slow."""
+        """Since when each group has a consumer that is stuck or slow."""
         self._lags: dict[str, deque[tuple[int, int]]] = {}
         self._notices = Notices(core)
         self._tasks: list[asyncio.Task[None]] = []
@@ -76,12 +77,12 @@ class Alarms:
         await ended(*self._tasks)
 
     def now(self) -> list[dict[str, Any]]:
-        """The raised alarms, the oldest first; `silence` is null for one that is heard."""
+        """The raised alarms, the oldest first; `silence` is null for an alarm that is not silenced."""
         now_us = self._core.clock()
         rows = []
         for alarm in sorted(self.raised.values(), key=lambda a: a.since_us):
-            held = self._silences.of(alarm.key, now_us)
-            rows.append(alarm.shown() | {"silence": None if held is None else held.shown()})
+            silence = self._silences.of(alarm.key, now_us)
+            rows.append(alarm.shown() | {"silence": None if silence is None else silence.shown()})
         return rows
 
     def heard(self) -> list[Alarm]:
@@ -94,31 +95,31 @@ class Alarms:
         now_us = self._core.clock()
         current = {(name, target): text for name, target, text in await self._current(now_us)}
         for key, text in current.items():
-            known = self.raised.get(key)
-            alarm = Alarm(*key, text, now_us if known is None else known.since_us)
+            earlier = self.raised.get(key)
+            alarm = Alarm(*key, text, now_us if earlier is None else earlier.since_us)
             self.raised[key] = alarm
             is_silent = self._silences.of(key, now_us) is not None
-            # One whose silence has ended while it is raised is heard then.
-            if not is_silent and key not in self._told:
-                self._told.add(key)
-                self._say("raised", alarm)
+            # An alarm whose silence ends while it is raised is posted then.
+            if not is_silent and key not in self._posted:
+                self._posted.add(key)
+                self._post("raised", alarm)
         for key in [key for key in self.raised if key not in current]:
             alarm = self.raised.pop(key)
-            if key in self._told:
-                self._told.discard(key)
-                self._say("cleared", alarm)
+            if key in self._posted:
+                self._posted.discard(key)
+                self._post("cleared", alarm)
 
     async def _current(self, now_us: int) -> list[tuple[str, str, str]]:
         core, settings = self._core, self._core.settings
         current: list[tuple[str, str, str]] = []
-        doubt = await core.store.in_doubt()
-        age = (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0.0
+        in_doubt = await core.store.in_doubt()
+        age = (now_us - in_doubt.oldest_us) / 1e6 if in_doubt.oldest_us else 0.0
         if settings.alarm_doubt_seconds and age > settings.alarm_doubt_seconds:
-            group = doubt.oldest_group
+            group = in_doubt.oldest_group
             text = f"A transaction of producer group {group} has been in doubt for {duration(age)}"
             current.append(("in_doubt", group, text))
-        if settings.alarm_parked and doubt.parked >= settings.alarm_parked:
-            current.append(("parked", "", f"{_are(doubt.parked, 'transaction')} parked, waiting for a decision"))
+        if settings.alarm_parked and in_doubt.parked >= settings.alarm_parked:
+            current.append(("parked", "", f"{_are(in_doubt.parked, 'transaction')} parked, waiting for a decision"))
         disk = await in_thread(shutil.disk_usage, settings.data_dir)
         share = 1 - disk.free / disk.total
         if settings.alarm_disk_share and share > settings.alarm_disk_share:
@@ -128,13 +129,13 @@ class Alarms:
             counts = ", ".join(f"{name} {n}" for name, n in audit["counts"].items() if n)
             current.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
         try:
-            current += [_of_refused(row) for row in await self._watched.refused() if row["waiting"]]
-            current += self._of_groups(await self._watched.states(), now_us)
+            current += [_refused(row) for row in await self._watched.refused() if row["waiting"]]
+            current += self._groups(await self._watched.states(), now_us)
             with contextlib.suppress(WrongRole):
-                current += self._of_sources(await self._watched.sources())
+                current += self._sources(await self._watched.sources())
         except Unavailable as error:
             current.append(("kafka", "", f"Groups are not watched: {error}"))
-        current += self._of_pushes(now_us)
+        current += self._failing_pushes(now_us)
         with contextlib.suppress(WrongRole):
             current += self._filters()
         if isinstance(core.store, Complaining):
@@ -148,14 +149,14 @@ class Alarms:
             current.append(("retention", "", f"Retention failed: {core.retention_failed}"))
         return current
 
-    def _of_groups(self, groups: Sequence[GroupState], now_us: int) -> Iterator[tuple[str, str, str]]:
+    def _groups(self, groups: Sequence[GroupState], now_us: int) -> Iterator[tuple[str, str, str]]:
         most_us = self._core.settings.alarm_no_consumer_seconds * 1e6
         names = {group.name for group in groups}
         for name in [name for name in self._lags if name not in names]:
             del self._lags[name]
-        for known in (self._seen_us, self._ailing_us):
-            for name in known.keys() - names:
-                del known[name]
+        for by_group in (self._seen_us, self._ailing_us):
+            for name in by_group.keys() - names:
+                del by_group[name]
         for group in groups:
             name, behind, is_alone = group.name, group.lag, False
             if behind and not group.is_paused and most_us:
@@ -166,13 +167,13 @@ class Alarms:
                     yield "no_consumers", name, f"No consumer of group {name} asks for messages, and {wait}"
             elif not behind:
                 self._seen_us.pop(name, None)
-            yield from self._of_consumers(group, now_us)
+            yield from self._consumers(group, now_us)
             if not group.is_whole:
                 yield "kafka", name, f"The lag of group {name} is larger than is shown: partitions have no leader"
             if self._grows(name, behind, now_us) and not is_alone:
                 yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages by now"
 
-    def _of_consumers(self, group: GroupState, now_us: int) -> Iterator[tuple[str, str, str]]:
+    def _consumers(self, group: GroupState, now_us: int) -> Iterator[tuple[str, str, str]]:
         settings, name = self._core.settings, group.name
         if settings.alarm_dead_letters and group.dead_letters >= settings.alarm_dead_letters:
             letters = _number(group.dead_letters, "dead letter")
@@ -186,7 +187,7 @@ class Alarms:
             counts = " and ".join(f"{count:,} {state}" for state, count in ailing.items() if count)
             yield "consumers", name, f"Consumers of group {name} do not keep up: {counts}"
 
-    def _of_pushes(self, now_us: int) -> Iterator[tuple[str, str, str]]:
+    def _failing_pushes(self, now_us: int) -> Iterator[tuple[str, str, str]]:
         most_us = self._core.settings.alarm_no_consumer_seconds * 1e6
         failing = self._pushes.failing if self._pushes is not None and most_us else {}
         for name, failure in failing.items():
@@ -212,7 +213,7 @@ class Alarms:
         rises = all(after > before for before, after in zip(lags, lags[1:], strict=False))
         return len(lags) == GROWTH_SAMPLES and rises and behind >= SMALLEST_LAG
 
-    def _of_sources(self, sources: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    def _sources(self, sources: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
         most = self._core.settings.alarm_bridge_seconds
         for row in sources:
             if most and row["silent_seconds"] > most:
@@ -220,13 +221,14 @@ class Alarms:
                 text = f"The bridge or relay of source {row['source']} has written nothing for {silence}"
                 yield "bridge", row["source"], text
 
-    def _say(self, what: str, alarm: Alarm) -> None:
-        say = log.error if what == "raised" else log.info
-        say(f"alarm_{what}", alarm=alarm.name, target=alarm.target, text=alarm.text)
+    def _post(self, what: str, alarm: Alarm) -> None:
+        """Log and post that an alarm was `raised` or `cleared`."""
+        write = log.error if what == "raised" else log.info
+        write(f"alarm_{what}", alarm=alarm.name, target=alarm.target, text=alarm.text)
         self._notices.add({"alarm": what, "at": instant(self._core.clock())} | alarm.shown())
 
 
-def _of_refused(row: Mapping[str, Any]) -> tuple[str, str, str]:
+def _refused(row: Mapping[str, Any]) -> tuple[str, str, str]:
     waiting = _number(row["waiting"], "refused transaction")
     return "refused", row["source"], f"Source {row['source']} has {waiting} that no queue takes, waiting for a decision"
 

@@ -1,7 +1,7 @@
-"""Keeps the figures of charts in a file of the data directory, so that a server's restart leaves no hole in them.
+"""Keeps the figures of charts in a file of the data directory, so that charts survive a server's restart.
 
-The file is written every few minutes and when the server stops. A server that is killed forgets the minutes since then.
-Nothing but charts is read from it: one that is missing, damaged or of another version is left out.
+The file is written every few minutes and when the server stops. If the server is killed, the figures since the last
+write are lost. The file has only charts: if it is missing, damaged or of another version, the charts begin empty.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE = "charts"
 VERSION = 1
 EVERY_SECONDS = 300.0
 SLICE_SECONDS = 0.005
-"""So long figures are gathered in one go: then others have their turn."""
+"""How long figures are gathered before other tasks of the event loop run."""
 
 
 class Charts(msgspec.Struct):
@@ -50,7 +50,7 @@ class ChartFile:
         self._task: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
-        """Give history and figures what an earlier server of this directory kept."""
+        """Restore the figures that an earlier server of this directory wrote."""
         try:
             charts = await in_thread(self._read)
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class ChartFile:
             await self.keep()
 
     async def keep(self) -> None:
-        """Write the file. Where that fails, the log says why, and the server goes on."""
+        """Write the file. A failure is only logged."""
         rows, day = self._history.kept()
         topics: dict[str, Kept] = {}
         groups: dict[str, Kept] = {}
@@ -84,7 +84,7 @@ class ChartFile:
             for name, kept in series:
                 target[name] = kept
                 if time.perf_counter() - began > SLICE_SECONDS:
-                    await asyncio.sleep(0)  # a turn for everybody else
+                    await asyncio.sleep(0)  # lets other tasks run
                     began = time.perf_counter()
         try:
             await in_thread(self._write, Charts(VERSION, rows, day, topics, groups))

@@ -1,7 +1,7 @@
 """Rates, lag and ages of topics and groups, each minute, over an hour and a day: for the charts of the console.
 
-A file keeps them over a restart (notify/server/watch/chart_file.py). So many topics and groups have them at most;
-whoever looks at one that has none puts it in the place of the one that nobody has looked at for longest.
+A file keeps them over a restart (notify/server/watch/chart_file.py). At most MOST_SERIES topics and groups have
+figures. A request for the figures of another one drops those of the one that was requested least recently.
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ from notify.server.watch.series import SPANS, Field, Kept, Series
 
 EVERY_SECONDS = 60.0
 MOST_SERIES = 1000
-"""Topics, and groups, that have figures: some 3 KiB each."""
+"""The most topics, and the most groups, that have figures: some 3 KiB each."""
 SLICE_SECONDS = 0.005
-"""So long figures are counted in one go, and one topic or group more: then others have their turn."""
+"""How long figures are counted before other tasks of the event loop run."""
 
 TOPIC_FIELDS = (Field("sent"), Field("lag", is_highest=True))
 GROUP_FIELDS = (Field("settled"), Field("lag", is_highest=True), Field("oldest_seconds", is_highest=True))
 
 
 class Counts(NamedTuple):
-    """One topic or group now."""
+    """The counts of one topic or group now."""
 
     total: int | None
-    """Messages that were ever sent to a topic, or settled by a group; None where that is not known."""
+    """Messages that were ever sent to a topic, or settled by a group; None if unknown."""
     lag: int | None
-    """Messages that are not settled; of a topic those of its slowest group."""
+    """Messages that are not settled; for a topic, by its slowest group."""
     oldest_seconds: float | None = None
-    """Age of the oldest of them; None where there is none, or it is not known."""
+    """Age of the oldest message that is not settled; None if there is no such message, or if unknown."""
 
 
 class Counted(Protocol):
-    """A queue engine, as far as charts look at it. Methods raise NotifyError for what is gone or does not answer."""
+    """The part of a queue engine that charts need.
+
+    Methods raise NotifyError if the topic or group is gone, or the engine does not answer.
+    """
 
     def topics(self) -> Sequence[str]:
-        """The names of topics of messages, those of dead letters and retries left out."""
+        """The names of topics, without those of dead letters and retries."""
         ...
 
     def topic(self, name: str) -> Counts: ...
@@ -52,7 +55,7 @@ class Counted(Protocol):
 
 
 class _Kept:
-    """The series of topics, or of groups, the one that was looked at last behind the others."""
+    """The series of topics, or of groups; the one that was requested last is the last of them."""
 
     def __init__(
         self, names: Callable[[], Sequence[str]], count: Callable[[str], Counts], fields: Sequence[Field]
@@ -62,20 +65,20 @@ class _Kept:
         self._fields = fields
         self._series: dict[str, Series] = {}
         self._before: dict[str, tuple[float, int]] = {}
-        """When each total was looked at last (seconds since 1970), and what it was."""
+        """Each topic's or group's last total, and when it was read (seconds since 1970)."""
 
     async def sample(self, now: Callable[[], float]) -> None:
-        known = self._names()
-        for gone in self._series.keys() - set(known):
-            self._drop(gone)
-        for name in known:
+        names = self._names()
+        for deleted in self._series.keys() - set(names):
+            self._drop(deleted)
+        for name in names:
             if len(self._series) >= MOST_SERIES:
                 break
             self._series.setdefault(name, Series(self._fields))
         began = time.perf_counter()
         for name in list(self._series):
             if time.perf_counter() - began > SLICE_SECONDS:
-                await asyncio.sleep(0)  # a turn for everybody else
+                await asyncio.sleep(0)  # lets other tasks run
                 began = time.perf_counter()
             if name in self._series:
                 self._add(name, now())
@@ -84,20 +87,20 @@ class _Kept:
         try:
             total, lag, oldest = self._count(name)
         except NotifyError:
-            return  # it was deleted meanwhile
+            return  # it was deleted in the meantime
         rate = None
         if total is not None:
             then, before = self._before.get(name, (at, total))
-            # A group that is set back settles nothing by that.
+            # The total of a group falls if the group is reset; the rate is 0 then.
             rate = max(0, total - before) / (at - then) if at > then else None
             self._before[name] = (at, total)
         self._series[name].add(at, (rate, lag, oldest)[: len(self._fields)])
 
     def of(self, name: str, span: str, at: float) -> dict[str, Any]:
-        """The columns of one, which has figures from now on. Raises NotifyError for a name that there is not."""
+        """The columns of a topic or group, which has figures from now on. Raises NotifyError if it does not exist."""
         series = self._series.pop(name, None)
         if series is None:
-            self._count(name)  # raises for a name that there is not
+            self._count(name)  # raises if the name does not exist
             if len(self._series) >= MOST_SERIES:
                 self._drop(next(iter(self._series)))
             self._series[name] = Series(self._fields)
@@ -107,15 +110,15 @@ class _Kept:
         return self._series[name].columns(span)
 
     def kept(self) -> Iterator[tuple[str, Kept]]:
-        """A copy of each series for a file, one after the other: a series may go meanwhile."""
+        """A copy of each series for a file; a series that is dropped during the iteration is left out."""
         for name in list(self._series):
             if name in self._series:
                 yield name, self._series[name].kept()
 
     def restore(self, kept: Mapping[str, Kept]) -> None:
-        """Take the series that a file had; those of topics and groups that are gone go with the next figure."""
-        for name, one in list(kept.items())[:MOST_SERIES]:
-            self._series.setdefault(name, Series(self._fields)).restore(one)
+        """Restore the series of a file; the next `sample` drops those of deleted topics and groups."""
+        for name, series in list(kept.items())[:MOST_SERIES]:
+            self._series.setdefault(name, Series(self._fields)).restore(series)
 
     def newest(self, name: str, field: str) -> float | None:
         series = self._series.get(name)
@@ -127,7 +130,7 @@ class _Kept:
 
 
 class Figures:
-    """Looks every minute until it is stopped. Methods belong to the event loop."""
+    """Samples topics and groups every minute until it is stopped. Methods belong to the event loop."""
 
     def __init__(self, counted: Counted, clock: Clock) -> None:
         self._clock = clock
@@ -148,7 +151,7 @@ class Figures:
             try:
                 await kept.sample(self._now)
             except NotifyError:
-                continue  # its engine is not here, or does not answer now
+                continue  # the engine is not on this server, or does not answer now
 
     def _now(self) -> float:
         return self._clock() / 1e6
@@ -162,18 +165,18 @@ class Figures:
         return self._groups.kept()
 
     def restore(self, topics: Mapping[str, Kept], groups: Mapping[str, Kept]) -> None:
-        """Take the figures that a file had, before the first ones of this server."""
+        """Restore the figures of a file, before this server's first sample."""
         self._topics.restore(topics)
         self._groups.restore(groups)
 
     def topic(self, name: str, span: str) -> dict[str, Any]:
-        """A topic's `sent` (a second) and `lag` (the most of a group) over a span of SPANS, by `at`."""
+        """A topic's `sent` (messages a second) and `lag` (of its slowest group) over a span of SPANS, by `at`."""
         return {"span": span, "step_seconds": SPANS[span].step_seconds} | self._topics.of(name, span, self._now())
 
     def group(self, name: str, span: str) -> dict[str, Any]:
-        """A group's `settled` (a second), `lag` and `oldest_seconds` over a span of SPANS, by `at`."""
+        """A group's `settled` (messages a second), `lag` and `oldest_seconds` over a span of SPANS, by `at`."""
         return {"span": span, "step_seconds": SPANS[span].step_seconds} | self._groups.of(name, span, self._now())
 
     def rate(self, topic: str) -> float | None:
-        """Messages a second that were sent to a topic in the last minute; None where that is not known."""
+        """Messages a second that were sent to a topic in the last minute; None if unknown."""
         return self._topics.newest(topic, "sent")

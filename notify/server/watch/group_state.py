@@ -1,4 +1,4 @@
-"""A consumer group as alarms and metrics look at it, whoever keeps its queues."""
+"""The state of a consumer group that alarms and metrics need, for every queue engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """One group now."""
+    """One group's state now."""
 
     name: str
     lags: Mapping[str, int]
@@ -18,11 +18,11 @@ class GroupState:
     consumers: Mapping[str, int]
     """The number of its consumers in each state: `ok`, `slow`, `stuck`, `gone`."""
     seen_us: int
-    """When one of them asked, settled or renewed last, in microseconds since 1970; 0: not known."""
+    """When a consumer last asked, settled or renewed, in microseconds since 1970; 0: unknown."""
     dead_letters: int = 0
     """Its dead letters that nobody has sent again."""
     is_whole: bool = True
-    """Whether the lag is known as a whole."""
+    """Whether the lag includes all partitions."""
 
     @property
     def lag(self) -> int:
@@ -34,16 +34,16 @@ class GroupState:
 
 
 class Watched(Protocol):
-    """A queue engine, as far as alarms and metrics look at it. Raises Unavailable while it does not answer."""
+    """The part of a queue engine that alarms and metrics need. Raises Unavailable while the engine does not answer."""
 
     async def states(self) -> Sequence[GroupState]:
-        """Every group."""
+        """The states of all groups."""
         ...
 
     async def refused(self) -> list[dict[str, Any]]:
-        """Every source whose refused messages were spoken of, as `GET refused` shows them."""
+        """Every source whose refused messages were reported, as `GET refused` shows them."""
         ...
 
     async def sources(self) -> list[dict[str, Any]]:
-        """Every source that a bridge or relay writes for: epoch, position, `silent_seconds` and what else is known."""
+        """Every source that a bridge or relay writes for, with its epoch, position, `silent_seconds` and so on."""
         ...

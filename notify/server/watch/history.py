@@ -20,14 +20,14 @@ KEPT = 720
 COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lettered")
 """Counters of notify/server/metrics.py that the history shows as rates."""
 GAUGES = ("in_doubt", "parked", "lag")
-"""Counts of transactions and messages as they stand at a time."""
+"""Counts of transactions and messages at the time of a sample."""
 
 
 class History:
     """Samples a core every few seconds until it is stopped."""
 
     def __init__(self, core: Core, lag: Callable[[], int]) -> None:
-        """`lag` gives the number of messages that groups have not settled, summed over the groups."""
+        """`lag` returns the number of messages that groups have not settled, summed over the groups."""
         self._core = core
         self._lag = lag
         self._day = Series([*map(Field, COUNTERS), *(Field(name, is_highest=True) for name in GAUGES)])
@@ -48,7 +48,7 @@ class History:
         self.sample()
 
     async def _look_for_doubt(self) -> None:
-        """While the storage does not answer, what it said last holds: rates go on."""
+        """Read the transactions in doubt. While the storage does not answer, the last answer is used."""
         with contextlib.suppress(NotifyError):
             self._doubt = await self._core.store.in_doubt()
 
@@ -68,7 +68,7 @@ class History:
         return [list(row) for row in self._rows], self._day.kept()
 
     def restore(self, rows: Sequence[Sequence[float]], day: Kept) -> None:
-        """Take the figures that a file had, before the first row of this server."""
+        """Restore the figures of a file, before the first row of this server."""
         columns = len(COUNTERS) + len(GAUGES) + 1
         self._rows.extend(tuple(row) for row in rows if len(row) == columns)
         self._day.restore(day)
@@ -77,14 +77,15 @@ class History:
         return tuple(getattr(self._core.metrics, name) for name in COUNTERS)
 
     def rates(self) -> dict[str, float]:
-        """The newest row's rates by counter, a second each; 0 before there is a row."""
+        """The newest row's rates a second, by counter; 0 before the first row."""
         newest = self._rows[-1][1 : len(COUNTERS) + 1] if self._rows else (0.0,) * len(COUNTERS)
         return dict(zip(COUNTERS, newest, strict=True))
 
     def columns(self, span: str = "hour") -> dict[str, Any]:
         """`at` (seconds since 1970), a list for each counter (per second), and one for each of GAUGES.
 
-        Of an `hour` every five seconds; of a `day` the means, and the highest counts, of quarters of an hour.
+        For an `hour`, figures of every five seconds; for a `day`, the mean rates and highest counts of every quarter
+        of an hour.
         """
         if span == "day":
             return self._day.columns(span)

@@ -1,4 +1,4 @@
-"""Notices of alarms that are raised and cleared: they are posted to the webhook of the setting `alarm_webhook`."""
+"""Posts a notice of each alarm that is raised or cleared to the webhook of the setting `alarm_webhook`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from notify.wire import encode_json
 log = structlog.get_logger("notify.server")
 
 WAITING = 1000
-"""The most notices that wait for the webhook; beyond it the oldest is dropped."""
+"""The most notices that wait for the webhook; beyond that the oldest is dropped."""
 TRIES = 5
 
 
 class Notices:
-    """Notices that wait to be posted, in their order."""
+    """The notices that wait to be posted, in order."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -30,13 +30,13 @@ class Notices:
         self._wake = asyncio.Event()
 
     def add(self, notice: dict[str, Any]) -> None:
-        """Have a notice posted, where there is a webhook."""
+        """Queue a notice, if there is a webhook."""
         if self._core.settings.alarm_webhook:
             self._waiting.append(notice)
             self._wake.set()
 
     async def post(self) -> None:
-        """Post notices one after the other until cancelled; one that is refused TRIES times is only in the log."""
+        """Post notices one by one until cancelled; a notice that fails TRIES times is dropped and logged."""
         while True:
             await self._wake.wait()
             self._wake.clear()

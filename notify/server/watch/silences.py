@@ -1,4 +1,4 @@
-"""Silences: alarms that somebody has seen to, to be quiet until a time, over restarts of this server too."""
+"""Silences: alarms that an operator has silenced until a time. They survive restarts of this server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """One alarm that is quiet until `until_us` (microseconds since 1970), by whom, and why."""
+    """An alarm that is silenced until `until_us` (microseconds since 1970), who silenced it, and why."""
 
     name: str
     target: str
@@ -56,57 +56,57 @@ class Silences:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._held: dict[Key, Silence] = {}
+        self._silences: dict[Key, Silence] = {}
 
     async def load(self) -> None:
-        """Read those that an earlier process recorded."""
+        """Read the silences that an earlier process recorded."""
 
         def read() -> list[Silence]:
             with self._engine.connect() as connection:
                 return [Silence(**row) for row in connection.execute(sa.select(silence)).mappings()]
 
-        self._held = {(s.name, s.target): s for s in await in_thread(read)}
+        self._silences = {(s.name, s.target): s for s in await in_thread(read)}
 
     def of(self, key: Key, now_us: int) -> Silence | None:
-        """The silence of an alarm that holds now."""
-        held = self._held.get(key)
-        return held if held is not None and held.until_us > now_us else None
+        """The silence of an alarm now; None if the alarm is not silenced."""
+        current = self._silences.get(key)
+        return current if current is not None and current.until_us > now_us else None
 
     def listed(self, now_us: int) -> list[Silence]:
-        """Those that hold now, the first to end first."""
-        return sorted((s for s in self._held.values() if s.until_us > now_us), key=lambda s: s.until_us)
+        """The silences that hold now, in the order of their ends."""
+        return sorted((s for s in self._silences.values() if s.until_us > now_us), key=lambda s: s.until_us)
 
     async def put(self, new: Silence, now_us: int) -> None:
-        """Silence an alarm, or change until when. Raises Conflict where there are too many."""
+        """Silence an alarm, or replace its silence. Raises Conflict if there are MOST_SILENCES already."""
         key = (new.name, new.target)
-        over = [other for other, held in self._held.items() if held.until_us <= now_us and other != key]
-        if key not in self._held and len(self._held) - len(over) >= MOST_SILENCES:
+        ended = [other for other, s in self._silences.items() if s.until_us <= now_us and other != key]
+        if key not in self._silences and len(self._silences) - len(ended) >= MOST_SILENCES:
             raise Conflict(f"there are {MOST_SILENCES} silences already: end some that are not needed")
         row = {"until_us": new.until_us, "who": new.who[:255], "reason": new.reason}
 
         def write() -> None:
             with self._engine.begin() as connection:
-                for name, target in (*over, key):
-                    connection.execute(_of(name, target))
+                for name, target in (*ended, key):
+                    connection.execute(_delete(name, target))
                 connection.execute(silence.insert().values(name=new.name, target=new.target, **row))
 
         await in_thread(write)
-        for gone in over:
-            self._held.pop(gone, None)
-        self._held[key] = new
+        for other in ended:
+            self._silences.pop(other, None)
+        self._silences[key] = new
 
     async def end(self, key: Key, now_us: int) -> None:
-        """Let an alarm be heard again. Raises NotFound where it is not silent."""
+        """End the silence of an alarm. Raises NotFound if the alarm is not silenced."""
         if self.of(key, now_us) is None:
             raise NotFound(f"alarm {key[0][:64]!r} of {key[1][:100]!r} is not silenced")
 
         def write() -> None:
             with self._engine.begin() as connection:
-                connection.execute(_of(*key))
+                connection.execute(_delete(*key))
 
         await in_thread(write)
-        self._held.pop(key, None)
+        self._silences.pop(key, None)
 
 
-def _of(name: str, target: str) -> sa.Delete:
+def _delete(name: str, target: str) -> sa.Delete:
     return silence.delete().where(silence.c.name == name, silence.c.target == target)

@@ -1,4 +1,4 @@
-// Live pages, copying of ids, charts of the overview, and the menu of narrow screens. All else works without a script.
+// Refreshes live pages, copies ids, draws charts, and opens the menu. Everything else works without a script.
 "use strict";
 
 (function () {
@@ -11,7 +11,7 @@
   if (preview) preview.focus();
 })();
 
-// A button beside each id that is shown in short.
+// A copy button beside each shortened id.
 (function () {
   const show = (root) => { if (navigator.clipboard) for (const b of root.querySelectorAll(".copy[hidden]")) b.hidden = false; };
   show(document);
@@ -20,14 +20,14 @@
     const button = event.target.closest(".copy");
     if (!button) return;
     await navigator.clipboard.writeText(button.dataset.copy);
-    const said = document.getElementById("said");
+    const announcement = document.getElementById("said");
     button.textContent = "copied";
-    said.textContent = "Copied";
-    setTimeout(() => { button.textContent = "copy"; said.textContent = ""; }, 1500);
+    announcement.textContent = "Copied";
+    setTimeout(() => { button.textContent = "copy"; announcement.textContent = ""; }, 1500);
   });
 })();
 
-// A live page is fetched again, and only the differences are put in: focus, selection and open details stay.
+// Fetches a live page again and applies only the differences, so that focus, selection and open details stay.
 (function () {
   const live = document.getElementById("live");
   const fresh = document.getElementById("fresh");
@@ -37,10 +37,10 @@
   let answered = Date.now();
   let failing = false;
 
-  // A form has its fields as properties: one named `id` or `contains` hides what the form itself has by that name. The
-  // prototype has the real one.
+  // A form has its fields as properties: a field named `id` or `contains` hides the form's own property of that name.
+  // The prototype still has that property.
   const own = (node, name) => Reflect.get(Object.getPrototypeOf(node), name, node);
-  const does = (node, name, ...given) => own(node, name).apply(node, given);
+  const call = (node, name, ...args) => own(node, name).apply(node, args);
 
   function same(a, b) {
     return own(a, "nodeType") === own(b, "nodeType") && own(a, "nodeName") === own(b, "nodeName") && key(a) === key(b);
@@ -50,12 +50,12 @@
   }
   function attributes(now, next) {
     for (const { name } of [...own(now, "attributes")]) {
-      if (!does(next, "hasAttribute", name) && !(name === "open" && own(now, "nodeName") === "DETAILS")) {
-        does(now, "removeAttribute", name);
+      if (!call(next, "hasAttribute", name) && !(name === "open" && own(now, "nodeName") === "DETAILS")) {
+        call(now, "removeAttribute", name);
       }
     }
     for (const { name, value } of own(next, "attributes")) {
-      if (does(now, "getAttribute", name) !== value) does(now, "setAttribute", name, value);
+      if (call(now, "getAttribute", name) !== value) call(now, "setAttribute", name, value);
     }
   }
   function morph(now, next) {
@@ -65,31 +65,31 @@
     }
     if (own(now, "dataset").keep !== undefined || own(now, "classList").contains("copy")) return;
     attributes(now, next);
-    if (now === document.activeElement && does(now, "matches", "input, textarea, select")) return;
+    if (now === document.activeElement && call(now, "matches", "input, textarea, select")) return;
     const keyed = new Map([...own(now, "children")].filter(key).map((child) => [key(child), child]));
     const after = (child) => own(child, "nextSibling");
     let place = own(now, "firstChild");
-    const drop = () => { const gone = place; place = after(place); does(gone, "remove"); };
+    const drop = () => { const dropped = place; place = after(place); call(dropped, "remove"); };
     for (const wanted of [...own(next, "childNodes")]) {
       let child = key(wanted) ? keyed.get(key(wanted)) : place;
       while (child && !key(wanted) && !same(child, wanted)) child = after(child);
       if (child && same(child, wanted)) {
         if (key(wanted)) {
           if (child === place) place = after(place);
-          else does(now, "insertBefore", child, place);
+          else call(now, "insertBefore", child, place);
         } else {
           while (place !== child) drop();
           place = after(place);
         }
         morph(child, wanted);
       } else {
-        does(now, "insertBefore", document.importNode(wanted, true), place);
+        call(now, "insertBefore", document.importNode(wanted, true), place);
       }
     }
     while (place) drop();
   }
 
-  function say() {
+  function showAge() {
     const seconds = Math.round((Date.now() - answered) / 1000);
     const text = failing
       ? `No answer since ${new Date(answered).toLocaleTimeString("en-GB")}, ${seconds} s ago: these figures are old.`
@@ -114,15 +114,15 @@
       failing = true;
     }
     if (alarm) alarm.hidden = !failing;
-    say();
+    showAge();
   }
   window.notifyRefresh = refresh;
-  say();
-  setInterval(say, 1000);
+  showAge();
+  setInterval(showAge, 1000);
   (function again() { setTimeout(async () => { await refresh(); again(); }, every); })();
 })();
 
-// Charts: each section of them asks one address, for an hour or a day, and says its figures in words and as a table, too.
+// Charts: each section fetches one address, for an hour or a day, and also shows its figures in words and as a table.
 (function () {
   if (!window.uPlot) return;
   const ROWS = 100;
@@ -145,7 +145,7 @@
   function chart(box) {
     const lines = JSON.parse(box.dataset.lines);
     const words = document.getElementById(box.getAttribute("aria-describedby"));
-    if (lines.length === 1) box.dataset.solo = "";  // The heading names the line: its legend is for the cursor alone.
+    if (lines.length === 1) box.dataset.solo = "";  // The heading names the only line, so that the legend is shown at the cursor only.
     let plot = null;
     let seconds = SECONDS.hour;
     let end = Date.now() / 1000;
@@ -160,35 +160,35 @@
       series: [{ label: "at", value: (u, at) => at === null ? "" : moment(at) }].concat(lines.map(([, label, unit], n) => (
         { label: label + unit, stroke: colour(COLOURS[n]), width: 2, dash: DASHES[n], value: (u, v) => v === null || v === undefined ? "" : number(v) }))),
     });
-    function tell(found) {
-      const figures = lines.map(([name, label, unit]) => {
-        const values = found[name].filter((value) => value !== null);
-        if (!values.length) return `${label}: not known`;
+    function describe(figures) {
+      const sentences = lines.map(([name, label, unit]) => {
+        const values = figures[name].filter((value) => value !== null);
+        if (!values.length) return `${label}: unknown`;
         const most = values.reduce((a, b) => Math.max(a, b), 0);
         return `${label} ${number(values[values.length - 1])}${unit} now, at most ${number(most)}${unit}`;
       });
-      const since = found.at.length ? `Since ${moment(found.at[0])} (times are ${zone})` : "No figures yet";
-      const text = `${since}: ${figures.join("; ")}.`;
+      const since = figures.at.length ? `Since ${moment(figures.at[0])} (times are ${zone})` : "No figures yet";
+      const text = `${since}: ${sentences.join("; ")}.`;
       if (words.textContent !== text) words.textContent = text;
     }
-    // In a frame of its own, for the plot changes the height of the box: until then the box hides what is too wide.
+    // In its own animation frame, because the plot changes the box's height; until then the box clips the plot.
     const refit = () => { if (plot && plot.width !== box.clientWidth) plot.setSize({ width: box.clientWidth, height: 220 }); };
     new ResizeObserver(() => requestAnimationFrame(refit)).observe(box);
-    return { lines, show(found, span) {
+    return { lines, show(figures, span) {
       seconds = SECONDS[span];
-      if (found.at.length) end = found.at[found.at.length - 1];
-      const data = [found.at].concat(lines.map(([name]) => found[name]));
+      if (figures.at.length) end = figures.at[figures.at.length - 1];
+      const data = [figures.at].concat(lines.map(([name]) => figures[name]));
       if (!plot) plot = new uPlot(options(), data, box);
       else plot.setData(data);
-      tell(found);
-      box.dataset.points = found.at.length;
+      describe(figures);
+      box.dataset.points = figures.at.length;
     } };
   }
 
-  function table(details, lines, found) {
+  function table(details, lines, figures) {
     const place = details.querySelector("div");
-    if (!details.open || !found) return;
-    const made = document.createElement("table");
+    if (!details.open || !figures) return;
+    const content = document.createElement("table");
     const row = (kind, cells) => {
       const tr = document.createElement("tr");
       cells.forEach((text, n) => {
@@ -200,35 +200,35 @@
       });
       return tr;
     };
-    made.append(row("th", ["At"].concat(lines.map(([, label, unit]) => label + unit))));
-    for (let n = found.at.length - 1; n >= Math.max(0, found.at.length - ROWS); n--) {
-      made.append(row("td", [moment(found.at[n])].concat(lines.map(([name]) => number(found[name][n])))));
+    content.append(row("th", ["At"].concat(lines.map(([, label, unit]) => label + unit))));
+    for (let n = figures.at.length - 1; n >= Math.max(0, figures.at.length - ROWS); n--) {
+      content.append(row("td", [moment(figures.at[n])].concat(lines.map(([name]) => number(figures[name][n])))));
     }
-    place.replaceChildren(made);
+    place.replaceChildren(content);
   }
 
   for (const section of document.querySelectorAll(".charts")) {
     const charts = [...section.querySelectorAll(".chart")].map(chart);
     const lines = charts.flatMap((one) => one.lines);
     const details = section.querySelector("details");
-    let found = null;
-    let asked = 0;
+    let latest = null;
+    let requests = 0;
     async function draw() {
       const span = section.querySelector("input:checked").value;
-      const mine = ++asked;
+      const request = ++requests;
       try {
         const answer = await fetch(`${section.dataset.source}?span=${span}`);
         if (!answer.ok) return;
         const figures = await answer.json();
-        if (mine !== asked) return;  // Another span was chosen meanwhile: this answer would be drawn over it.
-        found = figures;
-        for (const one of charts) one.show(found, span);
+        if (request !== requests) return;  // A newer request is under way: this answer must not be drawn over it.
+        latest = figures;
+        for (const one of charts) one.show(latest, span);
         section.dataset.span = span;
-        table(details, lines, found);
-      } catch (error) { /* The server is away: the page says so where it refreshes itself. */ }
+        table(details, lines, latest);
+      } catch (error) { /* The server is away: a live page says so itself. */ }
     }
     section.addEventListener("change", draw);
-    details.addEventListener("toggle", () => table(details, lines, found));
+    details.addEventListener("toggle", () => table(details, lines, latest));
     draw();
     setInterval(draw, Number(section.dataset.every) * 1000);
   }
