@@ -1,5 +1,6 @@
-"""The bridge says of itself while it runs: in the source's registry how far it has read, and at the target which
-messages were refused. None of it holds the messages up."""
+"""Reports on a running bridge: its progress in the source's registry, and its refused messages to the target.
+
+Neither report delays the messages."""
 
 from __future__ import annotations
 
@@ -25,24 +26,24 @@ WARN_SECONDS = 60.0
 
 
 class Warnings:
-    """Says in the log what fails again and again: each kind once a minute."""
+    """Logs repeated failures: each kind at most once a minute."""
 
     def __init__(self) -> None:
-        self._said: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def say(self, what: str, error: Exception) -> None:
-        """`what`: what failed, and what to do."""
+        """`what`: the failure and its remedy."""
         now = time.monotonic()
-        if now - self._said.get(what, -WARN_SECONDS) >= WARN_SECONDS:
-            self._said[what] = now
+        if now - self._logged_at.get(what, -WARN_SECONDS) >= WARN_SECONDS:
+            self._logged_at[what] = now
             log.warning("%s: %s", what, str(error)[:300])
 
 
 class Announcing:
-    """Announces one bridge, as long as one connection to its source lasts."""
+    """Reports on one bridge, during one connection to its source."""
 
     def __init__(self, engine: Engine, source: str, totals: Totals, refusals: Refusals, showing: Showing) -> None:
-        """`source`: the source's name; `totals`: how far the bridge is."""
+        """`source`: the source's name; `totals`: the bridge's progress."""
         self._engine = engine
         self._source = source
         self._totals = totals
@@ -51,7 +52,7 @@ class Announcing:
         self._warnings = Warnings()
 
     async def run(self) -> None:
-        """Until cancelled. What the source or the target does not take is said in the log, and tried again."""
+        """Report until cancelled. A report that the source or the target refuses is logged and tried again."""
         while True:
             await asyncio.sleep(ANNOUNCE_SECONDS)
             try:
@@ -80,9 +81,9 @@ def mover_of(source: str) -> str:
 
 
 def announce(engine: Engine, mover: str, totals: Totals) -> None:
-    """Say in the source's registry, if it has one, how far a bridge has read: retention waits for it.
+    """Write a bridge's progress to the source's registry, if there is one: retention waits for the bridge.
 
-    A replica has no registry of its own, and is not written to.
+    Nothing is written to a replica, which has no registry of its own.
     """
     with engine.begin() as connection:
         if source.is_read_only(connection) or not sa.inspect(connection).has_table(server_member.name):

@@ -1,13 +1,13 @@
-"""Taking from the tables what the binlog no longer has: what was not moved, by its time; then on from now.
+"""A backfill: sends messages from the tables that the binlog no longer has; then the bridge continues with the binlog.
 
-Tables and position are read in one snapshot: what committed before it is in the tables, what commits after it is in the
-binlog behind the position, and nothing is in neither. Which rows a bridge has moved, no row says. The
-position that the queue keeps says when it was written, and whatever was written longer before that than a transaction
-stays open lies behind it. What was written between is sent again, and the queue knows it by its id.
+Tables and position are read in one snapshot. A transaction that committed before the snapshot is in the tables, and one
+that commits later is in the binlog after the position, so that no transaction is missed. The rows do not say whether a
+bridge has moved them. But the queue's position has a time: rows that are older than it by more than a transaction may
+stay open were moved. Rows after that may be sent a second time, and the queue recognises their ids.
 
-A target that knows no ids keeps with each page how far the backfill is (`Filling`). One that was cut off goes on in a
-new snapshot, without what committed since the first one: that is in the binlog behind the first one's position, from
-where the bridge goes on in the end.
+For a target that knows no ids, each page is stored with the progress of the backfill (`Filling`). A backfill that was
+interrupted continues in a new snapshot, without the transactions that committed since the first snapshot. The bridge
+reads those in the end from the binlog, since it continues after the first snapshot's position.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ log = logging.getLogger("notify.bridge")
 TRANSACTIONS = 500
 BATCH_BYTES = 2 << 20
 LONGEST_TRANSACTION_US = 3_600_000_000
-"""A transaction that stayed open for longer after its row was written, and was cut off by the loss of the binlog, is
-taken for one that was moved: then give the time from which on to look."""
+"""The longest time that a transaction may stay open after its row was written. A longer one whose binlog is lost is
+regarded as moved, unless the operator gives an earlier start of the backfill."""
 
 
 class Backfill:
-    """One attempt to fill a target from the tables of a source."""
+    """One attempt to send messages from a source's tables to a target."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Backfill:
         note: Callable[[list[Refusal]], Awaitable[None]],
         reading: Callable[[Position], ReadAhead],
     ) -> None:
-        """`epoch`: the bridge's. `post` appends a batch, `note` lists those whose rows are no message, `reading` reads
-        the binlog from a position on."""
+        """`epoch`: the bridge's epoch. `post` appends a batch; `note` lists transactions whose rows are not a message;
+        `reading` reads the binlog from a position on."""
         self._engine = engine
         self._epoch = epoch
         self._post = post
@@ -64,29 +64,30 @@ class Backfill:
         self._reading = reading
 
     async def run(self, position: str, since_us: int | None = None) -> str:
-        """Send what was not moved to a target that knows ids, then set its position to where the source was; that.
+        """Send unmoved messages to a target that knows ids, then set its position to that of the snapshot.
 
-        `position`: where the queue stands. `since_us`: from when on to look, by the source's clock; None: from there.
+        Returns the new position. `position`: the queue's position. `since_us`: the time from which rows are sent, by
+        the source's clock; None: the time of the queue's position.
         """
         snapshot = Snapshot(self._engine)
         try:
-            behind = await in_thread(snapshot.open)
+            end = await in_thread(snapshot.open)
             if since_us is None:
-                known = Position.of(position)
-                newest_us = known.newest_us if known is not None else 0
-                # A time to come says nothing: the source's clock was set back since, or an older bridge noted it.
-                since_us = max(0, newest_us - LONGEST_TRANSACTION_US) if newest_us <= behind.newest_us else 0
-            await self._send(snapshot, position, Filling(since_us, behind), set(), noted=False)
+                moved = Position.of(position)
+                newest_us = moved.newest_us if moved is not None else 0
+                # A future time is useless: the source's clock was set back, or an older bridge stored it.
+                since_us = max(0, newest_us - LONGEST_TRANSACTION_US) if newest_us <= end.newest_us else 0
+            await self._send(snapshot, position, Filling(since_us, end), set(), noted=False)
         finally:
             await in_thread(snapshot.close)
-        await self._post(PackedBridgeBatch(self._epoch, position, behind.text))
-        return behind.text
+        await self._post(PackedBridgeBatch(self._epoch, position, end.text))
+        return end.text
 
     async def run_noted(self, position: str, since_us: int | None = None) -> str:
-        """The same for a target that knows no ids: it goes on where the last attempt was cut off, if one was.
+        """`run` for a target that knows no ids: continues an attempt that was interrupted, if there is one.
 
-        With another `since_us` than that one's it begins anew. Raises InvalidRequest where `since_us` is needed, Purged
-        where the binlog does not tell any more what committed since the first attempt.
+        With another `since_us` than that attempt it begins anew. Raises InvalidRequest if `since_us` is needed, Purged
+        if the binlog no longer has the transactions since the first attempt.
         """
         filling = Filling.of(position)
         if filling is None and position and since_us is None:
@@ -98,23 +99,23 @@ class Backfill:
             filling = None
         snapshot = Snapshot(self._engine)
         try:
-            behind = await in_thread(snapshot.open)
+            end = await in_thread(snapshot.open)
             if filling is not None:
                 log.warning("the backfill from %s on was cut off, and goes on", instant(filling.since_us))
-            filling = filling or Filling(since_us or 0, behind)
-            both = await self._overlap(filling.goes_on, snapshot.until)
-            position = await self._send(snapshot, position, filling, both, noted=True)
+            filling = filling or Filling(since_us or 0, end)
+            in_both = await self._overlap(filling.goes_on, snapshot.until)
+            position = await self._send(snapshot, position, filling, in_both, noted=True)
         finally:
             await in_thread(snapshot.close)
         await self._post(PackedBridgeBatch(self._epoch, position, filling.goes_on.text))
         return filling.goes_on.text
 
-    async def _overlap(self, behind: Position, until: Position) -> set[str]:
-        """Ids that the binlog has behind a position, and a snapshot at another one has, too."""
-        if reaches(behind.gtids, until.gtids):
+    async def _overlap(self, begin: Position, until: Position) -> set[str]:
+        """Ids of the transactions that both the binlog after `begin` and a snapshot at `until` have."""
+        if reaches(begin.gtids, until.gtids):
             return set()
         try:
-            return await overlap(self._reading(behind), until)
+            return await overlap(self._reading(begin), until)
         except Purged as error:
             raise Purged(
                 "a backfill of this source was cut off, and the source does not have any more what committed since: it "
@@ -125,9 +126,9 @@ class Backfill:
     async def _send(
         self, snapshot: Snapshot, position: str, filling: Filling, left_out: set[str], *, noted: bool
     ) -> str:
-        """Send the pages of a snapshot; the position of the last.
+        """Send the pages of a snapshot without the transactions in `left_out`; the position of the last page.
 
-        `noted`: whether each has a position that says how far the backfill is. The others keep the one that there is.
+        `noted`: whether each page stores the backfill's progress as its position; else the position stays unchanged.
         """
         if filling.since_us:
             log.warning("what was written before %s is taken for moved", instant(filling.since_us))
@@ -135,18 +136,18 @@ class Backfill:
         pages = snapshot.pages(filling)
         while (page := await in_thread(next, pages, None)) is not None:
             await self._note([refusal for refusal in page.unreadable if refusal.id not in left_out])
-            some = [t for t in page.transactions if t.id not in left_out]
-            if some:
-                stands = filling.behind(page.table, page.end).text if noted else position
-                await self._post(PackedBridgeBatch(self._epoch, position, stands, transactions=some))
-                position = stands
-            sent += len(some)
+            transactions = [t for t in page.transactions if t.id not in left_out]
+            if transactions:
+                next_position = filling.behind(page.table, page.end).text if noted else position
+                await self._post(PackedBridgeBatch(self._epoch, position, next_position, transactions=transactions))
+                position = next_position
+            sent += len(transactions)
         log.warning("backfilled %d transactions; going on from %s", sent, filling.goes_on.gtids)
         return position
 
 
 class Page(NamedTuple):
-    """Transactions of a table, those of them whose rows are no message, and where the next page begins."""
+    """Transactions of a table, those whose rows are not a message, and the last transaction's place."""
 
     table: str
     transactions: list[BridgedTransaction]
@@ -155,25 +156,28 @@ class Page(NamedTuple):
 
 
 class Snapshot:
-    """The tables of a source as they were at one moment."""
+    """The tables of a source at one moment."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._connection: Connection | None = None
         self.until: Position
-        """Behind everything that is in it."""
+        """A position after all transactions in the snapshot."""
 
     def open(self) -> Position:
-        """Begin; a position behind nothing that is not in it. Raises InvalidRequest where the source cannot say it."""
+        """Begin the snapshot; a position that has no transactions before it that the snapshot lacks.
+
+        Raises InvalidRequest if the source does not tell the position.
+        """
         self._connection = self._engine.connect()
-        behind = source.begin_snapshot(self._connection)
-        self.until = behind if source.is_mariadb(self._connection) else source.current_position(self._connection)
-        return behind
+        position = source.begin_snapshot(self._connection)
+        self.until = position if source.is_mariadb(self._connection) else source.current_position(self._connection)
+        return position
 
     def pages(self, filling: Filling) -> Iterator[Page]:
-        """Transactions that a backfill has not sent yet, the oldest first, a request's worth at a time.
+        """Transactions that a backfill has not sent yet, the oldest first, in pages that fit into a request.
 
-        Without those of the list of refused messages that are to be tried again: they are sent from there.
+        Refused transactions that an operator wants to retry are left out: they are sent from the list.
         """
         assert self._connection is not None
         since = datetime.fromtimestamp(filling.since_us / 1e6, UTC).replace(tzinfo=None)
@@ -181,17 +185,17 @@ class Snapshot:
         tables = present(self._engine)
         while filling.table and tables and tables[0].table.name != filling.table:
             tables = tables[1:]
-        behind = filling.place
+        last = filling.place
         for outbox in tables:
             wanted = outbox.at >= since
             if has_list:
                 wanted = sa.and_(wanted, outbox.table.c.transaction_id.not_in(refused.retried))
-            while places := outbox.oldest(self._connection, TRANSACTIONS, wanted, behind):
-                behind = places[-1]
+            while places := outbox.oldest(self._connection, TRANSACTIONS, wanted, last):
+                last = places[-1]
                 for page in cut(places, BATCH_BYTES):
                     messages = readable(self._connection, outbox, [place.id for place in page])
                     yield Page(outbox.table.name, *messages, page[-1])
-            behind = None
+            last = None
 
     def close(self) -> None:
         if self._connection is not None:

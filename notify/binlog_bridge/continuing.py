@@ -1,9 +1,9 @@
-"""Whether a MariaDB's own binlog has what follows a position: asked on the connection that then reads it.
+"""Checks that a MariaDB's own binlog has all events after a position, on the connection that then reads it.
 
-A server writes what it takes from its primary to its own binlog only with log_slave_updates, which is OFF by default.
-And a MariaDB whose binlog has nothing of a replication domain takes the domain for another server's: it accepts every
-position there, as a replica that was made from a backup does. A bridge would wait at either in peace, and then go on
-behind everything that the server took from its primary.
+A server writes replicated transactions to its own binlog only with log_slave_updates, which is OFF by default. And a
+MariaDB whose binlog has nothing in a replication domain regards the domain as another server's: it accepts every
+position there, as does a replica that was made from a backup. In both cases a bridge would wait without an error, and
+then skip everything that the server replicated from its primary.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _UNLOGGED = "did not write them to its own binlog (log_slave_updates is OFF)"
 
 
 def check_continues(connection: Any, position: Position | None) -> bool:
-    """Whether the server writes all that it changes to its binlog, also what comes from another server.
+    """Whether the server writes all its changes to its binlog, including those that it replicates.
 
-    Raises Purged where something behind the position is not in its binlog, or will not be.
+    Raises Purged if a transaction after the position is not in its binlog, or will not be.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@server_id, @@log_slave_updates, @@gtid_binlog_state, @@gtid_slave_pos")
@@ -44,7 +44,7 @@ def check_continues(connection: Any, position: Position | None) -> bool:
 
 
 def _check_unlogged(own_id: int, replicated: MariaDbSet, stands: MariaDbSet, *, is_replica: bool) -> None:
-    """For a server that does not log what it takes from others. Raises Purged."""
+    """Check a server that does not log replicated transactions. Raises Purged."""
     if is_replica:
         raise Purged(f"the source is a replica that does not log what it takes (log_slave_updates is OFF). {_REMEDY}")
     for domain, (server, number) in replicated.domains.items():
@@ -57,9 +57,9 @@ def _check_unlogged(own_id: int, replicated: MariaDbSet, stands: MariaDbSet, *, 
 
 
 def check_gap(stands: MariaDbSet, domain: int, number: int) -> None:
-    """For a server that does not log what it takes: Raises Purged where a number does not follow the last one.
+    """Check a transaction of a server that does not log replicated ones.
 
-    It was a replica in between.
+    Raises Purged if its number does not follow the last one: the server was a replica in between.
     """
     before = stands.domains.get(domain)
     if before is not None and number != before[1] + 1:

@@ -1,9 +1,9 @@
-"""Decoding row events of the few tables we know, from what the binlog itself says of their columns.
+"""Decodes row events of Notify's tables by the column descriptions in the binlog itself.
 
-The names come from the table map (binlog_row_metadata=FULL), never from information_schema: after an ALTER the stream
-says what each row was written with, whatever the table looks like now. For each table map, lines of Python are made
-that read exactly its columns: wanted ones into variables, the others skipped. That is 3 µs for a row of 22 columns,
-where the general decoder of mysql-replication takes 60 (`notify bench bridge` measures it).
+The column names come from the table map (binlog_row_metadata=FULL), never from information_schema: after an ALTER the
+table map still describes the columns with which each row was written. For each table map, lines of Python are
+generated that read the wanted columns into variables and skip the others. This takes 3 µs for a row of 22 columns; the
+general decoder of mysql-replication takes 60 µs (`notify bench bridge` measures it).
 Formats: https://dev.mysql.com/doc/dev/mysql-server/latest/classbinary__log_1_1Table__map__event.html
 """
 
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from notify.errors import StorageFailed
 
 _FIXED = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 7: 4, 8: 8, 9: 3, 10: 3, 11: 3, 12: 8, 13: 1}
-"""Bytes of types that always have the same size: TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, …"""
+"""The sizes, in bytes, of types with a fixed size: TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, …"""
 _VARCHAR, _BIT, _TIMESTAMP2, _DATETIME2, _TIME2 = 15, 16, 17, 18, 19
 _JSON, _NEWDECIMAL, _ENUM, _SET, _BLOB, _VAR_STRING, _STRING, _GEOMETRY = 245, 246, 247, 248, 252, 253, 254, 255
 _BLOBS = {_BLOB, _JSON, _GEOMETRY, 249, 250, 251}
@@ -27,14 +27,14 @@ _COLUMN_NAMES = 4
 
 
 class Unreadable(StorageFailed):
-    """The stream cannot be read without leaving something out: the bridge stops."""
+    """The binlog cannot be read on without leaving messages out: the bridge stops."""
 
     code = "unreadable_binlog"
 
 
 @dataclass(slots=True, frozen=True)
 class Column:
-    """`width` > 0: bytes of a value of fixed size; < 0: that many bytes of length before the value."""
+    """A column. `width` > 0: the size of its values in bytes; < 0: the size, in bytes, of the length before a value."""
 
     name: str
     type: int
@@ -52,7 +52,7 @@ class TableMap:
 
 
 def length_encoded(data: bytes, at: int) -> tuple[int, int]:
-    """A length-encoded integer and the place behind it."""
+    """A length-encoded integer, and the index after it."""
     first = data[at]
     if first < 251:
         return first, at + 1
@@ -64,7 +64,7 @@ def length_encoded(data: bytes, at: int) -> tuple[int, int]:
 
 
 def names_of(data: bytes) -> tuple[str, str]:
-    """Schema and table of a table map event's body (behind its table id and flags)."""
+    """Schema and table in a table map event's body (after its table id and flags)."""
     size = data[8]
     schema = data[9 : 9 + size]
     at = 10 + size
@@ -72,7 +72,7 @@ def names_of(data: bytes) -> tuple[str, str]:
 
 
 def table_map(data: bytes) -> TableMap:
-    """A table map event's body. Raises Unreadable where it does not name the columns."""
+    """Decode a table map event's body. Raises Unreadable if it does not name the columns."""
     schema, table = names_of(data)
     at = 8 + 1 + len(schema.encode()) + 1 + 1 + len(table.encode()) + 1
     count, at = length_encoded(data, at)
@@ -102,7 +102,7 @@ def table_map(data: bytes) -> TableMap:
 
 
 def column_shapes(types: bytes, meta: bytes) -> list[tuple[int, int, int]]:
-    """(type, width, fraction) of each column."""
+    """Type, width and fraction of each column."""
     shapes = []
     at = 0
     for kind in types:
@@ -143,10 +143,10 @@ def _decimal_bytes(precision: int, scale: int) -> int:
 
 
 def row_lines(table: TableMap, wanted: Sequence[str], prefix: str, indent: int) -> list[str]:
-    """Lines of Python that read one row image of `data` at `at`, and leave `at` behind it.
+    """Lines of Python that read one row image of `data` at the index `at`, and move `at` past it.
 
-    They leave the wanted columns as bytes, or None, in variables: `prefix` and the column's number in `wanted`. Raises
-    Unreadable where the table lacks a wanted column.
+    They store the wanted columns as bytes, or None, in variables named by `prefix` and the column's number in `wanted`.
+    Raises Unreadable if the table lacks a wanted column.
     """
     missing = set(wanted) - {c.name for c in table.columns}
     if missing:
@@ -155,11 +155,11 @@ def row_lines(table: TableMap, wanted: Sequence[str], prefix: str, indent: int) 
             "newer than this bridge; upgrade the one that is behind (`notify storage upgrade`, or the migration)"
         )
     nulls = (len(table.columns) + 7) // 8
-    # The names are ours (v0, v1, …) and numbers; nothing of the stream gets into the text.
+    # The code has only generated names (v0, v1, …) and numbers, and no text from the binlog.
     lines = [f"nulls = int.from_bytes(data[at:at + {nulls}], 'little')", f"at += {nulls}"]
-    places = {name: f"{prefix}{i}" for i, name in enumerate(wanted)}
+    variables = {name: f"{prefix}{i}" for i, name in enumerate(wanted)}
     for number, column in enumerate(table.columns):
-        variable = places.get(column.name)
+        variable = variables.get(column.name)
         lines += [f"if nulls & {1 << number}:", f"    {variable} = None" if variable else "    pass", "else:"]
         if column.width >= 0:
             step = str(column.width)
@@ -184,18 +184,18 @@ def family(column: Column) -> str:
     """The kind of a column's values: a text, an integer, a float, a datetime, or something else."""
     if column.width < 0 and column.type not in (_JSON, _GEOMETRY):
         return "text"
-    known = dict.fromkeys(_INTEGERS, "integer") | dict.fromkeys(_FLOATS, "float") | {_DATETIME2: "datetime"}
-    return known.get(column.type, "something else")
+    families = dict.fromkeys(_INTEGERS, "integer") | dict.fromkeys(_FLOATS, "float") | {_DATETIME2: "datetime"}
+    return families.get(column.type, "something else")
 
 
 def double(value: bytes) -> float:
-    """A DOUBLE or FLOAT."""
+    """Decode a DOUBLE or FLOAT."""
     (number,) = struct.unpack("<d" if len(value) == 8 else "<f", value)
     return float(number)
 
 
 def moment(value: bytes, fraction: int) -> datetime:
-    """A DATETIME of so many digits after the second, which the tables keep in UTC."""
+    """Decode a DATETIME with `fraction` digits after the second; the tables have times in UTC."""
     packed = int.from_bytes(value[:5], "big") - 0x8000000000
     days, seconds = packed >> 17, packed & 0x1FFFF
     months, day = days >> 5, days & 31

@@ -1,6 +1,6 @@
 """Every type of event that MySQL 8.4 and MariaDB 11 may write to a binlog, and how a bridge treats it.
 
-A type that is not listed stops the bridge, unless the source marks the event as one that may be ignored. Types:
+An event of an unlisted type stops the bridge, unless the source marks the event as ignorable. Types:
 https://dev.mysql.com/doc/dev/mysql-server/latest/namespacemysql_1_1binlog_1_1event.html and
 https://mariadb.com/kb/en/2-binlog-event-header/
 """
@@ -18,12 +18,12 @@ GTIDS = frozenset((MYSQL_GTID, MARIADB_GTID))
 PREVIOUS_GTIDS, GTID_LIST = 35, 163
 
 UPDATES = (UPDATE_V1, UPDATE)
-"""Types of events that hold rows as they were and as they are."""
+"""Types of events that have each row before and after its change."""
 WITH_EXTRA = (WRITE, UPDATE)
-"""Types of events whose head says how long it is."""
+"""Types of events whose header contains its own length."""
 ROWS = frozenset((WRITE_V1, UPDATE_V1, WRITE, UPDATE))
 MAY_BE_IGNORED = 0x80
-"""The flag of an event that a reader may skip although it does not know the type."""
+"""The flag of an event that a reader may skip even if it does not know the type."""
 
 
 class Treatment(enum.Enum):
@@ -36,7 +36,7 @@ class Treatment(enum.Enum):
 
 @dataclass(slots=True, frozen=True)
 class EventType:
-    """`why`: for an event that is refused, what to do; for the others, why nothing is left out."""
+    """A type of event. `why`: the remedy if the event is refused; otherwise why no message is left out."""
 
     name: str
     treatment: Treatment
@@ -133,10 +133,10 @@ EVENT_TYPES = {
 
 
 def refusal_of(kind: int, flags: int) -> str | None:
-    """Why a bridge must stop at an event that it does not handle; None where nothing is left out without it."""
-    known = EVENT_TYPES.get(kind)
-    if known is None:
+    """Why a bridge must stop at an event that it does not handle; None if it may skip the event."""
+    event_type = EVENT_TYPES.get(kind)
+    if event_type is None:
         if flags & MAY_BE_IGNORED:
             return None
         return f"the source writes events of a type that this bridge does not know ({kind}): upgrade the bridge"
-    return known.why if known.treatment is Treatment.REFUSED else None
+    return event_type.why if event_type.treatment is Treatment.REFUSED else None

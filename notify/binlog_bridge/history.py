@@ -1,9 +1,9 @@
-"""Whether a source still has the history that a bridge's position belongs to.
+"""Checks that a source still has the history that a bridge's position belongs to.
 
-GTIDs alone do not say so: after RESET MASTER the same numbers come again, and once they have passed the bridge's, the
-source would skip everything up to there. A position therefore names the file in which it was read, when that file
-began, and the server that wrote it; the first file of each connection is compared with them. Another server (after a
-failover) has files of its own: there only its GTIDs are compared, by the server itself.
+GTIDs alone do not show that: after RESET MASTER the same numbers are used again, and once they have passed the
+bridge's, the source would skip everything up to there. A position therefore contains the file in which it was read,
+when that file began, and the server that wrote it. The first file of each connection is compared with these. Another
+server (after a failover) has other files: there only the GTIDs are compared, by the server itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from notify.errors import StorageFailed
 
 
 class Purged(StorageFailed):
-    """The source no longer has, or never had, what follows the position: nothing may be skipped silently."""
+    """The source does not have the events that follow the position. Nothing may be skipped silently."""
 
     code = "purged_position"
 
@@ -30,29 +30,29 @@ class History:
     """Compares a position with the files that a source sends."""
 
     def __init__(self, position: Position | None) -> None:
-        """`position` None, or one that does not say whose file it is in: nothing is compared."""
+        """`position` None, or without a file and server: nothing is compared."""
         self._position = position if position is not None and position.file and position.server else None
 
     def file_begins(self, name: str, created: int, server: int) -> None:
-        """A file of the source begins, which a server began to write at `created`. Raises Purged."""
-        wanted = self._position
-        if wanted is None:
+        """Check a file that begins; `created`: when its server began to write it. Raises Purged."""
+        position = self._position
+        if position is None:
             return
-        if server != wanted.server:
+        if server != position.server:
             self._position = None
-        elif name == wanted.file:
+        elif name == position.file:
             self._position = None
-            if wanted.created and created != wanted.created:
+            if position.created and created != position.created:
                 raise _foreign(f"the source began {name} anew since this bridge read it")
-        elif _number(name) < _number(wanted.file):
-            raise _foreign(f"the source has the bridge's GTIDs in {name}, and this bridge read them in {wanted.file}")
+        elif _number(name) < _number(position.file):
+            raise _foreign(f"the source has the bridge's GTIDs in {name}, and this bridge read them in {position.file}")
 
     def state_before_file(self, gtids: GtidSet) -> None:
-        """All transactions before the file that began last. Raises Purged."""
-        wanted, self._position = self._position, None
-        # The source goes on from a later file only if nothing of the bridge's own file is left to read.
-        if wanted is not None and not gtids.has(wanted.gtids):
-            raise _foreign(f"the source's file begins behind {gtids}, and this bridge's position is {wanted.gtids}")
+        """Check the set of all transactions before the file that began last. Raises Purged."""
+        position, self._position = self._position, None
+        # The source continues with a later file only if nothing in the bridge's own file is left to read.
+        if position is not None and not gtids.has(position.gtids):
+            raise _foreign(f"the source's file begins behind {gtids}, and this bridge's position is {position.gtids}")
 
 
 def _foreign(why: str) -> Purged:
@@ -64,7 +64,7 @@ def _foreign(why: str) -> Purged:
 
 
 def gtid_list(body: bytes) -> MariaDbSet:
-    """The body of MariaDB's GTID_LIST event."""
+    """Decode the body of MariaDB's GTID_LIST event."""
     count = int.from_bytes(body[:4], "little") & 0x0FFFFFFF
     gtids = MariaDbSet()
     for n in range(count):
@@ -73,7 +73,7 @@ def gtid_list(body: bytes) -> MariaDbSet:
 
 
 def previous_gtids(body: bytes) -> MySqlSet | None:
-    """The body of MySQL's PREVIOUS_GTIDS event; None for the form with tags, which no position can be compared with."""
+    """Decode the body of MySQL's PREVIOUS_GTIDS event; None if it has tags, which positions cannot have."""
     count = int.from_bytes(body[:8], "little")
     if count >> 56:
         return None
@@ -91,6 +91,6 @@ def previous_gtids(body: bytes) -> MySqlSet | None:
 
 
 def server_uuid(raw: bytes) -> str:
-    """A server's UUID as MySQL writes it in a GTID."""
+    """A server's UUID in the form that MySQL uses in GTIDs."""
     h = raw.hex()
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"

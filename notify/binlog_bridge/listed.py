@@ -1,9 +1,9 @@
-"""Transactions on the source's list of refused messages that are met in the binlog again.
+"""Leaves out transactions from the binlog that are already on the source's list of refused messages.
 
-A bridge notes a refusal in the source before its position moves past it. One that dies between the two is succeeded by
-one that reads the transaction again: the target may take it by now, and a person may have had it tried again. The list
-alone decides about it. A target that knows ids recognises what it has; for another one the bridge leaves such
-transactions out, and sends nothing from the list before it has read whatever an earlier bridge can have read.
+A bridge lists a refused transaction before its position moves past it. If it dies between the two, the next bridge
+reads the transaction again. By then the target may accept it, and an operator may have retried it. Only the list
+decides about it. A target that knows ids recognises its messages. For another target the bridge leaves listed
+transactions out, and sends nothing from the list before it has read everything that an earlier bridge can have read.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from notify.wire import PackedBridgeBatch
 log = logging.getLogger("notify.bridge")
 
 NO_RIGHT = ((1142,), (1143,))
-"""MySQL's errors where a right to a table or column is missing."""
+"""MySQL's errors for a missing right to a table or column."""
 
 
 class Listed:
-    """For one connection to the source."""
+    """The listed transactions that may still be read during one connection to the source."""
 
     def __init__(self, engine: Engine, refusals: Refusals, *, knows_ids: bool) -> None:
-        """`knows_ids`: whether the target does."""
+        """`knows_ids`: whether the target recognises ids."""
         self._engine = engine
         self._refusals = refusals
         self._until: Position | None = None
-        """Where the source stood when this connection began; None: it is read up to there, or nothing is listed."""
+        """The source's position when this connection began; None once it is reached, or if nothing is listed."""
         self._knows_ids = knows_ids
 
     async def begin(self) -> None:
-        """Look whether there is anything on the list. Raises SQLAlchemyError."""
+        """Check whether anything is on the list. Raises SQLAlchemyError."""
         if not self._knows_ids:
             self._until = await in_thread(self._look)
 
@@ -55,22 +55,22 @@ class Listed:
 
     @property
     def is_passed(self) -> bool:
-        """Whether no transaction of the list is met any more: what is to be tried again may be sent."""
+        """Whether the binlog has no more listed transactions to come, so that retries may be sent."""
         return self._until is None
 
     async def without(self, batch: PackedBridgeBatch) -> PackedBridgeBatch:
-        """A batch without what stands on the list. Raises SQLAlchemyError."""
+        """A batch without its listed transactions. Raises SQLAlchemyError."""
         if self._until is None or not batch.transactions:
             return batch
         ids = [t.id for t in batch.transactions]
-        known = await in_thread(self._refusals.listed, self._engine, ids)
-        if not known:
+        listed = await in_thread(self._refusals.listed, self._engine, ids)
+        if not listed:
             return batch
-        log.warning("%d transactions are on the list of refused messages already: left out", len(known))
-        return msgspec.structs.replace(batch, transactions=[t for t in batch.transactions if t.id not in known])
+        log.warning("%d transactions are on the list of refused messages already: left out", len(listed))
+        return msgspec.structs.replace(batch, transactions=[t for t in batch.transactions if t.id not in listed])
 
     def read(self, position: str, *, is_caught_up: bool) -> None:
-        """The binlog is read up to a position; `is_caught_up`: and has no more."""
-        behind = Position.of(position)
-        if self._until is not None and (is_caught_up or (behind and reaches(behind.gtids, self._until.gtids))):
+        """Record that the binlog was read up to a position; `is_caught_up`: the binlog has no more events."""
+        reached = Position.of(position)
+        if self._until is not None and (is_caught_up or (reached and reaches(reached.gtids, self._until.gtids))):
             self._until = None

@@ -1,4 +1,4 @@
-"""The transaction of the source that is being read: what of ours it wrote, and its savepoints."""
+"""The transaction of the source that is being read: its messages so far, and its savepoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAME = re.compile(rb"(?:SAVEPOINT|ROLLBACK(?: WORK)? TO(?: SAVEPOINT)?)\s+(.+?)
 
 
 def savepoint_name(statement: bytes) -> bytes:
-    """The name in SAVEPOINT or ROLLBACK TO, as the source compares names: without quotes, in lower case."""
+    """The name in SAVEPOINT or ROLLBACK TO, without quotes and in lower case, as the source compares names."""
     match = _NAME.match(statement)
     if match is None:
         raise Unreadable(f"a statement about a savepoint cannot be read: {statement[:80]!r}")
@@ -22,39 +22,39 @@ def savepoint_name(statement: bytes) -> bytes:
 
 
 class OpenTransaction:
-    """Transactions of ours within one transaction of the source, until it is committed or rolled back."""
+    """Notify's transactions within one transaction of the source, until that is committed or rolled back."""
 
     __slots__ = ("_messages", "_savepoints", "bytes", "newest_us", "pending", "prepared", "rolled_back")
 
     def __init__(self) -> None:
         self.pending: list[BridgedTransaction] = []
-        """Those that go with the commit; the last one may go on in the next event."""
+        """Transactions that are sent with the commit; the next event may add messages to the last one."""
         self.prepared: list[str] = []
-        """Ids of those that went in parts already."""
+        """Ids of transactions that were already sent as a part."""
         self.rolled_back: list[str] = []
-        """Ids of those that went in parts, and were rolled back to a savepoint then."""
+        """Ids of transactions that were sent as a part, and then rolled back to a savepoint."""
         self.bytes = 0
-        """The size of what was read since the last part; 0 where nothing of ours and no savepoint was."""
+        """The size, in bytes, of rows and savepoints read since the last part; 0 if there were none."""
         self.newest_us = 0
         """When the newest row was written."""
         self._messages: list[int] = []
-        """How many messages each of `prepared` has."""
+        """The number of messages of each transaction in `prepared`."""
         self._savepoints: dict[bytes, tuple[int, int]] = {}
-        """By name, the oldest first: how many transactions there were, and how many messages the last one had."""
+        """By name, the oldest first: the number of transactions then, and the number of messages of the last one."""
 
     @property
     def is_empty(self) -> bool:
         return not self.pending and not self.prepared and not self.rolled_back
 
     def clear(self) -> None:
-        """Begin another one."""
+        """Begin another transaction of the source."""
         self.pending = []
         self.bytes = self.newest_us = 0
         if self.prepared or self.rolled_back or self._savepoints:
             self.prepared, self.rolled_back, self._messages, self._savepoints = [], [], [], {}
 
     def split(self) -> list[BridgedTransaction]:
-        """Take out all but the last: they go as a part now."""
+        """Remove all transactions except the last; they are sent as a part now."""
         part, self.pending = self.pending[:-1], self.pending[-1:]
         self.prepared += [t.id for t in part]
         self._messages += [len(t.messages) for t in part]
@@ -67,9 +67,9 @@ class OpenTransaction:
         self.bytes += len(name) + 1
 
     def roll_back_to(self, name: bytes) -> None:
-        """Forget what was written since a savepoint. One that was never logged was set before anything was written.
+        """Discard the messages since a savepoint. A savepoint that was never logged was set before the first write.
 
-        Raises Unreadable where a transaction of ours went in a part, and only some of its messages are rolled back.
+        Raises Unreadable if a transaction was sent as a part, and only some of its messages are rolled back.
         """
         count, messages = self._savepoints.get(name, (0, 0))
         names = list(self._savepoints)
@@ -90,5 +90,5 @@ class OpenTransaction:
             del self.pending[-1].messages[messages:]
 
     def roll_back(self) -> None:
-        """Forget all of it."""
+        """Discard the whole transaction."""
         self.roll_back_to(b"")

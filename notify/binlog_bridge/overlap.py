@@ -1,4 +1,4 @@
-"""Transactions that a snapshot of the tables and the binlog behind a position both have: the target gets them once."""
+"""Finds the transactions that both the binlog after a position and a snapshot of the tables have."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.errors import InvalidRequest
 
 MOST = 1_000_000
-"""So many ids are held in memory, 150 bytes each."""
+"""The most ids that are held in memory, 150 bytes each."""
 
 
 async def overlap(reading: ReadAhead, until: Position) -> set[str]:
-    """Ids of the transactions that are read up to a position. Closes the reading.
+    """The ids of the transactions up to a position. Closes the reading.
 
-    Raises what ends the reading, and InvalidRequest for too many.
+    Raises the errors of the reading, and InvalidRequest for more than MOST ids.
     """
-    names: set[str] = set()
+    transaction_ids: set[str] = set()
     try:
         while True:
             read = await reading.next()
             if read is None:
                 if reading.caught_up_us:
-                    return names
+                    return transaction_ids
                 continue
             batch, _ = read
-            names.update(t.id for t in batch.transactions)
-            if len(names) > MOST:
+            transaction_ids.update(t.id for t in batch.transactions)
+            if len(transaction_ids) > MOST:
                 raise InvalidRequest(
                     f"more than {MOST:,} transactions committed since the backfill was cut off: it cannot go on. Start "
                     "with --backfill-from another instant; what was written from then on is published, also what the "
                     "target has already"
                 )
-            behind = Position.of(batch.position)
-            if behind is not None and reaches(behind.gtids, until.gtids):
-                return names
+            reached = Position.of(batch.position)
+            if reached is not None and reaches(reached.gtids, until.gtids):
+                return transaction_ids
     finally:
         await reading.close()

@@ -1,4 +1,4 @@
-"""Where a bridge stands in a binlog: a set of GTIDs, by which any server of the same history can go on."""
+"""A bridge's position in a binlog: a set of GTIDs, which any server with the same history can continue from."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class MariaDbSet:
 
     @classmethod
     def parse(cls, text: str) -> MariaDbSet:
-        """Raises InvalidRequest for what is none."""
-        found: dict[int, tuple[int, int]] = {}
+        """Raises InvalidRequest if `text` is not a GTID position of MariaDB."""
+        domains: dict[int, tuple[int, int]] = {}
         for part in filter(None, (p.strip() for p in text.split(","))):
             if _MARIADB.match(part) is None:
                 raise InvalidRequest(f"{part[:60]!r} is not a GTID of MariaDB (domain-server-number)")
             domain, server, number = (int(n) for n in part.split("-"))
-            found[domain] = (server, number)
-        return cls(found)
+            domains[domain] = (server, number)
+        return cls(domains)
 
     def add(self, domain: int, server: int, number: int) -> None:
         self.domains[domain] = (server, number)
 
     def has(self, text: str) -> bool:
-        """Whether it stands exactly where another set does, in each domain that both know."""
+        """Whether it equals another set in each domain that both sets have."""
         other = MariaDbSet.parse(text)
-        known = [domain for domain in other.domains if domain in self.domains]
-        return all(self.domains[d] == other.domains[d] for d in known) and (bool(known) or not other.domains)
+        shared = [domain for domain in other.domains if domain in self.domains]
+        return all(self.domains[d] == other.domains[d] for d in shared) and (bool(shared) or not other.domains)
 
     def reaches(self, text: str) -> bool:
-        """Whether it stands at another set's GTIDs or behind them, in each of their domains."""
+        """Whether it has reached another set's GTID, or gone beyond it, in each of that set's domains."""
         return all(
             domain in self.domains and self.domains[domain][1] >= number
             for domain, (_, number) in MariaDbSet.parse(text).domains.items()
@@ -60,8 +60,8 @@ class MySqlSet:
 
     @classmethod
     def parse(cls, text: str) -> MySqlSet:
-        """Raises InvalidRequest for what is none."""
-        found = cls()
+        """Raises InvalidRequest if `text` is not a GTID set of MySQL."""
+        gtids = cls()
         for part in filter(None, (p.strip().lower() for p in text.replace("\n", "").split(","))):
             match = _MYSQL.match(part)
             if match is None:
@@ -70,13 +70,13 @@ class MySqlSet:
                 )
             for interval in match[2][1:].split(":"):
                 first, _, last = interval.partition("-")
-                found.insert(match[1], int(first), int(last or first))
-        return found
+                gtids.insert(match[1], int(first), int(last or first))
+        return gtids
 
     def add(self, uuid: str, number: int) -> None:
-        mine = self.intervals.get(uuid)
-        if mine and mine[-1][1] + 1 == number:
-            mine[-1][1] = number
+        intervals = self.intervals.get(uuid)
+        if intervals and intervals[-1][1] + 1 == number:
+            intervals[-1][1] = number
         else:
             self.insert(uuid, number, number)
 
@@ -102,8 +102,8 @@ class MySqlSet:
 
     def __str__(self) -> str:
         return ",".join(
-            uuid + "".join(f":{a}" if a == b else f":{a}-{b}" for a, b in found)
-            for uuid, found in sorted(self.intervals.items())
+            uuid + "".join(f":{a}" if a == b else f":{a}-{b}" for a, b in intervals)
+            for uuid, intervals in sorted(self.intervals.items())
         )
 
 
@@ -111,29 +111,29 @@ GtidSet = MariaDbSet | MySqlSet
 
 
 def parse(text: str) -> GtidSet:
-    """A GTID set of either kind. Raises InvalidRequest."""
+    """Parse a GTID set of MySQL or MariaDB. Raises InvalidRequest."""
     return MySqlSet.parse(text) if ":" in text else MariaDbSet.parse(text)
 
 
 def reaches(gtids: str, until: str) -> bool:
-    """Whether a set stands at another one's GTIDs or behind them. Raises InvalidRequest."""
+    """Whether the set `gtids` has reached the set `until`, or gone beyond it. Raises InvalidRequest."""
     return not until or type(parse(until)).parse(gtids).reaches(until)
 
 
 @dataclass(slots=True, frozen=True)
 class Position:
-    """A GTID set, and where it was read. `text` is what the queue stores and compares."""
+    """A GTID set, and where it was read. The queue stores and compares `text`."""
 
     gtids: str
     file: str = ""
     offset: int = 0
-    """In bytes, for people."""
+    """The offset in the file, in bytes, for people."""
     created: int = 0
-    """When the file began, in seconds since 1970 as the file says it; 0: not known."""
+    """When the file began, in seconds since 1970, by the file's header; 0: unknown."""
     server: int = 0
     """The id of the server that wrote the file."""
     newest_us: int = 0
-    """When the newest transaction was written, by the source's clock; 0: not known."""
+    """When the newest transaction was written, in microseconds by the source's clock; 0: unknown."""
 
     @property
     def text(self) -> str:
@@ -141,17 +141,17 @@ class Position:
 
     @classmethod
     def of(cls, text: str) -> Position | None:
-        """The position that a queue has stored; None where nothing is stored yet. Raises InvalidRequest."""
+        """The position that a queue has stored; None if `text` is empty. Raises InvalidRequest."""
         if not text:
             return None
         try:
-            known = json.loads(text)
-            # An older bridge noted less.
-            later = (int(known.get(name, 0)) for name in _FIELDS[3:])
-            return cls(str(known["gtids"]), str(known["file"]), int(known["offset"]), *later)
+            stored = json.loads(text)
+            # An older bridge stored only the first three fields.
+            later = (int(stored.get(name, 0)) for name in _FIELDS[3:])
+            return cls(str(stored["gtids"]), str(stored["file"]), int(stored["offset"]), *later)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidRequest(
-                f"the queue stands at {text[:100]!r} for this source, which is no position of a binlog: "
+                f"the queue stands at {text[:100]!r} for this source, which is not a position of a binlog: "
                 "another kind of bridge or relay wrote it; give this bridge another --source"
             ) from None
 

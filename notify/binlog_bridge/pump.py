@@ -1,8 +1,8 @@
 """The bridge: from a binlog to a queue server, exactly once, in commit order.
 
-The queue's log is the bridge's only memory: each batch carries the position behind it, and both are durable in one
-frame. Whatever fails, the bridge asks the queue where it stands and reads on from there. Two bridges of one source
-cannot both write: each begins by claiming a higher epoch, and the queue refuses the lower one.
+The queue's log is the bridge's only memory: each batch has the position after it, and both become durable in one
+frame. After any failure the bridge asks the queue for its position and continues there. Two bridges of one source
+cannot both write: each bridge first claims a higher epoch, and the queue refuses the lower epoch.
 """
 
 from __future__ import annotations
@@ -49,40 +49,40 @@ T = TypeVar("T")
 log = logging.getLogger("notify.bridge")
 
 IDLE_SECONDS = 1.0
-"""How often the position of transactions that are not ours is noted."""
+"""How often the position is written while the binlog has only transactions without messages."""
 TRAILER_SECONDS = 10.0
-"""How often the position is written although nothing happens: whoever watches the queue sees that the bridge lives."""
+"""How often the position is written while nothing happens, so that the queue shows that the bridge runs."""
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
 PURGED_SECONDS = 30.0
-"""With several candidates, how long each of them may say that it lacks the position: a replica may be behind."""
+"""With several candidates, how long all of them may lack the position: a replica may be behind."""
 SWITCH_SECONDS = 0.0002
-"""How long the reading thread may keep the interpreter while an answer waits: with Python's 5 ms each post is late."""
+"""How long the reading thread may keep the interpreter while an answer waits: Python's 5 ms would delay each post."""
 SAME_ID_SECONDS, SAME_ID_TIMES, SAME_ID_WAIT_SECONDS = 60.0, 10, 1.5
-"""A lost connection of our own may linger at the source, and a bridge that was superseded learns it with its next
-batch, after 10 s at most. More often than that in such a time it is another reader."""
+"""How often in a time the server id may be in use, and the wait after each refusal. This bridge's own lost connection
+may linger at the source, and a superseded bridge stops within 10 s; beyond this bound another reader has the id."""
 DAMAGED_TIMES = 5
-"""A wrong checksum may come from the way. One that is met so often without a batch between stands in the source's file.
+"""A wrong checksum may come from the network. After this many without a batch in between, the source's file is damaged.
 """
 WRONG_ADDRESS = (1044, 1045, 1049)
-"""Access denied, no such user, no such database: waiting would mend nothing."""
+"""Access denied, no such user, no such database: errors that do not pass by waiting."""
 CAUGHT_UP_US = 10_000_000
-"""A source that sends heartbeats only had nothing new so long ago, at the latest."""
+"""The margin before the time of a heartbeat or row: all that was committed before it is certain to be read."""
 FIRST_SERVER_ID = 740_000_000
 
 
 class TargetAway(Unavailable):
-    """The target does not answer, or takes nothing for now: another candidate for the source would not help."""
+    """The target does not answer, or accepts nothing for now: another candidate for the source would not help."""
 
 
 class Superseded(StorageFailed):
-    """Another bridge has taken this source over."""
+    """Another bridge has taken over this source."""
 
     code = "superseded"
 
 
 def default_server_id(name: str) -> int:
-    """The same for each start of a bridge, and another for each source."""
+    """A server id that depends on the source's name alone, so that it is the same at each start of a bridge."""
     return FIRST_SERVER_ID + zlib.crc32(name.encode()) % 1_000_000
 
 
@@ -97,9 +97,9 @@ class Bridge:
         name: str = "",
         server_id: int = 0,
     ) -> None:
-        """`urls`: the database, and replicas of it to go on with when it fails. `name`: default its source id.
+        """`urls`: the database, and replicas to continue with when it fails. `name`: by default the source id.
 
-        Raises InvalidRequest for a URL that is none of MySQL or MariaDB.
+        Raises InvalidRequest for a URL that is not of MySQL or MariaDB.
         """
         self._engines = [_engine(url) for url in urls]
         self._queue_url = queue_url
@@ -114,7 +114,7 @@ class Bridge:
         self._refusals = Refusals()
         self._clock_offset_us = 0
         self._database = ""
-        """The name of the source's database as its binlog has it."""
+        """The name of the source's database, spelled as in its binlog."""
 
     @property
     def _engine(self) -> Engine:
@@ -123,10 +123,10 @@ class Bridge:
     # --- the whole --------------------------------------------------------------------------------------------
 
     async def run(self, *, once: bool = False, fill: bool = False, fill_since_us: int | None = None) -> Totals:
-        """Until cancelled, or with `once` until the source has been silent for a second. `fill`: backfill first.
+        """Run until cancelled, or with `once` until the source has been silent for a second. `fill`: backfill first.
 
-        `fill_since_us`: from when on to look at the tables, by the source's clock; None: from the queue's position.
-        Raises Purged, Unreadable, Superseded or InvalidRequest: what a person has to look at.
+        `fill_since_us`: the start of the backfill, by the source's clock; None: the time of the queue's position.
+        Raises Purged, Unreadable, Superseded or InvalidRequest, which an operator has to resolve.
         """
         sys.setswitchinterval(SWITCH_SECONDS)
         sink = open_sink(self._queue_url)
@@ -134,7 +134,7 @@ class Bridge:
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         try:
             while True:
-                moved = self.totals.batches
+                batches_before = self.totals.batches
                 wait: float | None = None
                 try:
                     await self._prepare()
@@ -157,7 +157,7 @@ class Bridge:
                     if not isinstance(error, Conflict | TargetAway) and len(self._engines) > 1:
                         self._at = (self._at + 1) % len(self._engines)
                 await asyncio.sleep(backoff.next() if wait is None else wait)
-                if self.totals.batches > moved:
+                if self.totals.batches > batches_before:
                     backoff.reset()
                     self._damaged = 0
         finally:
@@ -166,7 +166,7 @@ class Bridge:
                 engine.dispose()
 
     def _wait_for_the_other(self, error: SameServerId) -> float:
-        """Seconds to wait. Raises InvalidRequest where another reader comes again and again."""
+        """Seconds to wait. Raises InvalidRequest if the server id was in use more than SAME_ID_TIMES."""
         now = time.monotonic()
         self._same_id = [at for at in self._same_id if now - at < SAME_ID_SECONDS] + [now]
         if len(self._same_id) > SAME_ID_TIMES:
@@ -175,7 +175,7 @@ class Bridge:
         return SAME_ID_WAIT_SECONDS
 
     def _count_damage(self, error: Exception) -> None:
-        """Raises Unreadable for damage that is met again and again."""
+        """Count damaged events. Raises Unreadable after DAMAGED_TIMES for each candidate."""
         if isinstance(error, Damaged):
             self._damaged += 1
             if self._damaged >= DAMAGED_TIMES * len(self._engines):
@@ -185,7 +185,7 @@ class Bridge:
                 ) from error
 
     def _next_candidate_or(self, error: Purged) -> None:
-        """Another candidate may have the position. Raises the error once all of them have been asked long enough."""
+        """Switch to the next candidate, which may have the position. Raises the error after PURGED_SECONDS."""
         now = time.monotonic()
         self._purged_since = self._purged_since or now
         if len(self._engines) == 1 or now - self._purged_since > PURGED_SECONDS:
@@ -194,7 +194,7 @@ class Bridge:
         log.warning("%s; asking the next candidate", error)
 
     async def _prepare(self) -> None:
-        """Look at the source before reading it. Raises InvalidRequest with every remedy where it would be no good."""
+        """Check the source before reading it. Raises InvalidRequest with all remedies if it cannot be bridged."""
 
         def look() -> None:
             with self._engine.connect() as connection:
@@ -221,9 +221,9 @@ class Bridge:
     # --- the queue's side -------------------------------------------------------------------------------------
 
     async def _post(self, sink: Sink, batch: PackedBridgeBatch) -> Bridged:
-        """Append a batch. What the target never takes is noted in the source before the position moves past it.
+        """Append a batch. A refused message is listed in the source before the position moves past it.
 
-        The result names all that was refused. Raises Unavailable where the source does not take the note.
+        The result names all refused messages. Raises Unavailable if they cannot be listed in the source.
         """
         refused: list[Item] = []
         while (answer := await _of_target(sink.append(self.name, batch))).refused:
@@ -233,11 +233,11 @@ class Bridge:
             by_id = {t.id: t for t in batch.transactions}
             await self._note([Refusal.of(by_id[item.id], item) for item in answer.refused if item.id in by_id])
             refused += answer.refused
-            names = {item.id for item in answer.refused}
-            rest = [t for t in batch.transactions if t.id not in names]
+            refused_ids = {item.id for item in answer.refused}
+            rest = [t for t in batch.transactions if t.id not in refused_ids]
             if len(rest) == len(batch.transactions):
-                raise TargetAway(f"the target refuses what is not in the batch: {', '.join(sorted(names)[:3])}")
-            batch = msgspec.structs.replace(batch, transactions=rest, position=without(batch.position, names))
+                raise TargetAway(f"the target refuses what is not in the batch: {', '.join(sorted(refused_ids)[:3])}")
+            batch = msgspec.structs.replace(batch, transactions=rest, position=without(batch.position, refused_ids))
         totals = self.totals
         totals.stored += answer.stored
         totals.known += answer.known
@@ -251,14 +251,14 @@ class Bridge:
             await in_thread(self._refusals.note, self._engine, mover_of(self.name), refusals)
 
     async def _begin(self, sink: Sink, fill: bool, since_us: int | None) -> tuple[int, str]:
-        """Claim the source, and finish what an earlier bridge had begun; epoch and position to go on from.
+        """Claim the source, and finish the work of an earlier bridge; the epoch, and the position to continue from.
 
         `fill`, `since_us`: see `run`.
         """
-        # A bridge that lost its connection because another one reads now must not take the source back from it.
+        # If this bridge lost its connection because another bridge reads now, it must not take the source back.
         epoch, text = await _of_target(sink.claim(self.name, take_back=False))
-        if names := sent_again(text):
-            await in_thread(self._refusals.settle, self._engine, names)
+        if ids_sent_again := sent_again(text):
+            await in_thread(self._refusals.settle, self._engine, ids_sent_again)
         if fill or Filling.of(text) is not None:
             backfill = Backfill(self._engine, epoch, lambda batch: self._post(sink, batch), self._note, self._reading)
             run = backfill.run if isinstance(sink, PutsById) else backfill.run_noted
@@ -273,7 +273,7 @@ class Bridge:
     # --- one connection to the source -------------------------------------------------------------------------
 
     async def _session(self, sink: Sink, epoch: int, text: str, once: bool) -> None:
-        """Move on from a position until the connection ends, or with `once` until the source is silent."""
+        """Move messages from a position on until the connection ends, or with `once` until the source is silent."""
         reading = self._reading(Position.of(text))
         self._has_read(self._newest_us(text))
         self.totals.connections += 1
@@ -291,7 +291,7 @@ class Bridge:
             while True:
                 read = await reading.next()
                 if announcing.done():
-                    announcing.result()  # it ends by a fault of the bridge only
+                    announcing.result()  # raises: it ends only by a fault of the bridge
                 batch, newest_us = read or (None, 0)
                 listed.read(text, is_caught_up=batch is None and bool(reading.caught_up_us))
                 if not has_parts_open and listed.is_passed:
@@ -322,7 +322,7 @@ class Bridge:
             await reading.close()
 
     async def _append(self, sink: Sink, batch: PackedBridgeBatch, newest_us: int) -> None:
-        """Post a batch, and note how far the source is read."""
+        """Post a batch, and update the totals."""
         batch.lag = max(0, self._source_us() - newest_us) / 1e6 if newest_us else 0.0
         await self._post(sink, batch)
         self.totals.rows += sum([len(t.messages) for t in batch.transactions])
@@ -331,13 +331,13 @@ class Bridge:
             self.totals.lag_us = self._source_us() - newest_us
 
     def _has_read(self, until_us: int) -> None:
-        """Note that all commits until then are read. Their rows were written a moment before."""
+        """Record that all commits until then are read; their rows may have been written a little earlier."""
         self.totals.read_through_us = max(self.totals.read_through_us, until_us - CAUGHT_UP_US)
 
     def _newest_us(self, text: str) -> int:
-        """When the newest transaction before a position was written, whosever it is; 0: not known.
+        """When the newest transaction before a position was written; 0 if unknown.
 
-        A session of the source may say that it is later than it is (SET TIMESTAMP).
+        A time in the future is ignored: a session of the source may set its clock (SET TIMESTAMP).
         """
         position = Position.of(text)
         return position.newest_us if position is not None and position.newest_us <= self._source_us() else 0

@@ -1,8 +1,8 @@
-"""Deleting rows of a service's outbox that a bridge has moved.
+"""Deletes rows of a service's outbox that a bridge has moved.
 
-No row says that it was moved. The queue's position does: rows are read, then where the source's binlog ends; once the
-bridge stands there or behind it, it has passed those rows. What no queue took is on the list of refused messages, and
-stays.
+The rows do not say whether they were moved, but the queue's position does. First rows are read, then the end of the
+source's binlog; once the bridge has reached that end, it has moved those rows. Rows on the list of refused messages
+stay.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ log = logging.getLogger("notify.bridge")
 
 BATCH = 1000
 WAIT_SECONDS = 30.0
-"""A bridge that has nothing to do notes its position every 10 s."""
+"""How long to wait for the bridge; an idle bridge writes its position every 10 s."""
 LOOK_SECONDS = 0.2
 
 
 async def purge_moved(engine: Engine, url: str, *, older_than: float) -> int:
-    """Delete outbox rows older than `older_than` seconds that a bridge has moved to `url`; how many rows.
+    """Delete outbox rows older than `older_than` seconds that a bridge has moved to `url`; the number of rows.
 
-    0 where no bridge has written for this database's source, or this user may not ask. Raises Unavailable where the
-    bridge has not read so far after half a minute, InvalidRequest where its position is of another history.
+    It is 0 if no bridge has written for this database's source, or this user may not read the position. Raises
+    Unavailable if the bridge has not moved the rows after WAIT_SECONDS, InvalidRequest if its position is from another
+    history.
     """
     sink = open_sink(url)
     rows = 0
     try:
         name = await in_thread(_source, engine)
         while True:
-            names, end = await in_thread(_old, engine, older_than)
-            if not names or not await _has_passed(sink, name, end, engine):
+            transaction_ids, end = await in_thread(_old, engine, older_than)
+            if not transaction_ids or not await _has_passed(sink, name, end, engine):
                 return rows
-            rows += await in_thread(_delete, engine, names, older_than)
-            if len(names) < BATCH:
+            rows += await in_thread(_delete, engine, transaction_ids, older_than)
+            if len(transaction_ids) < BATCH:
                 return rows
     except (Forbidden, NotFound, WrongRole) as error:
         log.info("rows that a bridge moved are not purged: %s", error)
@@ -58,38 +59,38 @@ async def purge_moved(engine: Engine, url: str, *, older_than: float) -> int:
 
 
 async def _has_passed(sink: Sink, name: str, end: str, engine: Engine) -> bool:
-    """Wait until the bridge has read up to `end`; False where there is no bridge."""
+    """Wait until the bridge has read up to `end`; False if there is no bridge."""
     until = time.monotonic() + WAIT_SECONDS
     while True:
         text = await sink.position(name)
         if Filling.of(text) is not None:
             raise Unavailable(f"a backfill of source {name!r} is under way: purge when it is done")
-        known = Position.of(text)
-        if known is None:
+        position = Position.of(text)
+        if position is None:
             return False
-        await in_thread(_check_history, engine, known)
-        if parse(known.gtids).reaches(end):
+        await in_thread(_check_history, engine, position)
+        if parse(position.gtids).reaches(end):
             return True
         if time.monotonic() > until:
             raise Unavailable(
-                f"the bridge of source {name!r} stands at {known.gtids}, and the binlog ends at {end}: is it running? "
-                "Nothing was deleted that it has not read"
+                f"the bridge of source {name!r} stands at {position.gtids}, and the binlog ends at {end}: is it "
+                "running? Nothing was deleted that it has not read"
             )
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def _check_history(engine: Engine, known: Position) -> None:
-    """Raises InvalidRequest for a position that the source's own binlog contradicts."""
+def _check_history(engine: Engine, position: Position) -> None:
+    """Raises InvalidRequest if the source's own binlog contradicts the position."""
     with engine.connect() as connection:
         now = source.current_position(connection).gtids
-        is_foreign = not parse(now).reaches(known.gtids)
-        if not is_foreign and source.is_mariadb(connection) and known.server == _server_id(connection):
-            here = connection.execute(sa.select(sa.func.binlog_gtid_pos(known.file, known.offset))).scalar()
-            is_foreign = bool(here) and not MariaDbSet.parse(str(here)).has(known.gtids)
+        is_foreign = not parse(now).reaches(position.gtids)
+        if not is_foreign and source.is_mariadb(connection) and position.server == _server_id(connection):
+            here = connection.execute(sa.select(sa.func.binlog_gtid_pos(position.file, position.offset))).scalar()
+            is_foreign = bool(here) and not MariaDbSet.parse(str(here)).has(position.gtids)
     if is_foreign:
         raise InvalidRequest(
-            f"the queue stands at {known.gtids} for this source, whose binlog has another history (it ends at {now}): "
-            "start the bridge with --backfill first"
+            f"the queue stands at {position.gtids} for this source, whose binlog has another history (it ends at "
+            f"{now}): start the bridge with --backfill first"
         )
 
 
@@ -103,7 +104,7 @@ def _source(engine: Engine) -> str:
 
 
 def _old(engine: Engine, older_than: float) -> tuple[list[str], str]:
-    """Ids of old rows that wait, none of which is on the list; and where the binlog ended after they were read."""
+    """Ids of old waiting rows that are not on the list; and the end of the binlog after they were read."""
     t = half_message.c
     with engine.connect() as connection:
         wanted = sa.select(t.transaction_id).where(
@@ -112,23 +113,25 @@ def _old(engine: Engine, older_than: float) -> tuple[list[str], str]:
             t.created_at < instant_before(connection, older_than),
             _is_not_listed(connection),
         )
-        names = [str(name) for name in connection.scalars(wanted.order_by(t.created_at).limit(BATCH))]
-        return names, source.current_position(connection).gtids
+        transaction_ids = [
+            str(transaction_id) for transaction_id in connection.scalars(wanted.order_by(t.created_at).limit(BATCH))
+        ]
+        return transaction_ids, source.current_position(connection).gtids
 
 
-def _delete(engine: Engine, names: list[str], older_than: float) -> int:
+def _delete(engine: Engine, transaction_ids: list[str], older_than: float) -> int:
     with engine.begin() as connection:
         note_purged(connection, notify_source.c.rows_from, older_than)
-        # Since they were read the bridge may have put one of them on the list, and a person had it tried again.
+        # Since the rows were read, the bridge may have listed one of them, and an operator may want it retried.
         t = half_message.c
         waiting = sa.select(t.transaction_id).where(
-            is_waiting, t.message_no == 0, t.transaction_id.in_(names), _is_not_listed(connection)
+            is_waiting, t.message_no == 0, t.transaction_id.in_(transaction_ids), _is_not_listed(connection)
         )
         return delete_transactions(connection, [str(name) for name in connection.scalars(waiting.with_for_update())])
 
 
 def _is_not_listed(connection: Connection) -> ColumnElement[bool]:
-    """The condition for rows that are not on the list of refused messages."""
+    """The SQL condition for rows that are not on the list of refused messages."""
     if not sa.inspect(connection).has_table(notify_refused.name):
         return sa.true()
     return half_message.c.transaction_id.not_in(sa.select(notify_refused.c.transaction_id))

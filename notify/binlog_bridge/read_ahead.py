@@ -1,4 +1,4 @@
-"""A thread that reads the binlog some batches ahead of what is posted."""
+"""A thread that reads the binlog a few batches ahead of the posts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PUT_SECONDS = 0.5
 
 
 class ReadAhead:
-    """Reads until something ends it."""
+    """Reads batches in a thread, until it is closed or an error ends it."""
 
     def __init__(self, reader: BinlogReader) -> None:
-        """The thread runs from now on."""
+        """Starts the thread."""
         self._reader = reader
         self._batches: queue.Queue[Read | Exception] = queue.Queue(BATCHES_AHEAD)
         self._stop = threading.Event()
@@ -35,11 +35,11 @@ class ReadAhead:
 
     @property
     def caught_up_us(self) -> int:
-        """When the source last said that it waits for something to happen; 0 once something does."""
+        """When the source last reported that it has no more events; 0 after the next transaction began."""
         return self._reader.caught_up_us
 
     async def next(self) -> Read | None:
-        """The next batch; None where there is none for a second. Raises what ended the reading, behind all batches."""
+        """The next batch; None if there is none within NEXT_SECONDS. After all batches, raises the thread's error."""
         read = await asyncio.to_thread(self._next)
         if isinstance(read, Exception):
             raise read
@@ -52,7 +52,7 @@ class ReadAhead:
             return None
 
     async def close(self) -> None:
-        """End the connection and the thread; what was read and not taken is dropped."""
+        """End the connection and the thread; batches that were not used are dropped."""
         self._stop.set()
         self._reader.close()
         with contextlib.suppress(queue.Empty):
@@ -64,15 +64,15 @@ class ReadAhead:
         try:
             self._reader.connect()
             for batch in self._reader.batches():
-                if not self._give(batch):
+                if not self._put(batch):
                     return
         except NotifyError as error:
-            self._give(error)
+            self._put(error)
         except (OSError, pymysql.Error) as error:
-            self._give(Unavailable(f"reading the binlog failed: {error!r}"))
+            self._put(Unavailable(f"reading the binlog failed: {error!r}"))
         except Exception as error:
             log.exception("an event of the binlog cannot be read")
-            self._give(
+            self._put(
                 Unreadable(
                     f"an event of the binlog cannot be read ({error!r}): the event is damaged, or this is a fault of "
                     "the bridge (its log has the details). Nothing was skipped: start with --backfill, which takes "
@@ -80,8 +80,8 @@ class ReadAhead:
                 )
             )
 
-    def _give(self, item: Read | Exception) -> bool:
-        """Wait until there is room; False where the reading is to end."""
+    def _put(self, item: Read | Exception) -> bool:
+        """Wait for room and add an item; False if the reading was closed meanwhile."""
         while not self._stop.is_set():
             try:
                 self._batches.put(item, timeout=PUT_SECONDS)

@@ -23,18 +23,18 @@ from notify.wire import BridgedTransaction, PackedBridgeBatch
 BATCH_TRANSACTIONS = 2000
 BATCH_BYTES = 2 << 20
 PART_BYTES = 4 << 20
-"""A transaction whose rows are larger goes in parts, each a request, that become visible with the last."""
+"""A larger transaction is sent in parts, one request each, which become visible with the last part."""
 
 _STANDALONE = 1
 _WITH_CRC32 = 1
 _CHECKSUM_BYTES = 4
 _BODY = 20
-"""A packet begins with one byte that says it is an event; then come 19 bytes of header."""
+"""Where the body of an event begins in a packet: after one byte that marks an event, and a header of 19 bytes."""
 
 
 Read = tuple[PackedBridgeBatch, int]
-"""A batch, without its epoch and the position before it, which whoever posts it knows; and when its newest row was
-written, in microseconds by the source's clock (0: it has none). A batch to `prepare` has no position: it stays."""
+"""A batch, and when its newest row was written, in microseconds by the source's clock (0: it has no rows). The caller
+adds the epoch and the position before the batch. A batch to `prepare` has no position: the position does not move."""
 
 
 class BinlogReader:
@@ -49,7 +49,7 @@ class BinlogReader:
         mariadb: bool,
         source_us: Callable[[], int] = wall_clock,
     ) -> None:
-        """`position` None: from the first binlog there is, which must be the first there ever was.
+        """`position` None: read from the first binlog, which must be the first that the source ever wrote.
 
         `source_us`: the time by the source's clock, in microseconds.
         """
@@ -58,28 +58,28 @@ class BinlogReader:
 
     @property
     def caught_up_us(self) -> int:
-        """When the source last said, by a heartbeat, that it waits for something to happen; 0 once something does.
+        """When the source last reported by a heartbeat that it has no more events; 0 after the next transaction began.
 
-        By this machine's clock.
+        The time is by this machine's clock, in microseconds since 1970.
         """
         return self._assembly.caught_up_us
 
     def connect(self) -> None:
-        """Raises Purged for a position that is gone or foreign, Unavailable where the source does not answer."""
+        """Raises Purged if the position is gone or foreign, Unavailable if the source does not answer."""
         self._stream.connect()
         self._assembly.logs_all = self._stream.logs_all
 
     def batches(self) -> Iterator[Read]:
-        """See Assembly. Raises Unavailable where the connection ends, too."""
+        """See Assembly. Also raises Unavailable when the connection ends."""
         return self._assembly.batches(self._stream.packets())
 
     def close(self) -> None:
-        """End the connection, from any thread: whoever waits for packets is woken."""
+        """End the connection, from any thread; a thread that waits for packets is woken."""
         self._stream.close()
 
 
 class Assembly:
-    """Puts transactions together from events, and batches from transactions."""
+    """Assembles transactions from events, and batches from transactions."""
 
     def __init__(
         self,
@@ -92,27 +92,27 @@ class Assembly:
         """`schema`: the database whose tables are read; `position`: where the events begin; `source_us`: see above."""
         self._source_us = source_us
         self.caught_up_us = 0
-        """When the source last said that it waits for something to happen; 0 once something does."""
+        """When the source last reported that it has no more events; 0 after the next transaction began."""
         self._is_quiet = False
         """Whether the newest event is a heartbeat."""
         self.logs_all = True
-        """Whether the source writes to its binlog all that it changes, also what comes from another server."""
+        """Whether the source writes all its changes to its binlog, including those that it replicates."""
         self._tables = Tables(schema)
         self._schema = schema.lower().encode()
         self._checksum = 0
-        """How many bytes at the end of each event are its checksum, as the file says it."""
+        """The size of the checksum at the end of each event, in bytes, by the file's header."""
         self._gtids: GtidSet = (MariaDbSet if mariadb else MySqlSet).parse(position.gtids if position else "")
         begin = position or Position("")
         self._file, self._created, self._server = begin.file, begin.created, begin.server
-        """The file that is being read, when it began (0: not known), and who wrote it."""
+        """The file that is being read, when it began (0: unknown), and the id of the server that wrote it."""
         self._offset, self._newest_us = begin.offset, begin.newest_us
-        """Where in it the newest transaction ended, and when that was written."""
+        """Where in the file the newest transaction ended, and when it was written."""
         self._history = History(position)
         self._batch = _batch([])
         self._size = 0
-        """Bytes of the batch's rows."""
+        """The size of the batch's rows, in bytes."""
         self._passed = 0
-        """Transactions of the source in the batch, whether or not they are ours."""
+        """How many transactions of the source the batch covers, including those without messages."""
         self._rows_us = 0
         """When the newest row of the batch was written."""
         self._gtid: tuple[int, int, int] | tuple[str, int] | None = None
@@ -123,10 +123,10 @@ class Assembly:
         self._is_inside = self._is_standalone = False
 
     def batches(self, packets: Iterable[bytes | None]) -> Iterator[Read]:
-        """Batches of committed transactions, and empty ones (with the position only) when there was nothing of ours.
+        """Batches of committed transactions; a batch without messages has the position only.
 
-        `packets`: events, and None whenever everything received so far has been given out. Raises Damaged for a wrong
-        checksum, Purged for another history than the position's, Unreadable where going on would leave something out.
+        `packets`: events, and None after the last event received so far. Raises Damaged for a wrong checksum, Purged if
+        the history is not that of the position, Unreadable if continuing would leave messages out.
         """
         for packet in packets:
             if packet is None:
@@ -154,7 +154,7 @@ class Assembly:
                 self._other(kind, packet)
 
     def _other(self, kind: int, packet: bytes) -> None:
-        """An event that is not of every transaction."""
+        """Handle an event that most transactions do not have."""
         if kind == ROTATE:
             self._rotate(packet)
         elif kind == FORMAT:
@@ -177,7 +177,7 @@ class Assembly:
                 raise Unreadable(refusal)
 
     def _finished(self) -> Read:
-        """The batch, with where the source stands behind it; another begins."""
+        """The batch with the position after it; a new batch begins."""
         batch, rows_us = self._batch, self._rows_us
         self._note_end()
         batch.position = Position(
@@ -187,12 +187,12 @@ class Assembly:
         return batch, rows_us
 
     def _note_end(self) -> None:
-        """Where the newest transaction ended, and when: read from its event once for a batch."""
+        """Read offset and time of the newest transaction from the event that ended it, once for a batch."""
         if self._ended is not None:
             self._offset = int.from_bytes(self._ended[14:18], "little")
             written_us = int.from_bytes(self._ended[1:5], "little") * 1_000_000
-            # A session may say that it is later than it is (SET TIMESTAMP): a backfill would take all that was written
-            # up to then for moved. It begins at an earlier transaction's time instead, and sends more.
+            # A session may set its clock to a future time (SET TIMESTAMP). A backfill would then regard everything
+            # written up to that time as moved. So such a time is ignored: the backfill begins earlier, and sends more.
             if written_us <= self._source_us():
                 self._newest_us = written_us
             self._ended = None
@@ -200,7 +200,7 @@ class Assembly:
     # --- files ------------------------------------------------------------------------------------------------
 
     def _rotate(self, packet: bytes) -> None:
-        """Another file follows. What the source makes up at the beginning of a stream may lack the checksum."""
+        """Another file follows. The event that the source makes at the start of a stream may have no checksum."""
         self._note_end()
         end = len(packet)
         if zlib.crc32(packet[1:-_CHECKSUM_BYTES]) == int.from_bytes(packet[-_CHECKSUM_BYTES:], "little"):
@@ -211,12 +211,12 @@ class Assembly:
         self._tables.clear()
 
     def _file_begins(self, packet: bytes) -> None:
-        """A file says how its events are written. Raises Purged where it belongs to another history."""
-        # Before the event's own checksum, which is always there, stands the kind of checksum of all others.
+        """A file begins, and says how its events are written. Raises Purged if it belongs to another history."""
+        # The byte before this event's own checksum, which is always present, has the checksum kind of all events.
         self._checksum = _CHECKSUM_BYTES if packet[-_CHECKSUM_BYTES - 1] == _WITH_CRC32 else 0
         self._created, self._server = struct.unpack_from("<I", packet, 1)[0], struct.unpack_from("<I", packet, 6)[0]
         self._tables.clear()
-        self._is_inside = False  # a transaction that the file before it does not end has never ended
+        self._is_inside = False  # a transaction that has no end in the file before was never committed
         self._history.file_begins(self._file, self._created, self._server)
 
     # --- transactions -----------------------------------------------------------------------------------------
@@ -233,12 +233,12 @@ class Assembly:
             self._gtid = (server_uuid(packet[21:37]), struct.unpack_from("<q", packet, 37)[0])
             self._is_standalone = True
         self._is_inside = True
-        self._is_quiet, self.caught_up_us = False, 0  # however long its rows take to arrive
-        if self._open.bytes:  # one that never ended
+        self._is_quiet, self.caught_up_us = False, 0  # even if its rows take long to arrive
+        if self._open.bytes:  # the earlier transaction never ended
             self._forget()
 
     def _add_rows(self, kind: int, packet: bytes) -> list[Read]:
-        """Rows of a table; batches where a transaction has become so large that a part of it goes now."""
+        """Add the rows of a table; returns batches if the transaction is so large that a part of it is sent now."""
         table = self._tables.of(packet)
         if table is None:
             return []
@@ -257,7 +257,7 @@ class Assembly:
         return [*batches, (_batch(part, prepare=True), 0)]
 
     def _commit(self, packet: bytes) -> None:
-        """The source's transaction is committed, and what it wrote belongs to the batch."""
+        """The source's transaction is committed: add its messages to the batch."""
         transaction = self._open
         if transaction.bytes:
             batch = self._batch
@@ -270,18 +270,18 @@ class Assembly:
         self._end(packet)
 
     def _roll_back(self, packet: bytes) -> None:
-        """The source's transaction is rolled back whole; the source logs it for the sake of other tables."""
+        """The source's whole transaction is rolled back; the source logs it because of other tables."""
         self._forget()
         self._end(packet)
 
     def _forget(self) -> None:
-        """Nothing of the open transaction was committed."""
+        """Discard the open transaction, which was not committed."""
         self._open.roll_back()
         self._batch.rollback += self._open.rolled_back
         self._open.clear()
 
     def _end(self, packet: bytes) -> None:
-        """The source's transaction lies behind: the position says so."""
+        """The source's transaction has ended: move the position past it."""
         self._ended = packet
         if self._gtid is not None:
             self._gtids.add(*self._gtid)
@@ -291,7 +291,7 @@ class Assembly:
         self._is_inside = False
 
     def _end_xa(self, packet: bytes) -> None:
-        """An XA transaction is prepared, to be decided in another one; or committed at once (in one phase)."""
+        """An XA transaction is prepared, and will be decided later; or it is committed in one phase."""
         if packet[_BODY]:
             self._commit(packet)
         elif self._open.is_empty:
@@ -304,11 +304,11 @@ class Assembly:
             )
 
     def _query(self, packet: bytes) -> None:
-        """A statement: it begins or ends a transaction, is one by itself, or stands within one."""
+        """Handle a statement: it begins or ends a transaction, is a transaction itself, or is part of one."""
         database, text = _statement(packet, 0, self._checksum)
         word = text[:32].upper()
         if word.startswith((b"BEGIN", b"XA START")) or text.endswith(b"START TRANSACTION"):
-            # The last: MySQL's CREATE TABLE … SELECT, whose rows follow.
+            # START TRANSACTION at the end is MySQL's CREATE TABLE … SELECT, whose rows follow.
             self._is_standalone = False
         elif word.startswith(b"COMMIT"):
             if self._open.pending or self._open.prepared:
@@ -328,8 +328,8 @@ class Assembly:
             self._check_statement(database, text)
 
     def _check_statement(self, database: bytes, text: bytes) -> None:
-        """A statement within a transaction, by a session in `database`: one that wrote to a table of ours is a gap."""
-        words = text.lower()  # the source may fold names, and has the statement as it came
+        """Raises Unreadable if a statement of a session in `database` wrote to a table of ours, without rows."""
+        words = text.lower()  # the source may fold names, but logs the statement unchanged
         if b"half_message" in words and (database.lower() == self._schema or self._schema in words):
             raise Unreadable(
                 f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
@@ -342,9 +342,9 @@ class Assembly:
 
 
 def _statement(packet: bytes, further: int, checksum: int) -> tuple[bytes, bytes]:
-    """The session's database and the text of a statement's event.
+    """The session's database and the text in a statement's event.
 
-    `further`: how much longer its fixed part is than that of a QUERY event.
+    `further`: how many bytes its fixed part is longer than that of a QUERY event.
     """
     names, variables = packet[28], int.from_bytes(packet[31:33], "little")
     begin = 33 + further + variables

@@ -1,7 +1,7 @@
-"""Messages that no queue takes: noted in the source's list of refused messages, and sent again when a person says so.
+"""Messages that no queue accepts: listed in the source as refused, and sent again when an operator decides so.
 
-The list lies in the source (notify/refused.py), and the bridge goes on behind them. They are noted before the position
-moves past them: a bridge that is killed in between meets them again.
+The list is a table of the source (notify/refused.py), and the bridge continues after such messages. They are listed
+before the position moves past them: a bridge that is killed in between reads them again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ log = logging.getLogger("notify.bridge")
 
 RETRIED_AT_ONCE = 100
 RETRIED_BYTES = 2 << 20
-"""All that is tried again goes in requests of about so many bytes, or one transaction."""
+"""The approximate size of a request with retried transactions; it has at least one transaction."""
 Readable = tuple[list[BridgedTransaction], list[Refusal]]
-"""Transactions, and refusals of those whose rows are no message."""
+"""Transactions, and refusals of transactions whose rows are not a message."""
 
 
 class Refusals:
-    """The list of one source."""
+    """The list of refused messages of one source."""
 
     def note(self, engine: Engine, mover: str, refusals: Sequence[Refusal]) -> None:
-        """Put these on the list. Raises Unavailable where the source does not take that: nothing goes past them."""
-        names = [refusal.id for refusal in refusals]
-        why = f"no queue takes {names[0]} ({refusals[0].detail}), and it cannot be noted in the source"
+        """Add to the list. Raises Unavailable if the source refuses it: the position must not move past them then."""
+        ids = [refusal.id for refusal in refusals]
+        why = f"no queue takes {ids[0]} ({refusals[0].detail}), and it cannot be noted in the source"
         try:
             _check_writable(engine, why)
             if not refused.ensure(engine):
@@ -47,7 +47,7 @@ class Refusals:
                 )
             with engine.begin() as connection:
                 for outbox in present(connection):
-                    outbox.mark(connection, names, REFUSED)
+                    outbox.mark(connection, ids, REFUSED)
                 refused.note(connection, mover, refusals)
         except sa.exc.SQLAlchemyError as error:
             raise Unavailable(
@@ -58,7 +58,7 @@ class Refusals:
             log.error("no queue takes %s: %s (%s); it is on the list", refusal.id, refusal.detail, refusal.code)
 
     def retries(self, engine: Engine) -> Iterator[Readable]:
-        """Those that a person has had tried again, a request's worth at a time. Raises SQLAlchemyError."""
+        """The transactions that an operator wants to retry, in pages for a request. Raises SQLAlchemyError."""
         if not _has_list(engine):
             return
         with engine.begin() as connection:
@@ -67,68 +67,68 @@ class Refusals:
             outboxes = present(connection)
             for outbox in outboxes:
                 refused.tidy(connection, outbox)
-            names = refused.to_retry(connection, RETRIED_AT_ONCE)
-            if not names:
+            ids = refused.to_retry(connection, RETRIED_AT_ONCE)
+            if not ids:
                 return
             places = [
-                outbox.oldest(connection, RETRIED_AT_ONCE, outbox.table.c.transaction_id.in_(names))
+                outbox.oldest(connection, RETRIED_AT_ONCE, outbox.table.c.transaction_id.in_(ids))
                 for outbox in outboxes
             ]
-        for outbox, some in zip(outboxes, places, strict=True):
-            for page in cut(some, RETRIED_BYTES):
+        for outbox, outbox_places in zip(outboxes, places, strict=True):
+            for page in cut(outbox_places, RETRIED_BYTES):
                 with engine.connect() as connection:
                     messages = readable(connection, outbox, [place.id for place in page])
-                yield messages  # no connection is held while they are sent, nor by a bridge that is stopped then
+                yield messages  # the connection is closed, also if the bridge stops while the messages are sent
 
     def has_any(self, engine: Engine) -> bool:
-        """Whether anything is on the list, whatever was decided about it. Raises SQLAlchemyError."""
+        """Whether anything is on the list, decided or not. Raises SQLAlchemyError."""
         if not _has_list(engine):
             return False
         with engine.connect() as connection:
             return connection.scalar(sa.select(notify_refused.c.transaction_id).limit(1)) is not None
 
-    def listed(self, engine: Engine, names: Sequence[str]) -> set[str]:
-        """Those of the transactions that are on the list. Raises SQLAlchemyError."""
-        name = notify_refused.c.transaction_id
+    def listed(self, engine: Engine, ids: Sequence[str]) -> set[str]:
+        """The ids of `ids` that are on the list. Raises SQLAlchemyError."""
+        transaction_id = notify_refused.c.transaction_id
         with engine.connect() as connection:
-            return {str(each) for each in connection.scalars(sa.select(name).where(name.in_(names)))}
+            return set(map(str, connection.scalars(sa.select(transaction_id).where(transaction_id.in_(ids)))))
 
     def report(self, engine: Engine) -> RefusedReport | None:
-        """The list as the queue's console shows it; None where the source has none. Raises SQLAlchemyError."""
+        """The list as the queue's console shows it; None if the source has no list. Raises SQLAlchemyError."""
         if not _has_list(engine):
             return None
         with engine.connect() as connection:
             return refused.report(connection)
 
-    def settle(self, engine: Engine, names: Sequence[str]) -> None:
-        """Note that the queue has these, as far as the bridge that sent them died before it could.
+    def settle(self, engine: Engine, ids: Sequence[str]) -> None:
+        """Mark transactions that the queue has, but that the bridge which sent them did not mark before it died.
 
-        Nothing is written where nothing is left to note: the source may be a replica by now. Raises SQLAlchemyError,
-        and Unavailable where the source takes no writes.
+        If all are marked, nothing is written: the source may have become a replica. Raises SQLAlchemyError; Unavailable
+        if the source accepts no writes.
         """
         if not _has_list(engine):
             return
-        r = notify_refused.c
+        columns = notify_refused.c
+        is_unmarked = (columns.transaction_id.in_(ids), columns.state == RETRY)
         with engine.connect() as connection:
-            left = connection.scalars(sa.select(r.transaction_id).where(r.transaction_id.in_(names), r.state == RETRY))
-            unmarked = [str(name) for name in left]
+            unmarked = [str(each) for each in connection.scalars(sa.select(columns.transaction_id).where(*is_unmarked))]
         if unmarked:
             self.taken(engine, unmarked)
 
-    def taken(self, engine: Engine, names: Sequence[str]) -> None:
-        """The queue has these now. Raises SQLAlchemyError, and Unavailable where the source takes no writes."""
-        _check_writable(engine, "what was sent again from the list of refused messages is to be marked in the source")
+    def taken(self, engine: Engine, ids: Sequence[str]) -> None:
+        """Mark transactions that the queue has now. Raises SQLAlchemyError; Unavailable if the source is read-only."""
+        _check_writable(engine, "messages that were sent again from the list of refused messages cannot be marked")
         with engine.begin() as connection:
             for outbox in present(connection):
-                outbox.mark(connection, names, RELAYED)
-            refused.taken(connection, names)
+                outbox.mark(connection, ids, RELAYED)
+            refused.taken(connection, ids)
 
 
 def _check_writable(engine: Engine, why: str) -> None:
-    """Raises Unavailable for a replica."""
+    """Raises Unavailable if the source is a replica."""
     with engine.connect() as connection:
         if source.is_read_only(connection):
-            raise Unavailable(f"{why}, which takes no writes (read_only is ON): is it a replica?")
+            raise Unavailable(f"{why}: the source takes no writes (read_only is ON): is it a replica?")
 
 
 def _has_list(engine: Engine) -> bool:

@@ -1,4 +1,4 @@
-"""Sending again what a person has had tried again, from the list of refused messages, where the source stands."""
+"""Sends refused messages again that an operator wants to retry, from the source's list of refused messages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from notify.threads import in_thread
 from notify.wire import Bridged, PackedBridgeBatch
 
 LOOK_SECONDS = 2.0
-"""How often the list is asked."""
+"""How often the list is read."""
 
 
 class Retrying:
-    """The list of one source, as long as one connection to it lasts."""
+    """Retries from the list of one source, during one connection to it."""
 
     def __init__(
         self,
@@ -30,7 +30,10 @@ class Retrying:
         note: Callable[[list[Refusal]], Awaitable[None]],
         knows_ids: bool,
     ) -> None:
-        """`post` appends a batch, `note` lists those whose rows are no message; `knows_ids`: does the target?"""
+        """`post` appends a batch; `note` lists transactions whose rows are not a message.
+
+        `knows_ids`: whether the target recognises ids.
+        """
         self._engine = engine
         self._refusals = refusals
         self._post = post
@@ -40,30 +43,31 @@ class Retrying:
         self._look_at = 0.0
 
     async def send(self, epoch: int, position: str) -> str:
-        """Send all that is to be tried again, if it is time to look; the position that the target has then.
+        """If LOOK_SECONDS have passed, send all transactions to retry; the target's new position.
 
-        For a target that knows no ids the position names what was sent with it, until that is marked in the source: a
-        bridge that dies before that is succeeded by one that marks it, and does not send it. There is always a position
-        to name it in once the source has any transaction.
+        For a target that knows no ids, the position names the transactions that were sent with it, until they are
+        marked in the source. If this bridge dies before that, the next bridge marks them, and does not send them again.
+        There is a position for this once the source has any transaction.
         """
         if time.monotonic() < self._look_at or not (position or self._knows_ids):
             return position
         self._look_at = time.monotonic() + LOOK_SECONDS
         pages = self._refusals.retries(self._engine)
         while (page := await self._next(pages)) is not None:
-            again, unreadable = page
+            transactions, unreadable = page
             await self._note(unreadable)
-            if not again:
+            if not transactions:
                 continue
-            stands = position if self._knows_ids else with_sent_again(position, [t.id for t in again])
-            answer = await self._post(PackedBridgeBatch(epoch, position, stands, transactions=again))
+            ids = [t.id for t in transactions]
+            next_position = position if self._knows_ids else with_sent_again(position, ids)
+            answer = await self._post(PackedBridgeBatch(epoch, position, next_position, transactions=transactions))
             refused = {item.id for item in answer.refused}
-            await in_thread(self._refusals.taken, self._engine, [t.id for t in again if t.id not in refused])
+            await in_thread(self._refusals.taken, self._engine, [each for each in ids if each not in refused])
             position = answer.position
         return position
 
     async def _next(self, pages: Iterator[Readable]) -> Readable | None:
-        """None behind the last one, and where the source does not let its list be read."""
+        """The next page; None after the last page, or if the list cannot be read."""
         try:
             return await in_thread(next, pages, None)
         except sa.exc.SQLAlchemyError as error:

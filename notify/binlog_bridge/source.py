@@ -1,4 +1,4 @@
-"""Checks a bridge's source: variables, grants, tables. Each fault is named, with the remedy."""
+"""Checks a bridge's source: its variables, grants and tables. Each finding names the remedy."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _TAG = re.compile(r":\s*[A-Za-z_]")
 _READ_AS_UTF8 = ("ascii", "utf8", "utf8mb3", "utf8mb4")
 """Character sets of MySQL and MariaDB whose bytes are UTF-8."""
 _WIDE = ("ucs2", "utf16", "utf16le", "utf32")
-"""Those whose bytes are other ones for ASCII, too."""
+"""Character sets whose bytes differ from UTF-8 even for ASCII."""
 _ANY_LETTERS = ("key", "headers")
-"""The texts that are not ASCII always."""
+"""The text columns that may have characters other than ASCII."""
 _NO_SUCH_STATEMENT, _MAY_NOT = 1064, 1227
 _FILTERS = ("binlog_do_db", "binlog_ignore_db")
 _NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
@@ -31,7 +31,7 @@ _NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """`stops`: a bridge would leave something out, and refuses to start."""
+    """A fault of a source. `stops`: a bridge would leave messages out, and refuses to start."""
 
     what: str
     remedy: str
@@ -124,7 +124,7 @@ _OTHERS = ("server_id", "log_slave_updates", "wsrep_on")
 
 
 def variables(connection: Connection) -> dict[str, str]:
-    """The global variables that matter, as far as the server has them."""
+    """The global variables that matter to a bridge; those that the server does not have are left out."""
     names = ",".join(f"'{name}'" for name in (*[row[0] for row in _VARIABLES], *_OTHERS))
     rows = connection.exec_driver_sql(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
     return {str(name).lower(): str(value) for name, value in rows}
@@ -135,55 +135,57 @@ def is_mariadb(connection: Connection) -> bool:
 
 
 def is_read_only(connection: Connection) -> bool:
-    """Whether the source takes writes from its primary alone.
+    """Whether the source accepts writes only from its primary.
 
-    A user with all rights may write to it nevertheless. Its binlog then has a GTID that the primary's next one cannot
-    follow, and replication ends.
+    A user with all rights may still write to it. Its binlog then has a GTID that conflicts with the primary's next one,
+    and replication ends.
     """
     return str(connection.exec_driver_sql("SELECT @@read_only").scalar()).upper() not in ("0", "OFF")
 
 
 def database(connection: Connection) -> str:
-    """The name of the connection's database as the source writes it in its binlog: it may fold a URL's capitals."""
+    """The name of the connection's database as in the source's binlog, which may differ from the URL in case."""
     return str(connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
 
 
 def findings(connection: Connection, server_id: int) -> list[Finding]:
-    """Everything that is wrong with a source, the worst first."""
-    found: list[Finding] = []
+    """All findings about a source, those that stop a bridge first."""
+    all_findings: list[Finding] = []
     values = variables(connection)
     for name, is_right, what, remedy, stops in _VARIABLES:
         value = values.get(name)
         if value is not None and not is_right(value):
-            found.append(Finding(what.format(value or "empty"), remedy, stops))
+            all_findings.append(Finding(what.format(value or "empty"), remedy, stops))
     if values.get("server_id") == str(server_id):
-        found.append(Finding(f"server id {server_id} is the source's own", "give this bridge another --server-id"))
+        all_findings.append(
+            Finding(f"server id {server_id} is the source's own", "give this bridge another --server-id")
+        )
     user = str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar())
     grants = " ".join(str(row[0]) for row in connection.exec_driver_sql("SHOW GRANTS")).upper()
     if not any(grant in grants for grant in _NEEDED_GRANTS):
         name, _, host = user.partition("@")
-        found.append(
+        all_findings.append(
             Finding(
                 f"{user} may not read the binlog",
                 f"GRANT REPLICATION SLAVE ON *.* TO '{name}'@'{host}'",
             )
         )
     if not is_mariadb(connection) and has_tags(str(connection.exec_driver_sql("SELECT @@gtid_executed").scalar())):
-        found.append(
+        all_findings.append(
             Finding(
                 "gtid_executed has GTIDs with tags, which no position of a bridge can hold",
                 "let services write with gtid_next = AUTOMATIC, without a tag, to a server that never had such GTIDs",
             )
         )
     if is_mariadb(connection):
-        found += _replica_findings(connection, values)
-    found += _filter_findings(connection)
-    found += _table_findings(connection)
-    return sorted(found, key=lambda f: not f.stops)
+        all_findings += _replica_findings(connection, values)
+    all_findings += _filter_findings(connection)
+    all_findings += _table_findings(connection)
+    return sorted(all_findings, key=lambda f: not f.stops)
 
 
 def _replica_findings(connection: Connection, values: dict[str, str]) -> list[Finding]:
-    """Whether what other servers write may be missing from the binlog."""
+    """Findings if changes that the source replicates may be missing from its binlog."""
     if values.get("log_slave_updates", "ON") in ("ON", "1"):
         return []
     if values.get("wsrep_on") in ("ON", "1"):
@@ -199,7 +201,7 @@ def _replica_findings(connection: Connection, values: dict[str, str]) -> list[Fi
         Finding(
             "log_slave_updates is OFF: the binlog lacks what this server took as a replica",
             "log_slave_updates = ON in the configuration of each server that a bridge may go on at, and restart it",
-            stops=False,  # the bridge itself looks whether it needs something of that
+            stops=False,  # the bridge checks itself whether it needs such changes
         )
     ]
 
@@ -210,7 +212,7 @@ def has_tags(gtids: str) -> bool:
 
 
 def _filter_findings(connection: Connection) -> list[Finding]:
-    """Whether the source leaves this database out of its binlog."""
+    """Findings if the source leaves this database out of its binlog."""
     try:
         status = _binlog_status(connection)
     except sa.exc.OperationalError as error:
@@ -238,10 +240,10 @@ def _filter_findings(connection: Connection) -> list[Finding]:
 
 
 def _binlog_status(connection: Connection) -> dict[str, str]:
-    """The state of the binlog by column, in lower case. Raises OperationalError where the user may not see it."""
+    """The state of the binlog by column, in lower case. Raises OperationalError if the user may not see it."""
     try:
         rows = connection.exec_driver_sql("SHOW MASTER STATUS")
-    except sa.exc.ProgrammingError as error:  # from version 8.4 of MySQL on
+    except sa.exc.ProgrammingError as error:  # MySQL from version 8.4 on does not have this statement
         if error.orig is None or error.orig.args[0] != _NO_SUCH_STATEMENT:
             raise
         rows = connection.exec_driver_sql("SHOW BINARY LOG STATUS")
@@ -300,11 +302,12 @@ def _table_findings(connection: Connection) -> list[Finding]:
 
 
 def begin_snapshot(connection: Connection) -> Position:
-    """Begin a transaction that sees the tables as they are now, and say which position is behind exactly that.
+    """Begin a transaction that sees the tables as they are now; the binlog position of that snapshot.
 
-    MariaDB knows where in the binlog its snapshots stand. MySQL makes a transaction visible before it adds its GTID to
-    gtid_executed, so that a position read before the snapshot is behind nothing that the snapshot lacks; what commits
-    between the two is in both. Raises InvalidRequest where the source cannot say it.
+    MariaDB knows the exact position of a snapshot. MySQL makes a transaction visible before it adds its GTID to
+    gtid_executed. So the snapshot has all transactions before a position that was read before it; transactions that
+    commit between the two are both in the snapshot and after the position. Raises InvalidRequest if the source does
+    not tell the position.
     """
     now: Any = connection.exec_driver_sql("SELECT UTC_TIMESTAMP(6)").scalar()
     now_us = microseconds(now.replace(tzinfo=UTC))
@@ -326,12 +329,12 @@ def begin_snapshot(connection: Connection) -> Position:
 
 
 def current_position(connection: Connection) -> Position:
-    """Behind everything that is committed now."""
+    """The position after all transactions that are committed now."""
     if is_mariadb(connection):
-        asked = connection.exec_driver_sql("SELECT @@gtid_binlog_pos, @@log_slave_updates, @@gtid_slave_pos").one()
-        logged, logs_all, taken = MariaDbSet.parse(str(asked[0] or "")), int(asked[1]), str(asked[2] or "")
-        if not logs_all:  # what it took as a replica is in its tables, and not in its binlog
-            for domain, (server, number) in MariaDbSet.parse(taken).domains.items():
+        row = connection.exec_driver_sql("SELECT @@gtid_binlog_pos, @@log_slave_updates, @@gtid_slave_pos").one()
+        logged, logs_all, replicated = MariaDbSet.parse(str(row[0] or "")), int(row[1]), str(row[2] or "")
+        if not logs_all:  # replicated transactions are in its tables, but not in its binlog
+            for domain, (server, number) in MariaDbSet.parse(replicated).domains.items():
                 if number > logged.domains.get(domain, (0, 0))[1]:
                     logged.add(domain, server, number)
         return Position(str(logged))
@@ -339,7 +342,7 @@ def current_position(connection: Connection) -> Position:
 
 
 def clock_offset_us(connection: Connection, now_us: Callable[[], int]) -> int:
-    """Microseconds to add to this machine's clock to get the source's."""
+    """Microseconds to add to this machine's clock to get the source's time."""
     before = now_us()
     at: Any = connection.exec_driver_sql("SELECT UTC_TIMESTAMP(6)").scalar()
     source_us = microseconds(at.replace(tzinfo=UTC))

@@ -1,8 +1,8 @@
 """One connection to a source's binlog: its events, as packets.
 
-The frame is mysql-replication's: its connection, registration, checksum and GTID handshake. What it sends back is read
-here, since its reader hides reconnects (and repeats transactions then), drops compressed rows silently, and decodes
-every column of every table. See docs/adr/0009 for the measurements.
+mysql-replication connects, registers, and agrees on checksums and GTIDs with the source. The events are read here,
+because mysql-replication's reader hides reconnects (and then repeats transactions), silently drops compressed rows, and
+decodes every column of every table. See docs/adr/0009 for the measurements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from notify.storage.sql.engines import with_driver
 
 HEARTBEAT_SECONDS = 1.0
 SILENT_SECONDS = 10.0
-"""Without even a heartbeat for so long, the connection is taken for dead."""
+"""After this time without even a heartbeat the connection is regarded as lost."""
 RECEIVE_BYTES = 1 << 18
 
 
@@ -33,37 +33,37 @@ PASSING = (
     "memory allocation failed", "failed on fseek", "failed on setting", "read error", "shutdown in progress",
     "bogus data in log event", "truncated in the middle of event", "event crc check failed", "corrupted",
 )  # fmt: skip
-"""Parts of the texts with which a source ends a stream (error 1236) although it has what follows: it lacks memory or
-disk, or a file is damaged. Every other text is taken for a position that is gone."""
+"""Parts of the texts with which a source ends a stream (error 1236) although it has the events that follow: it lacks
+memory or disk, or a file is damaged. Every other text means that the position is gone."""
 
 
 class Damaged(Unavailable):
-    """An event is damaged: on its way, or in the source's file."""
+    """An event is damaged, in the network or in the source's file."""
 
     code = "damaged_event"
 
 
 class SameServerId(Unavailable):
-    """Somebody reads with this bridge's server id: for a moment that may be its own last connection."""
+    """Another connection reads with this bridge's server id; for a moment it may be the bridge's own last one."""
 
     code = "same_server_id"
 
 
 class _Frame(BinLogStreamReader):  # type: ignore[misc]
-    """mysql-replication's connection, without its reading."""
+    """mysql-replication's connection, without its reader."""
 
     def open(self) -> socket.socket:
-        """Connect, register, ask for the binlog; the socket that it comes from."""
+        """Connect, register, and request the binlog; the socket that receives the binlog."""
         self._BinLogStreamReader__connect_to_stream()
-        found: socket.socket = self._stream_connection._sock
-        return found
+        binlog_socket: socket.socket = self._stream_connection._sock
+        return binlog_socket
 
 
 class BinlogStream:
     """A connection that reads from a position on, until it ends."""
 
     def __init__(self, url: URL, server_id: int, position: Position | None, *, mariadb: bool) -> None:
-        """`position` None: from the first binlog there is, which must be the first there ever was."""
+        """`position` None: read from the first binlog, which must be the first that the source ever wrote."""
         settings = _tls(url) | {
             "host": url.host or "127.0.0.1",
             "port": url.port or 3306,
@@ -71,7 +71,7 @@ class BinlogStream:
             "password": url.password or "",
             "connect_timeout": 5,
             "read_timeout": SILENT_SECONDS,
-            # Whatever the source's setting is now: files from before it was changed are as they were.
+            # Not the source's present setting: older files keep the setting with which they were written.
             "init_command": "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32'",
         }
         socket_path = url.query.get("unix_socket")
@@ -80,9 +80,9 @@ class BinlogStream:
         self._position = position
         self._is_mariadb = mariadb
         self.logs_all = True
-        """Whether the source writes to its binlog all that it changes, also what comes from another server."""
+        """Whether the source writes all its changes to its binlog, including those that it replicates."""
         self._closing = threading.Lock()
-        """Held while the connection is closed: of two threads that do so at once, pymysql refuses the second."""
+        """Held while the connection is closed: pymysql fails if two threads close it at the same time."""
         self._frame = _Frame(
             connection_settings=settings,
             pymysql_wrapper=self._connected,
@@ -96,7 +96,7 @@ class BinlogStream:
         self._settings = settings
 
     def _connected(self, **settings: Any) -> Any:
-        """The connection that the binlog comes from. Raises Purged where what follows the position does not come."""
+        """The connection for the binlog. Raises Purged if the binlog lacks events that follow the position."""
         connection = pymysql.connect(**settings)
         try:
             if self._is_mariadb:
@@ -107,7 +107,7 @@ class BinlogStream:
         return connection
 
     def _from_the_first_file(self) -> None:
-        """Begin at the first file, which a MySQL is told by name: it would begin at its end. Raises Purged."""
+        """Begin at the first file, by its name: without a name MySQL would begin at the end. Raises Purged."""
         with pymysql.connect(**self._settings) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT @@gtid_purged")
             purged = cursor.fetchone()[0]
@@ -118,7 +118,7 @@ class BinlogStream:
             self._frame._BinLogStreamReader__resume_stream = True
 
     def connect(self) -> None:
-        """Raises Purged for a position that is gone or foreign, Unavailable where the source does not answer."""
+        """Raises Purged if the position is gone or foreign, Unavailable if the source does not answer."""
         try:
             if not (self._is_mariadb or (self._position and self._position.gtids)):
                 self._from_the_first_file()
@@ -128,15 +128,15 @@ class BinlogStream:
         self._socket.settimeout(SILENT_SECONDS)
 
     def close(self) -> None:
-        """From any thread: whoever waits for packets is woken."""
+        """Close the connection, from any thread; a thread that waits for packets is woken."""
         with contextlib.suppress(OSError, AttributeError):
-            # Not that of a TLS socket, which takes the session away from under whoever reads.
+            # Not the shutdown of a TLS socket, which would end the session while another thread reads from it.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         with self._closing, contextlib.suppress(pymysql.Error):
             self._frame.close()
 
     def packets(self) -> Iterator[bytes | None]:
-        """Events as they come; None whenever everything received so far has been given out."""
+        """Events in order; None after the last event received so far."""
         rest = b""
         long: list[bytes] = []
         receive = self._socket.recv
@@ -172,13 +172,13 @@ class BinlogStream:
 
 
 def _tls(url: URL) -> dict[str, Any]:
-    """The driver's arguments for TLS, as SQLAlchemy makes them of the URL for the bridge's other connections."""
+    """The driver's TLS arguments, which SQLAlchemy derives from the URL as for the bridge's other connections."""
     _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
     return {name: value for name, value in arguments.items() if name.startswith("ssl")}
 
 
 def refusal(packet: bytes) -> Exception:
-    """The error that the source sends instead of an event."""
+    """The error in a packet that the source sent instead of an event."""
     if packet[0] == 0xFE:
         return Unavailable("the source ended the stream")
     code = int.from_bytes(packet[1:3], "little")

@@ -1,4 +1,4 @@
-"""Tables of ours in a binlog: which they are, and how rows of them are read."""
+"""Notify's tables in a binlog: recognises them, and reads their rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FAMILIES = dict.fromkeys(COLUMNS, "text") | {
     "created_at": "datetime",
     "decided_at": "datetime",
 }
-"""The kind of values that each column has to have."""
+"""The required kind of values of each column."""
 _READ = """
 def add(data, at, end, is_update, transactions):
     last = transactions[-1] if transactions else None
@@ -71,13 +71,12 @@ def add(data, at, end, is_update, transactions):
         )
     return written
 """
-"""A function that adds an event's rows to `transactions`, and returns when the last of ours was written. It is compiled
-for each table map, with the lines that read exactly its columns: no row stands anywhere between the event and its
-message."""
+"""A function that adds an event's rows to `transactions`, and returns when the last message was written. It is compiled
+for each table map, with lines that read exactly its columns, so that messages are made without an intermediate row."""
 
 
 def _headers(text: bytes) -> object:
-    """A row's headers; the text itself where it is no JSON: no target takes it, and the row goes on the list."""
+    """A row's headers, or the text itself if it is not JSON: every target refuses that, and the row is listed."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError):
@@ -85,7 +84,7 @@ def _headers(text: bytes) -> object:
 
 
 def _moment(value: bytes, fraction: int) -> datetime | str:
-    """A row's time; a text that says so where the calendar has none such: no target takes that."""
+    """A row's time, or a text if the calendar has no such time: every target refuses that."""
     try:
         return decoder.moment(value, fraction)
     except ValueError:
@@ -103,7 +102,7 @@ AddRows = Callable[[bytes, int, int, bool, list[BridgedTransaction]], bytes | No
 
 
 class TableRows:
-    """How rows of one table map are read."""
+    """Reads the rows of one table map."""
 
     def __init__(self, table: TableMap) -> None:
         self.name = f"{table.schema}.{table.table}"
@@ -111,7 +110,7 @@ class TableRows:
         self._bitmap = (self._count + 7) // 8
         self._all_present = ((1 << self._count) - 1).to_bytes(self._bitmap, "little")
         is_server = table.table == SERVER.table.name
-        # The server's table is taken when a transaction becomes committed, an outbox when its rows are inserted.
+        # A server's table has a message when its transaction becomes COMMITTED, an outbox when the row is inserted.
         is_skipped = (
             "v12 != b'COMMITTED' or was0 == b'COMMITTED'" if is_server else "is_update or v11 is None or any(v11)"
         )
@@ -132,8 +131,8 @@ class TableRows:
     def add(self, kind: int, packet: bytes, end: int, transactions: list[BridgedTransaction]) -> int:
         """Add an event's rows to the transactions that they belong to.
 
-        The time of the last row of ours in microseconds, by the source's clock; 0 where there is none. Raises
-        Unreadable.
+        Returns the time of the last message's row in microseconds, by the source's clock; 0 if there is no message.
+        Raises Unreadable.
         """
         at = 28
         if kind in WITH_EXTRA:
@@ -157,48 +156,48 @@ class TableRows:
             return 0
         try:
             return int(decoder.moment(written, self._time_fraction).timestamp() * 1_000_000)
-        except ValueError:  # a date that the calendar has not
+        except ValueError:  # the calendar has no such date
             return 0
 
 
 def _check_families(table: TableMap, written: str) -> None:
-    """Raises Unreadable for a column that somebody has altered so that its bytes would be taken for others."""
+    """Raises Unreadable if the type of a column was altered so that its bytes would be misread."""
     for name in (*COLUMNS, written):
-        found = decoder.family(decoder.column(table, name))
-        if found != _FAMILIES[name]:
+        family = decoder.family(decoder.column(table, name))
+        if family != _FAMILIES[name]:
             raise Unreadable(
-                f"column {table.schema}.{table.table}.{name} has another type than Notify gives it ({found}, not "
+                f"column {table.schema}.{table.table}.{name} has another type than Notify gives it ({family}, not "
                 f"{_FAMILIES[name]}): alter it back, then start this bridge with --backfill"
             )
 
 
 class Tables:
-    """The tables of ours, by the numbers that the binlog gives them for a while."""
+    """Notify's tables in one schema, by the numbers that the binlog currently uses for them."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
         self._by_number: dict[int, TableRows | None] = {}
-        self._made: dict[bytes, TableRows] = {}
+        self._by_definition: dict[bytes, TableRows] = {}
 
     def of(self, packet: bytes) -> TableRows | None:
-        """The table that an event has rows of; None for one that is not ours."""
+        """The table of an event's rows; None if it is not one of Notify's tables."""
         return self._by_number.get(int.from_bytes(packet[20:26], "little"))
 
     def clear(self) -> None:
-        """The numbers mean nothing any more."""
+        """Forget the table numbers, which are not valid any more."""
         self._by_number.clear()
 
     def map(self, body: bytes) -> None:
-        """Note which table a number means from now on, and how its rows are read."""
+        """Read the body of a table map event, which says which table a number means from now on."""
         number = int.from_bytes(body[:6], "little")
         key = body[6:]
-        rows = self._made.get(key)
+        rows = self._by_definition.get(key)
         if rows is None:
             schema, name = decoder.names_of(body)
             if schema != self._schema or name not in OURS:
                 self._by_number[number] = None
                 return
-            if len(self._made) > MOST_READERS:
-                self._made.clear()
-            rows = self._made[key] = TableRows(decoder.table_map(body))
+            if len(self._by_definition) > MOST_READERS:
+                self._by_definition.clear()
+            rows = self._by_definition[key] = TableRows(decoder.table_map(body))
         self._by_number[number] = rows

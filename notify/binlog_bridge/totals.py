@@ -1,4 +1,4 @@
-"""A bridge's counts since it began, and how far it is."""
+"""A bridge's counts since it started, and its progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of a bridge since it began. Times are by the source's clock."""
+    """Counts of a bridge since it started. Times are by the source's clock, in microseconds."""
 
     rows: int = 0
     stored: int = 0
@@ -18,11 +18,11 @@ class Totals:
     connections: int = 0
     lag_us: int = 0
     read_through_us: int = 0
-    """All that was committed before this time was read."""
+    """Everything that was committed before this time has been read."""
 
 
 def describe(totals: Totals) -> dict[str, Any]:
-    """For people and --json."""
+    """The totals for the command's output."""
     return {
         "rows": totals.rows,
         "stored": totals.stored,

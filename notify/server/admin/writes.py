@@ -1,4 +1,4 @@
-"""What all admin writes share: a reason, a dry run, and a record with the principal."""
+"""The common parts of all admin writes: a reason, a dry run, and a record with the principal."""
 
 from __future__ import annotations
 
