@@ -1,1 +1,1 @@
-"""Apache Kafka: how a message is a record there, and how every part of Notify reaches the brokers."""
+"""Apache Kafka: the form of a message as a record, and the access of every part of Notify to the brokers."""

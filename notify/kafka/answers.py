@@ -1,4 +1,4 @@
-"""Answers of Kafka's client for administration, which comes with each as a future."""
+"""Waits for the answers of Kafka's admin client, which are futures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
-"""The client itself says that a call has timed out, a moment after its time."""
+"""How much later than its time-out a call may end: the client itself reports the time-out a moment later."""
 GATHERED_GRACE_SECONDS = 1.0
 
 
 def answered(answer: Future[T], seconds: float) -> T:
-    """Wait for an answer to a call that may take so long. Its client is to be kept meanwhile: with it the answer goes.
+    """Wait for the answer to a call with this time-out. The caller must keep the client, or the answer gets lost.
 
-    Raises KafkaException, also where there is no answer in time.
+    Raises KafkaException, also if there is no answer in time.
     """
     try:
         return answer.result(seconds + GRACE_SECONDS)
@@ -29,10 +29,10 @@ def answered(answer: Future[T], seconds: float) -> T:
 
 
 def offset_of(answer: Any) -> int:
-    """The offset that an answer of `list_offsets` tells, -1 for an instant behind the last record.
+    """The offset in an answer of `list_offsets`; -1 for an instant after the last record.
 
-    Raises KafkaException where it tells none: a client answers so, and without an error, while a partition's leader
-    changes. Taken for an end, it would lie before a group's position, and the group would begin anew.
+    Raises KafkaException if the answer has no offset: while a partition's leader changes, the client answers like this
+    without an error. Used as a partition's end, it would be before a group's position, and the group would begin anew.
     """
     offset: int = answer.offset
     if offset == OFFSET_INVALID:
@@ -40,21 +40,20 @@ def offset_of(answer: Any) -> int:
     return offset
 
 
-def gathered(asked: Mapping[K, Future[T]], seconds: float) -> dict[K, T | KafkaError]:
-    """The answers to many calls that may take so long; the brokers' error where they refused one.
+def gathered(calls: Mapping[K, Future[T]], seconds: float) -> dict[K, T | KafkaError]:
+    """Wait for the answers to calls with this time-out; a call that brokers refused has their error.
 
-    None is left behind: a client that is given up while calls of it are under way takes their answers with it.
-    Raises TimeoutError.
+    It waits for all calls, because the answers of a client that is dropped get lost. Raises TimeoutError.
     """
-    waited = concurrent.futures.wait(asked.values(), seconds + GATHERED_GRACE_SECONDS)
+    waited = concurrent.futures.wait(calls.values(), seconds + GATHERED_GRACE_SECONDS)
     if waited.not_done:
         raise TimeoutError
     answers: dict[K, T | KafkaError] = {}
-    for name, answer in asked.items():
+    for name, answer in calls.items():
         try:
             answers[name] = answer.result()
         except KafkaException as raised:
             answers[name] = raised.args[0]
-        except RuntimeError as raised:  # the client's own: it got fewer answers than it asked for
+        except RuntimeError as raised:  # raised by the client if it got too few answers
             answers[name] = KafkaError(KafkaError._PARTIAL, str(raised))
     return answers

@@ -1,9 +1,9 @@
-"""A process of its own in which Kafka's brokers are asked for groups, so that the asking one survives what ends it.
+"""Asks Kafka's brokers about groups in a child process, so that this process survives crashes of Kafka's client.
 
-librdkafka aborts its process where the connection to a group's coordinator drops while it is asked for the group's
-members or positions (https://github.com/confluentinc/librdkafka/issues/4605), and is killed by a fault of its own where
-the answer is that the node is not, or not yet, the coordinator (issue 5040): a node that dies, and the first group of a
-new cluster, ended the server, the audit or the check-up that asked.
+librdkafka aborts its process if the connection to a group's coordinator drops while it is asked for the group's members
+or positions (https://github.com/confluentinc/librdkafka/issues/4605). It crashes if the answer is that the node is not,
+or not yet, the coordinator (issue 5040). So a node that died, or the first group of a new cluster, would end the
+server, the audit or the check-up that asked.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ T = TypeVar("T")
 log = logging.getLogger("notify.kafka")
 
 CHILD = "from notify.kafka.asker_child import main; main()"
-"""Not as a module with `-m`: its classes would have another name there than here."""
+"""Not as a module with `-m`, which would give its classes other names than they have here."""
 ANSWER_SECONDS = 40.0
-"""Longer than all calls of a question may take together. A process that takes longer hangs, and is killed."""
+"""Longer than all calls of a question together may take. A process that takes longer hangs, and is killed."""
 STOP_SECONDS = 5.0
 ATTEMPTS = 2
-"""A question whose process ends is asked again in another one, so many times in all."""
+"""How often a question is asked in all, each time in a new process if the last one ended."""
 
 
 class Asker:
-    """Starts the process when it is needed, and again when it has ended. Close it in the end. One thread at a time."""
+    """Starts the child process when needed, and again if it has ended. Must be closed. For one thread at a time."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -46,14 +46,14 @@ class Asker:
         self._connection: Connection[Any, Any] | None = None
 
     def ask(self, question: Callable[[AdminClient], T]) -> T:
-        """A question's answer. It is a function of a module that this process and the other one import, or a `partial`
-        of one, and may take ANSWER_SECONDS.
+        """The answer to a question: a function of a module that both processes import, or a `partial` of one.
 
-        Raises what the question raises of KafkaException and TimeoutError, and Unavailable where the process ended.
+        It may take ANSWER_SECONDS. Raises the question's KafkaException or TimeoutError; Unavailable if the process
+        ended.
         """
         for _ in range(ATTEMPTS):
             try:
-                answer: T = _told(self._answer(question))
+                answer: T = _result(self._answer(question))
                 return answer
             except (EOFError, ConnectionError):
                 ended = self._ended()
@@ -61,7 +61,7 @@ class Asker:
         raise Unavailable(f"the process that asks Kafka for its groups ended ({ended}); try again")
 
     def close(self) -> None:
-        """End the process: it ends when the socket closes."""
+        """End the process, by closing the socket."""
         if self._connection is not None:
             self._connection.close()
         if self._child is not None:
@@ -73,7 +73,7 @@ class Asker:
         self._child = self._connection = None
 
     def _answer(self, question: Callable[[AdminClient], Any]) -> Answer:
-        """Raises EOFError or ConnectionError where the process has ended, TimeoutError where it hangs."""
+        """Ask the process. Raises EOFError or ConnectionError if it has ended, TimeoutError if it hangs."""
         connection = self._connection or self._started()
         connection.send(question)
         if not connection.poll(ANSWER_SECONDS):
@@ -86,31 +86,31 @@ class Asker:
         return answer
 
     def _started(self) -> Connection[Any, Any]:
-        own, childs = socket.socketpair()
-        with childs:
-            # The same modules as here, wherever this process was started; its output holds only faults.
+        parent_socket, child_socket = socket.socketpair()
+        with child_socket:
+            # The child imports the same modules as this process; it prints only faults.
             path = os.pathsep.join(place or os.getcwd() for place in sys.path)
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-c", CHILD, str(childs.fileno())],
-                pass_fds=[childs.fileno()],
+                [sys.executable, "-P", "-c", CHILD, str(child_socket.fileno())],
+                pass_fds=[child_socket.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": path},
-                start_new_session=True,  # a terminal's interrupt is for the asking process
+                start_new_session=True,  # so that a terminal's interrupt reaches only this process
             )
-        self._connection = Connection(own.detach())
+        self._connection = Connection(parent_socket.detach())
         self._connection.send(self._cluster)
         return self._connection
 
     def _ended(self) -> str:
-        """Let go of a process that has ended; gives how."""
+        """Clean up after a process that has ended; how it ended."""
         child = self._child
         self.close()
         code = 0 if child is None else child.returncode
         return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
-def _told(answer: Answer) -> Any:
+def _result(answer: Answer) -> Any:
     if answer is None:
         raise TimeoutError
     if isinstance(answer, Refusal):

@@ -1,4 +1,4 @@
-"""The process that asks Kafka's brokers in place of the one that wants to know (asker.py)."""
+"""The child process that asks Kafka's brokers on behalf of its parent (asker.py)."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ Answer = Told | Refusal | None
 
 
 def main() -> None:
-    """Answer questions until the asking process closes its end of the socket, as it also does when it dies.
+    """Answer questions until the parent closes its end of the socket, which also happens when the parent dies.
 
-    The socket's number is this process's argument; the cluster comes over the socket, as its settings may be secret.
+    The socket's number is this process's argument. The cluster is sent over the socket, because its settings may be
+    secret.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # who is told to stop still wants an answer, and closes the socket
+    for number in (signal.SIGINT, signal.SIGTERM):  # a parent that is told to stop may still need an answer
         signal.signal(number, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the cluster's secrets
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain the cluster's secrets
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    with contextlib.suppress(EOFError, OSError):  # the asking process is gone
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended
         cluster = connection.recv()
         asking = _Asking(cluster)
         while True:
             question = connection.recv()
-            # In a thread, so that the end of the asking process is noticed while brokers do not answer.
+            # In a thread, so that the parent's end is noticed while brokers do not answer.
             threading.Thread(target=_answer, args=(connection, asking, question), daemon=True).start()
     os._exit(0)  # without waiting for brokers
 
@@ -59,13 +60,13 @@ def _answer(connection: Connection[Any, Any], asking: _Asking, question: Callabl
     try:
         connection.send(asking.answer(question))
     except BaseException:
-        # A fault of this process: its end is what the asking one notices.
+        # A fault of this process: the parent notices its end.
         sys.excepthook(*sys.exc_info())
         os._exit(1)
 
 
 class _Asking:
-    """One question at a time, by a client that is renewed after a refusal: it goes on believing in earlier leaders."""
+    """Asks one question at a time. The client is replaced after an error, since it may use earlier leaders."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -81,4 +82,4 @@ class _Asking:
             error = raised.args[0]
             return Refusal(error.code(), error.str(), error.retriable())
         except TimeoutError:
-            return None  # the client is kept: it has answers under way
+            return None  # the client is kept, because it still waits for answers

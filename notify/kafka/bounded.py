@@ -1,4 +1,4 @@
-"""Calls of Kafka's client within a bound of our own: some of them hang, whatever time they were given."""
+"""Bounds the time of calls of Kafka's client, some of which hang despite their own time-outs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 class Hangs(Exception):
-    """A call has not ended in time. It goes on in its thread, and what it uses is not to be used any more."""
+    """A call has not ended in time. It still runs in its thread, so that its client must not be used any more."""
 
 
 def within(seconds: float, function: Callable[[], T], more: float = 0.0) -> T:
-    """A function's result, called in a thread of its own. Raises what it raises, and Hangs.
+    """Call a function in a thread; its result. Raises the function's errors, and Hangs.
 
-    `more` seconds are waited once `seconds` are over: where the whole process stood still, the call goes on with it.
+    After `seconds` it waits `more` seconds: if the whole process was frozen, the call can still end then.
     """
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
 

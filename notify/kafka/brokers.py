@@ -1,4 +1,4 @@
-"""Kafka's brokers: making topics, waiting for answers, and what their errors mean."""
+"""Makes and lists topics at Kafka's brokers, and translates the brokers' errors."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from notify.kafka.rights import REFUSED, Needs, missing, user_of
 
 CALL_SECONDS = 20.0
 FIRST_ANSWER_SECONDS = 2.0
-"""After so long it is asked why there is no answer."""
+"""After this time without an answer, the reason is looked for."""
 LEAST_OF_BROKERS = 1_048_588
-"""`message.max.bytes` of brokers that nobody has configured."""
+"""The default of a broker's `message.max.bytes`."""
 FOR_NOW = AWAY | {
     KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_CONTROLLER, KafkaError.NETWORK_EXCEPTION,
     KafkaError.THROTTLING_QUOTA_EXCEEDED, KafkaError.BROKER_NOT_AVAILABLE, KafkaError.INVALID_REPLICATION_FACTOR,
 }  # fmt: skip
-"""Errors with which a topic is not made for now: too few brokers are there for its copies, too."""
+"""Temporary errors of making a topic, including too few brokers for its replicas."""
 
 KEPT = {"cleanup.policy": "delete"}
-"""Brokers may compact whatever says nothing else: of messages with one key all but the last would go."""
+"""Topics of messages must not be compacted, which a broker's default may be: only the last message of a key would stay.
+"""
 COMPACTED = {
     "cleanup.policy": "compact", "segment.bytes": str(16 << 20), "segment.ms": "86400000",
     "min.compaction.lag.ms": "86400000", "min.cleanable.dirty.ratio": "0.1",
 }  # fmt: skip
-"""A record stays for a day, so that an audit sees that day's; older ones go soon. By default the segment that is
-written to, of 1 GB or a week, is never compacted."""
+"""A record stays for a day, so that an audit sees that day's records; older ones are compacted soon. By default the
+active segment, of 1 GB or a week, is never compacted."""
 
 
 def translated(error: KafkaError, cluster: Cluster, needs: Needs) -> NotifyError:
-    """An error of Kafka's client as ours, in a sentence that says what to do.
+    """An error of Kafka's client as an error of Notify, with the remedy.
 
-    Conflict for a publisher that is fenced, Unauthorized for a login or certificate that is refused, Forbidden where a
-    right is missing, else Unavailable. Where there is no answer the brokers are asked why, which takes some seconds.
+    Conflict for a fenced publisher, Unauthorized for a refused login or certificate, Forbidden for a missing right,
+    else Unavailable. If brokers do not answer, finding out why takes some seconds.
     """
     code = error.code()
     if code in FENCED:
@@ -55,7 +56,7 @@ def translated(error: KafkaError, cluster: Cluster, needs: Needs) -> NotifyError
 def known_topics(cluster: Cluster, seconds: float = CALL_SECONDS) -> dict[str, TopicMetadata]:
     """The topics that this user may see, by name.
 
-    Raises Unavailable where the brokers do not answer for so long, and Unauthorized at once where they refuse to.
+    Raises Unavailable if the brokers do not answer within `seconds`, and Unauthorized as soon as they refuse the login.
     """
     admin = cluster.admin()
     deadline = time.monotonic() + seconds
@@ -72,10 +73,10 @@ def known_topics(cluster: Cluster, seconds: float = CALL_SECONDS) -> dict[str, T
 
 
 def make_topics(cluster: Cluster, names: list[str], *, compacted: bool = False, largest: int = 0) -> None:
-    """Make topics that are missing, with the partitions that the cluster's settings say (compacted ones: one).
+    """Make missing topics, with the number of partitions in the cluster's settings (compacted topics: one).
 
-    `largest`: bytes of a record that they have to take, 0: whatever the brokers say. Raises Unavailable where the
-    brokers do not answer or cannot do it now, InvalidRequest where they refuse.
+    `largest`: the largest record that they must accept, in bytes; 0: the brokers' default. Raises Unavailable if the
+    brokers do not answer or cannot make them now, InvalidRequest if they refuse.
     """
     config = dict(COMPACTED if compacted else KEPT)
     if largest > LEAST_OF_BROKERS:
@@ -85,24 +86,25 @@ def make_topics(cluster: Cluster, names: list[str], *, compacted: bool = False, 
 
 
 def new_topic(name: str, partitions: int, config: dict[str, str]) -> NewTopic:
-    """A topic to make, with as many replicas as the brokers say."""
+    """A topic to make, with the brokers' default number of replicas."""
     return NewTopic(name, num_partitions=partitions, replication_factor=-1, config=config)
 
 
 def make_missing(cluster: Cluster, wanted: Sequence[NewTopic]) -> list[str]:
-    """Make those topics that are missing. Raises what make_topics raises.
+    """Make the missing topics of `wanted`. Raises the errors of make_topics.
 
-    Returns those that seemed to be missing and exist: made by another meanwhile, or hidden from this user.
+    Returns the names of topics that seemed to be missing but exist: another process has made them in the meantime, or
+    this user may not see them.
     """
-    known = known_topics(cluster)
-    missing = [topic for topic in wanted if topic.topic not in known]
+    topics = known_topics(cluster)
+    missing = [topic for topic in wanted if topic.topic not in topics]
     admin = cluster.admin()
     bounds = {"request_timeout": CALL_SECONDS, "operation_timeout": CALL_SECONDS}
-    made = admin.create_topics(missing, **bounds) if missing else {}
+    answers = admin.create_topics(missing, **bounds) if missing else {}
     existing = []
-    for name, done in made.items():
+    for name, answer in answers.items():
         try:
-            answered(done, CALL_SECONDS)
+            answered(answer, CALL_SECONDS)
         except KafkaException as raised:
             error = raised.args[0]
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
@@ -115,7 +117,7 @@ def make_missing(cluster: Cluster, wanted: Sequence[NewTopic]) -> list[str]:
 
 
 def _not_made(name: str, error: KafkaError, cluster: Cluster) -> InvalidRequest:
-    """The sentence for a topic that the brokers refuse to make."""
+    """The error for a topic that the brokers refuse to make."""
     if error.code() in REFUSED:
         return InvalidRequest(
             f"Kafka shows no topic {name!r} to {user_of(cluster)}, and refuses to make it: grant Create on the topic, "

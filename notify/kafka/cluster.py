@@ -1,4 +1,4 @@
-"""Kafka's clients for a URL: the brokers' addresses and what their operators ask for, such as TLS and SASL."""
+"""Makes Kafka's clients for a URL with the brokers' addresses and client settings, such as those of TLS and SASL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 log = logging.getLogger("notify.kafka")
 
 SETTINGS_FILE = "NOTIFY_KAFKA_SETTINGS"
-"""The environment variable with the path of a file of client settings, `name=value` a line, as Kafka reads."""
+"""The environment variable with the path of a file of client settings, with lines `name=value` as in Kafka's files."""
 _BROKERS = "the brokers are those before the ? of the URL"
 _ONCE = "each message is in Kafka once, and on the disks of all replicas that are in sync"
 _DONE = "a group's position follows what its handlers have finished, and a new group begins where start says"
@@ -38,42 +38,42 @@ OWN_SETTINGS: Mapping[str, str] = {
     "group.id": _MEMBERS, "group.instance.id": _MEMBERS, "partition.assignment.strategy": _MEMBERS,
     "group.protocol": _MEMBERS, "group.remote.assignor": _MEMBERS,
 }  # fmt: skip
-"""Settings that Notify's promises depend on, each with the promise: Notify sets them itself."""
+"""Settings that Notify's guarantees depend on, each with its guarantee: Notify sets them itself."""
 ALIASES = {"queue.buffering.max.ms": "linger.ms", "compression.codec": "compression.type"}
-"""Other names that the client has for settings which Notify sets."""
+"""The client's other names for settings that Notify sets."""
 REFUSED_SETTINGS = "kafka_settings"
-"""The code of an error about settings that Kafka's client refuses: half of a file that is being replaced, maybe."""
+"""The code of an error about settings that Kafka's client refuses, perhaps while their file is being replaced."""
 MOST_BYTES = 1_000_000_000
-"""The client's own bound of a record, by far the largest: brokers and topics have theirs."""
+"""The client's own bound for a record, set to its maximum: brokers and topics have smaller bounds."""
 PARTITIONS, MOST_PARTITIONS = "notify.partitions", 10_000
-"""A setting that is no client's: how many partitions topics of messages get that Notify makes."""
+"""A setting of Notify, not of the client: the number of partitions of topics of messages that Notify makes."""
 COMMON: Mapping[str, Any] = {"log_level": 2}
-"""The client prints to stderr what it also raises; only what is critical, then."""
-_TOLD: set[str] = set()
-"""The settings that were named in the log of this process."""
+"""The client prints its errors to stderr although it also raises them: only critical ones are printed."""
+_LOGGED: set[str] = set()
+"""The settings that this process has logged as overridden."""
 PARTITIONER = "murmur2_random"
 """The partition that Kafka's Java clients choose for a key, so that both kinds of producers keep one order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One Kafka cluster: `brokers` as `host:port,host:port`, `settings` of librdkafka by name."""
+    """One Kafka cluster: its `brokers`, as `host:port,host:port`, and `settings` of librdkafka by name."""
 
     brokers: str
     settings: Mapping[str, str] = field(repr=False)
-    """Not shown in a traceback or a log: passwords may be among them."""
+    """Not shown in tracebacks or logs, because they may contain passwords."""
     partitions: int = -1
-    """The partitions of topics of messages that Notify makes; -1: the brokers' default."""
+    """The number of partitions of topics of messages that Notify makes; -1: the brokers' default."""
     asked: str = field(default="", repr=False, compare=False)
-    """The URL as it was given."""
+    """The original URL."""
 
     @classmethod
     def of(cls, url: str) -> Cluster:
         """The cluster of `kafka://host:port,host:port?security.protocol=SSL&…`.
 
-        Settings of the file that NOTIFY_KAFKA_SETTINGS names count, too; those of the URL win. Raises InvalidRequest
-        for a URL without brokers or with more than them before its settings, a file that cannot be read, and a setting
-        that is Notify's own.
+        Settings in the file of NOTIFY_KAFKA_SETTINGS are added; those of the URL have precedence. Raises InvalidRequest
+        for a URL without brokers, or with a user or a path, for an unreadable file, and for a setting that Notify sets
+        itself.
         """
         if not url.startswith(SCHEME):
             raise InvalidRequest(f"{without_secrets(url)!r} is no Kafka URL: write kafka://host:9092,host:9092")
@@ -97,9 +97,9 @@ class Cluster:
         return cls(brokers, settings, _partitions(settings.pop(PARTITIONS, "")), url)
 
     def again(self) -> Cluster:
-        """This cluster with what the file of settings says now: a password may have been changed.
+        """This cluster with the present settings of the file, because a password may have been changed.
 
-        While the file is missing, empty, or cannot be read, what it said before counts: somebody is replacing it.
+        While the file is missing, empty or unreadable, the earlier settings stay: somebody is replacing the file.
         """
         if not self.asked:
             return self
@@ -114,38 +114,40 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The URL of this cluster with every setting, those of the file included: it may hold secrets."""
+        """The URL of this cluster with all settings, including those of the file: it may contain secrets."""
         own = {} if self.partitions < 0 else {PARTITIONS: str(self.partitions)}
         settings = sorted({**self.settings, **own}.items())
-        query = urllib.parse.urlencode(settings, quote_via=urllib.parse.quote)  # a space is no plus here
+        query = urllib.parse.urlencode(
+            settings, quote_via=urllib.parse.quote
+        )  # a space is encoded as %20, not as a plus
         return f"{SCHEME}{self.brokers}?{query}" if query else f"{SCHEME}{self.brokers}"
 
     def producer(self, own: Mapping[str, Any]) -> Producer:
-        """A producer with Notify's `own` settings; one of transactions where they have a `transactional.id`.
+        """A producer with Notify's `own` settings; a transactional one if they have a `transactional.id`.
 
         Raises InvalidRequest (`kafka_settings`) for a setting that Kafka's client refuses.
         """
-        made = self._made(Producer, own, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES})
-        # It has all the calls of Kafka's producer.
-        return cast(Producer, TransactionalProducer(made)) if "transactional.id" in own else made
+        producer = self._client(Producer, own, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES})
+        # TransactionalProducer has all methods of Kafka's producer.
+        return cast(Producer, TransactionalProducer(producer)) if "transactional.id" in own else producer
 
     def transactional_producer(self, own: Mapping[str, Any]) -> TransactionalProducer:
-        """As `producer`, for `own` settings with a `transactional.id`."""
+        """The same as `producer`, for `own` settings with a `transactional.id`."""
         return cast(TransactionalProducer, self.producer(own))
 
     def consumer(self, own: Mapping[str, Any]) -> Consumer:
-        """A consumer that reads what is committed, and commits nothing by itself. Raises InvalidRequest as above."""
-        return self._made(Consumer, {"enable.auto.commit": False, "isolation.level": "read_committed", **own})
+        """A consumer of committed records that does not commit by itself. Raises InvalidRequest as `producer` does."""
+        return self._client(Consumer, {"enable.auto.commit": False, "isolation.level": "read_committed", **own})
 
     def admin(self, own: Mapping[str, Any] = MappingProxyType({})) -> AdminClient:
-        """A client for topics and groups. Raises InvalidRequest as above."""
-        return self._made(AdminClient, own)
+        """A client for topics and groups. Raises InvalidRequest as `producer` does."""
+        return self._client(AdminClient, own)
 
-    def _made(
+    def _client(
         self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any], defaults: Mapping[str, Any] = COMMON
     ) -> T:
-        """A client with `own` settings, those of the operators, and `defaults` where they say nothing."""
-        self._tell(own)
+        """A client with `own` settings, those of the operators, and `defaults` for the others."""
+        self._log_overridden(own)
         try:
             return kind({**COMMON, **defaults, **self.settings, **own, "bootstrap.servers": self.brokers})
         except KafkaException as refused:
@@ -153,12 +155,12 @@ class Cluster:
         except (TypeError, AttributeError) as refused:  # a setting that takes a function or an object
             raise _refused(refused) from refused
 
-    def _tell(self, own: Mapping[str, Any]) -> None:
-        """Log once which settings of the operators do not count, because Notify's own do."""
+    def _log_overridden(self, own: Mapping[str, Any]) -> None:
+        """Log once each setting of the operators that Notify's own settings override."""
         for name, value in self.settings.items():
             ours = own.get(ALIASES.get(name, name))
-            if ours is not None and str(ours) != value and name not in {*COMMON, *_TOLD}:
-                _TOLD.add(name)
+            if ours is not None and str(ours) != value and name not in {*COMMON, *_LOGGED}:
+                _LOGGED.add(name)
                 log.warning("the Kafka setting %r does not count here: Notify itself sets %s", name, ours)
 
 
@@ -175,11 +177,11 @@ def _partitions(text: str) -> int:
 
 
 def _of_query(query: str) -> dict[str, str]:
-    """The settings behind a URL's `?`. Percent signs are decoded; a plus is one, since passwords have it."""
+    """The settings after a URL's `?`. Percent signs are decoded; a plus stays a plus, since passwords may have it."""
     settings = {}
     for part in filter(None, query.split("&")):
         name, equals, value = part.partition("=")
-        if not equals:  # it may be part of a password, and is not shown
+        if not equals:  # the part may belong to a password, and is not shown
             raise InvalidRequest("a setting in a Kafka URL is name=value; write an & within a value as %26")
         settings[urllib.parse.unquote(name)] = urllib.parse.unquote(value)
     return settings

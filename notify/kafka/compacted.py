@@ -1,7 +1,7 @@
-"""Topics of one partition, most of them compacted: writing records, reading the last value of one key, or of each.
+"""Reads and writes topics of one partition, most of them compacted: the last value of one key, or of all keys.
 
-A busy source writes a record for each batch, and brokers compact only what is older than a day: the last value of a
-key is looked for from the end.
+A busy source writes a record for each batch, and brokers compact only records that are older than a day. So the last
+value of a key is searched from the end.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from notify.kafka.reading import arrived, reader
 from notify.kafka.rights import Needs, of_reader
 
 LAST_RECORDS = 1000
-"""So many offsets are read first, from the end; each time that the key is not among them, four times as many."""
+"""How many offsets are read first, from the end; each time that the key is not among them, four times as many."""
 AT_ONCE = 1000
 POLL_SECONDS = 1.0
 PASSING = AWAY | GONE | {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
-"""Errors of reading that pass: brokers are away, or do not know yet a topic that was made a moment ago."""
+"""Temporary errors of reading: brokers are away, or do not know a new topic yet."""
 
 
 def latest(cluster: Cluster, topic: str, key: bytes, *, whole: bool = False, must_see: bool = False) -> bytes | None:
-    """The last committed value of a key; None where there is none.
+    """The last committed value of a key; None if there is none.
 
-    `whole`: wait for the outcome of transactions that are open. `must_see`: a topic that this user may not see is no
-    missing one. Raises Unavailable, KafkaException.
+    `whole`: wait for the outcome of open transactions. `must_see`: raise if this user may not see the topic. Raises
+    Unavailable, KafkaException.
     """
     reading = _Reading.of(cluster, topic, whole=whole)
     if reading is None:
@@ -54,7 +54,7 @@ def latest(cluster: Cluster, topic: str, key: bytes, *, whole: bool = False, mus
 
 
 def newest(cluster: Cluster, topic: str) -> dict[bytes, bytes]:
-    """The last committed value of each key; empty where there is no such topic. Raises Unavailable."""
+    """The last committed value of each key; empty if there is no such topic. Raises Unavailable."""
     values: dict[bytes, bytes] = {}
     for message in every(cluster, topic):
         key, value = message.key() or b"", message.value()
@@ -66,7 +66,7 @@ def newest(cluster: Cluster, topic: str) -> dict[bytes, bytes]:
 
 
 def every(cluster: Cluster, topic: str) -> Iterator[Message]:
-    """The committed records up to the present end; none where there is no such topic. Raises Unavailable."""
+    """The committed records up to the present end; none if there is no such topic. Raises Unavailable."""
     try:
         reading = _Reading.of(cluster, topic)
         if reading is not None:
@@ -77,9 +77,9 @@ def every(cluster: Cluster, topic: str) -> Iterator[Message]:
 
 
 def write(cluster: Cluster, topic: str, values: Mapping[str, bytes], needs: Needs) -> None:
-    """Write the values of keys; durable when it returns. `needs`: whose rights it takes.
+    """Write the values of keys; they are durable when it returns. `needs`: the rights to name if one is missing.
 
-    Raises Unavailable where Kafka does not take them all, Forbidden, Unauthorized.
+    Raises Unavailable if Kafka does not accept all values, Forbidden, Unauthorized.
     """
     failed: list[str] = []
     try:
@@ -91,16 +91,16 @@ def write(cluster: Cluster, topic: str, values: Mapping[str, bytes], needs: Need
                 key.encode(),
                 on_delivery=lambda error, _: failed.append(error.str()) if error is not None else None,
             )
-        left = producer.flush(CALL_SECONDS)
+        unanswered = producer.flush(CALL_SECONDS)
     except KafkaException as raised:
         raise translated(raised.args[0], cluster, needs) from raised
-    if failed or left:
+    if failed or unanswered:
         reason = f": {failed[0]}" if failed else f" within {CALL_SECONDS:g} s"
         raise Unavailable(f"Kafka does not take what is to be written to topic {topic!r}{reason}")
 
 
 def _check_missing(cluster: Cluster, topic: str) -> None:
-    """Raises KafkaException for a topic that is not listed because this user may not see it."""
+    """Raises KafkaException if the topic is not listed because this user may not see it."""
     admin = cluster.admin()
     described = admin.describe_topics(TopicCollection([topic]), request_timeout=CALL_SECONDS)
     try:
@@ -111,18 +111,18 @@ def _check_missing(cluster: Cluster, topic: str) -> None:
 
 
 class _Reading:
-    """Partition 0 of a topic, up to where it ended when this was made."""
+    """Partition 0 of a topic, up to its end when this object was made."""
 
     def __init__(self, consumer: Consumer, topic: str, until: int) -> None:
         self._consumer = consumer
         self._topic = topic
         self._until = until
         self.begin, self.end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=CALL_SECONDS)
-        """The first offset that there is, and the one behind the last record whose transaction has ended."""
+        """The first offset, and the offset after the last record whose transaction has ended."""
 
     @classmethod
     def of(cls, cluster: Cluster, topic: str, *, whole: bool = False) -> _Reading | None:
-        """None where there is no such topic. `whole`: up to behind the transactions that are open now."""
+        """A reading of a topic; None if there is no such topic. `whole`: include the transactions that are open now."""
         if topic not in known_topics(cluster):
             return None
         until = _end(cluster, topic) if whole else 0
@@ -135,7 +135,7 @@ class _Reading:
         self._consumer.close()
 
     def records(self, start: int) -> Iterator[Message]:
-        """Every committed record from an offset on. Raises KafkaException, Unavailable where none comes for long."""
+        """The committed records from an offset on. Raises KafkaException; Unavailable if no record arrives for long."""
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
         deadline = time.monotonic() + CALL_SECONDS
         while time.monotonic() < deadline:
@@ -153,7 +153,7 @@ class _Reading:
 
 
 def _end(cluster: Cluster, topic: str) -> int:
-    """The offset behind the last record, those of open transactions included."""
+    """The offset after the last record, including records of open transactions."""
     consumer = cluster.consumer({"group.id": "notify-positions", "isolation.level": "read_uncommitted"})
     try:
         return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=CALL_SECONDS)[1])

@@ -1,9 +1,9 @@
-"""Operators ask consumer groups over Kafka to pause or to go back: the records of the topic `notify-control`.
+"""Operators' requests to consumer groups over Kafka to pause or to be reset: the records of the topic `notify-control`.
 
 The topic is compacted and has one partition. A record's key is the group, its value JSON: `{"paused": true, "resets":
-[{"id": "…", "topic": "…", "to": "earliest"}]}`. A record holds all that is asked of its group at that time: whoever
-writes one keeps of the earlier record what still counts. Consumers obey within OBEY_SECONDS. The owner of each
-partition of a reset's topic carries it out once, and keeps its id with its progress (progress.py).
+[{"id": "…", "topic": "…", "to": "earliest"}]}`. A record has all current requests to its group: a new record repeats
+those of the earlier record that still hold. Consumers obey within OBEY_SECONDS. The owner of each partition of a
+reset's topic carries the reset out once, and stores its id with its progress (progress.py).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MOST_ID_CHARACTERS}}}\Z")
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """`to`: `earliest`, `latest`, an instant (RFC 3339 with its zone), or an offset that holds for each partition."""
+    """A reset. `to`: `earliest`, `latest`, an instant (RFC 3339 with a zone), or an offset, used in each partition."""
 
     id: str
     topic: str
     to: str | int
 
     def start(self) -> str | int | datetime:
-        """Where to go to. Raises InvalidRequest for what is none of these."""
+        """The new position. Raises InvalidRequest if `to` is not a position."""
         if isinstance(self.to, int):
             if self.to < 0:
                 raise InvalidRequest(f"a reset goes to an offset from 0 on, not to {self.to}", "out_of_bounds")
@@ -46,7 +46,7 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is asked of a group. `resets`: at most one for each topic, the last one."""
+    """All current requests to a group. `resets`: the last reset of each topic."""
 
     paused: bool = False
     resets: tuple[Reset, ...] = ()
@@ -55,7 +55,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
         return next((reset for reset in self.resets if reset.topic == topic), None)
 
     def encoded(self) -> bytes:
-        """The record's value. Raises InvalidRequest for a reset that no consumer could carry out."""
+        """The record's value. Raises InvalidRequest for a reset that consumers could not carry out."""
         for reset in self.resets:
             reset.start()
             if _ID.match(reset.id) is None:
@@ -64,7 +64,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, value: bytes | None) -> Control:
-        """The wishes of a record; a tombstone asks for nothing. Raises InvalidRequest for one that cannot be read."""
+        """The requests in a record's value; a tombstone has none. Raises InvalidRequest if it cannot be read."""
         if not value:
             return cls()
         try:

@@ -1,4 +1,4 @@
-"""Waiting for the brokers' answers to records within a transaction."""
+"""Waits for the brokers' answers to records within a transaction."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ STEP_SECONDS = 0.25
 
 
 def flush(producer: Producer | TransactionalProducer, is_refused: Callable[[], object], seconds: float) -> None:
-    """Wait until the brokers have answered all records, at most so long. `is_refused`: whether they refused any.
+    """Wait up to `seconds` until the brokers have answered all records. `is_refused`: whether they refused any.
 
-    Once they did, the transaction can only be taken back, and the client sends nothing more of it: only what went
-    with the refused record is waited for, whose answers come with its own.
+    After a refusal the transaction can only be aborted, and the client sends no more of its records. So this waits only
+    for the records sent with the refused one, whose answers arrive together.
     """
     deadline = time.monotonic() + seconds
     while producer.flush(min(STEP_SECONDS, seconds)) and not is_refused() and time.monotonic() < deadline:

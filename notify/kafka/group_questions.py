@@ -1,4 +1,4 @@
-"""Questions of audits and check-ups about groups, which another process asks Kafka's brokers (asker.py)."""
+"""Questions of audits and check-ups about groups, which a child process asks Kafka's brokers (asker.py)."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place
 
 CALL_SECONDS = 15.0
-"""How long the brokers may take to answer. No question asks more than twice, one after the other."""
+"""How long the brokers may take to answer. A question makes at most two calls, one after the other."""
 
 
 def progress_of_all(admin: AdminClient) -> dict[str, dict[Place, Progress]]:
-    """The progress of every Kafka group that has committed any, by partition. Raises KafkaException, TimeoutError."""
-    listed = _told(gathered({"": admin.list_consumer_groups(request_timeout=CALL_SECONDS)}, CALL_SECONDS)[""])
+    """The progress of every Kafka group with committed offsets, by partition. Raises KafkaException, TimeoutError."""
+    listed = _result(gathered({"": admin.list_consumer_groups(request_timeout=CALL_SECONDS)}, CALL_SECONDS)[""])
     return progress_of(admin, [group.group_id for group in listed.valid])
 
 
 def progress_of(admin: AdminClient, groups: Iterable[str]) -> dict[str, dict[Place, Progress]]:
-    """As progress_of_all, of these groups."""
-    asked = {
+    """The progress of these groups that have committed offsets, by partition. Raises KafkaException, TimeoutError."""
+    calls = {
         group: admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=CALL_SECONDS)[
             group
         ]
         for group in groups
     }
     progress = {}
-    for group, answer in gathered(asked, CALL_SECONDS).items():
-        committed = [p for p in _told(answer).topic_partitions or [] if p.offset >= 0]
+    for group, answer in gathered(calls, CALL_SECONDS).items():
+        committed = [p for p in _result(answer).topic_partitions or [] if p.offset >= 0]
         if committed:
             progress[group] = {Place(p.topic, p.partition): Progress.of(p.offset, p.metadata) for p in committed}
     return progress
 
 
 def operations_on(admin: AdminClient, group: str) -> frozenset[str] | None:
-    """The names of the operations that this user may do with a group; None where the brokers do not say.
+    """The names of the operations that this user may do with a group; None if the brokers do not tell.
 
     Raises KafkaException, TimeoutError.
     """
-    asked = admin.describe_consumer_groups([group], include_authorized_operations=True, request_timeout=CALL_SECONDS)
-    allowed = _told(gathered(asked, CALL_SECONDS)[group]).authorized_operations
+    calls = admin.describe_consumer_groups([group], include_authorized_operations=True, request_timeout=CALL_SECONDS)
+    allowed = _result(gathered(calls, CALL_SECONDS)[group]).authorized_operations
     return None if allowed is None else frozenset(operation.name for operation in allowed)
 
 
-def _told(answer: Any) -> Any:
+def _result(answer: Any) -> Any:
     if isinstance(answer, KafkaError):
         raise KafkaException(answer)
     return answer

@@ -1,7 +1,7 @@
-"""Why no broker answers: the address, TLS, the login. Kafka's client itself only says that there is no answer.
+"""Finds out why no broker answers: the address, TLS, or the login. Kafka's client only says that there is no answer.
 
-It tells the reason to a callback, or in a line of its log, while it goes on trying. So the question is asked once more,
-by a client of its own whose callback and log are read.
+While the client tries again, it reports the reason to a callback or in its log. So the brokers are asked again by a
+separate client whose callback and log are read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from notify.errors import NotifyError, Unauthorized, Unavailable
 from notify.kafka.cluster import Cluster
 
 LOOK_SECONDS = 5.0
-"""How long a broker may take before it counts as silent. A refused login is told within one second."""
+"""How long a broker may take before it counts as silent. A refused login is reported within one second."""
 STEP_SECONDS = 0.5
 TLS_SECONDS = 3.0
 LOGIN = frozenset(
     (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.UNSUPPORTED_SASL_MECHANISM)
 )
 TELLING = LOGIN | {KafkaError._SSL, KafkaError._RESOLVE, KafkaError._TRANSPORT}
-"""Errors that give a reason; that all brokers are down is none."""
+"""Errors that contain a reason; that all brokers are down is not a reason."""
 _TLS_LIBRARY = "SSL routines"
 _LOG_INFO = 6
 _MECHANISMS = re.compile(r"supported mechanisms: ?([A-Z0-9, -]*)")
@@ -34,10 +34,10 @@ WHERE = "in the URL, or in the file that NOTIFY_KAFKA_SETTINGS names"
 
 
 def hindrance(cluster: Cluster, seconds: float = LOOK_SECONDS) -> NotifyError | None:
-    """Ask the brokers once more; what keeps them from answering, as a sentence that says what to do. None: they answer.
+    """Ask the brokers again; an error with the reason why they do not answer, and the remedy. None: they answer.
 
-    Unauthorized where trying again cannot help before somebody changes a setting, Unavailable for the rest. Raises
-    InvalidRequest for settings that Kafka's client refuses.
+    The error is Unauthorized if somebody must change a setting first, else Unavailable. Raises InvalidRequest for
+    settings that Kafka's client refuses.
     """
     heard = _Heard()
     admin = cluster.admin({"error_cb": heard.error, "logger": heard.log, "log_level": _LOG_INFO})
@@ -56,12 +56,12 @@ def hindrance(cluster: Cluster, seconds: float = LOOK_SECONDS) -> NotifyError | 
 
 
 def refuses(error: KafkaError) -> bool:
-    """Whether a broker refuses the login, or TLS fails: `refusal` says why."""
+    """Whether a broker refuses the login, or TLS fails; `refusal` gives the reason."""
     return error.code() in LOGIN or _is_of_tls(error)
 
 
 def refusal(error: KafkaError, cluster: Cluster) -> Unauthorized:
-    """A login or a TLS handshake that failed, as a sentence."""
+    """The error for a login or a TLS handshake that failed."""
     text = error.str()
     if not _is_of_tls(error):
         return Unauthorized(_login(cluster, text))
@@ -71,7 +71,7 @@ def refusal(error: KafkaError, cluster: Cluster) -> Unauthorized:
 
 
 def _is_of_tls(error: KafkaError) -> bool:
-    """Whether TLS failed. Kafka's client tells a failure in a handshake's first step as one of the transport."""
+    """Whether TLS failed. Kafka's client reports a failure in a handshake's first step as a transport error."""
     return error.code() == KafkaError._SSL or (error.code() == KafkaError._TRANSPORT and _TLS_LIBRARY in error.str())
 
 
@@ -91,7 +91,7 @@ def _login(cluster: Cluster, text: str) -> str:
 
 
 def _tls(cluster: Cluster, address: str) -> str:
-    """The fault of a broker's certificate as Python's TLS tells it, more than Kafka's client; "": none known."""
+    """The fault of a broker's certificate, which Python reports in more detail than Kafka's client; "": unknown."""
     host, _, port = address.rpartition(":")
     settings = cluster.settings
     try:
@@ -110,7 +110,7 @@ def _tls(cluster: Cluster, address: str) -> str:
             "brokers' certificates"
         )
     except (OSError, ValueError):
-        pass  # another fault than the certificate's: Kafka's client tells it
+        pass  # the fault is not in the certificate, and Kafka's client reports it
     return ""
 
 
@@ -133,12 +133,12 @@ def _unreachable(cluster: Cluster, heard: _Heard, last: KafkaError) -> Unavailab
 
 
 def _bare(text: str) -> str:
-    """The client's text without the address before it and the state behind it."""
+    """The client's text without the address before it and the state after it."""
     return re.sub(r" \(after [^)]*\)$", "", _SENT_TO.sub("", text, count=1)).strip()
 
 
 class _Heard:
-    """The words of a client: `reason`, the first error that gives one, and `closed`, that a broker hung up."""
+    """A client's reports: `reason`, the first error with a reason; `closed`, that a broker closed the connection."""
 
     def __init__(self) -> None:
         self.reason: KafkaError | None = None
@@ -152,7 +152,7 @@ class _Heard:
 
 
 class _Lines(logging.Handler):
-    """Lines of the client's log."""
+    """Reads the lines of the client's log."""
 
     def __init__(self, heard: _Heard) -> None:
         super().__init__()

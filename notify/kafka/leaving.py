@@ -1,7 +1,7 @@
-"""Leaving a consumer group within a bound.
+"""Leaves a consumer group within a time bound.
 
-Kafka's client may hang where it is closed within a rebalance, and its thread with it. A member that hangs goes on with
-heartbeats, so that its partitions stand still until its `max.poll.interval.ms` is over.
+Kafka's client, and its thread, may hang if it is closed during a rebalance. A hanging member still sends heartbeats, so
+that nobody reads its partitions until its `max.poll.interval.ms` is over.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from notify.kafka.bounded import Hangs, within
 log = logging.getLogger("notify.kafka")
 
 LEAVE_SECONDS = 15.0
-"""For a broker that stands still nobody waits longer: the group notices by itself that the member is gone."""
+"""How long to wait for a broker that does not answer: the group notices by itself that the member is gone."""
 
 
 def leave(group: str, end: Callable[[], object], seconds: float = LEAVE_SECONDS) -> bool:
-    """Call what ends a member's clients, in a thread of its own. Whether it has ended within so many seconds.
+    """Call `end`, which closes a member's clients, in a thread; whether it returned within `seconds`.
 
-    If not, the clients are left to themselves: nothing else may use them any more. Raises what `end` raises.
+    If not, the clients are abandoned, and must not be used any more. Raises the errors of `end`.
     """
     try:
         within(seconds, end)

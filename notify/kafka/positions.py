@@ -1,7 +1,7 @@
-"""Where each source stands: a compacted topic a source, of one partition, written in the transaction of the messages.
+"""The positions of sources: each source has a compacted topic of one partition, written in the messages' transactions.
 
-A topic of its own for each source, because an open transaction hides whatever follows it in a partition: another
-source's would hide this one's newest position. A record's key is the source, its value JSON, see Standing.
+Each source has its own topic, because an open transaction hides all records after it in a partition: another source's
+transaction would hide this source's newest position. A record's key is the source, its value JSON, see Standing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from notify.kafka.compacted import latest
 from notify.kafka.records import POSITIONS
 
 SHARED = POSITIONS
-"""Earlier versions kept the positions of all sources in the topic of this name; it is read where a source's own has
-none yet."""
+"""The topic in which earlier versions stored the positions of all sources; it is read if a source's own topic has no
+position yet."""
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How far a source is published. `since`: the position before this one; an audit sees that none is missing."""
+    """A source's position. `since`: the position before it, by which an audit sees that no position is missing."""
 
     epoch: int = 0
     position: str = ""
@@ -31,14 +31,14 @@ def positions_topic(source: str) -> str:
 
 
 def make_positions_topic(cluster: Cluster, source: str) -> None:
-    """Make a source's topic if it is missing. Raises Unavailable, and InvalidRequest where the brokers refuse."""
+    """Make a source's topic if it is missing. Raises Unavailable; InvalidRequest if the brokers refuse."""
     make_topics(cluster, [positions_topic(source)], compacted=True)
 
 
 def standing(cluster: Cluster, source: str) -> Standing:
-    """The last record of a source, in its own topic, else in the one of earlier versions.
+    """The last record of a source, in its own topic, else in the topic of earlier versions.
 
-    Raises Unavailable, also where a transaction of an earlier version is open for too long in the topic of all sources.
+    Raises Unavailable, also if an earlier version's transaction stays open too long in the topic of all sources.
     """
     own = latest(cluster, positions_topic(source), source.encode(), must_see=True)
     if own is not None:
@@ -47,5 +47,5 @@ def standing(cluster: Cluster, source: str) -> Standing:
     return msgspec.json.decode(shared, type=Standing) if shared is not None else Standing()
 
 
-def encoded(known: Standing) -> bytes:
-    return msgspec.json.encode(known)
+def encoded(record: Standing) -> bytes:
+    return msgspec.json.encode(record)

@@ -1,19 +1,19 @@
-"""A group's progress in a partition: the offset that it commits, and what the commit's metadata says beyond that.
+"""A group's progress in a partition: the offset that it commits, and the details in the commit's metadata.
 
 The offset is that of the first record which is not done. The metadata is JSON in ASCII, of at most MOST_CHARACTERS
-(brokers take less than 4,096 by default, `offset.metadata.max.bytes`):
+(brokers accept less than 4,096 by default, `offset.metadata.max.bytes`):
 
-| field | holds |
+| field | content |
 |---|---|
 | `notify` | 1, the version of this encoding |
-| `done` | which records behind the offset are done: base64 of zlib of a bitmap, bit n (lowest first) for offset + n |
+| `done` | the records after the offset that are done: base64 of zlib of a bitmap, bit n (lowest first) for offset + n |
 | `failed` | [[n, attempts], …]: how often the handlers of the record at offset + n have failed |
-| `begun` | [n, …]: an attempt of the record at offset + n has begun; it is noted only where a process died before |
-| `left` | true: whoever had the partition left it in peace, with no handler under way |
+| `begun` | [n, …]: an attempt of the record at offset + n has begun; recorded only if a process died before |
+| `left` | true: the last owner left the partition in good order, with no handler running |
 | `reset` | the id of the last reset of the topic that was carried out here (control.py) |
-| `topic` | Kafka's id of the topic that the offset is of |
+| `topic` | Kafka's id of the topic that the offset belongs to |
 
-Fields that are empty are left out. Metadata of another kind, such as another tool's, counts as none.
+Empty fields are left out. Metadata of another kind, such as another tool's, is ignored.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MOST_CHARACTERS = 4_000
 MOST_SPAN = 16_384
 """The most offsets from the first record that is not done to the last that may be handled."""
 MOST_FAILED = 64
-"""The most records of a partition whose attempts are counted at a time."""
+"""The most records of a partition whose failed attempts are counted at the same time."""
 MOST_BEGUN = 16
-"""The most records of a partition whose attempts are noted before they begin."""
+"""The most records of a partition whose attempts are recorded before they begin."""
 MOST_ID_CHARACTERS = 64
 
 
@@ -49,9 +49,9 @@ class _Metadata(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`done`: offsets above `offset`. `failed`: attempts that failed, by offset. `begun`: the offsets of attempts whose
-    end is not known. `left`: no handler was under way any more, and none was to begin. `topic`: the topic's id;
-    empty where it is not known."""
+    """A group's progress. `done`: offsets above `offset` that are done. `failed`: counts of failed attempts, by offset.
+    `begun`: the offsets of attempts whose end is unknown. `left`: no handler was running, and none was about to begin.
+    `topic`: the topic's id; empty if unknown."""
 
     offset: int
     done: frozenset[int] = frozenset()
@@ -62,7 +62,7 @@ class Progress:
     topic: str = ""
 
     def metadata(self) -> str:
-        """As the commit's metadata. The bounds above are the caller's to keep."""
+        """The commit's metadata. The caller must keep the bounds above."""
         failed = [(offset - self.offset, attempts) for offset, attempts in sorted(self.failed.items())]
         begun = sorted(offset - self.offset for offset in self.begun)
         fields = _Metadata(VERSION, _bitmap(self.offset, self.done), failed, self.reset, begun, self.left, self.topic)
@@ -72,17 +72,17 @@ class Progress:
 
     @classmethod
     def of(cls, offset: int, metadata: str | None) -> Progress:
-        """Progress as it was committed. Metadata that is not ours stands for nothing done, nothing failed."""
+        """The progress of a commit. With metadata from another tool, nothing is done and nothing has failed."""
         try:
-            known = msgspec.json.decode(metadata or "", type=_Metadata)
-            if known.notify != VERSION:
+            decoded = msgspec.json.decode(metadata or "", type=_Metadata)
+            if decoded.notify != VERSION:
                 return cls(offset)
-            done = frozenset(_offsets(offset, known.done))
+            done = frozenset(_offsets(offset, decoded.done))
         except (msgspec.DecodeError, binascii.Error, zlib.error):
             return cls(offset)
-        failed = {offset + n: attempts for n, attempts in known.failed}
-        begun = frozenset(offset + n for n in known.begun)
-        return cls(offset, done, failed, known.reset, begun, known.left, known.topic)
+        failed = {offset + n: attempts for n, attempts in decoded.failed}
+        begun = frozenset(offset + n for n in decoded.begun)
+        return cls(offset, done, failed, decoded.reset, begun, decoded.left, decoded.topic)
 
 
 def _bitmap(base: int, offsets: Iterable[int]) -> str:

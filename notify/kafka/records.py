@@ -1,4 +1,5 @@
-"""A message as a Kafka record, which any Kafka client and Spark can read. docs/distributed.md has this table, too.
+"""The form of a message as a Kafka record, which any Kafka client and Spark can read. The same table is in
+docs/distributed.md.
 
 | record | message |
 |---|---|
@@ -24,34 +25,39 @@ ATTEMPT, DUE, TARGET, REASON = "notify-attempt", "notify-due", "notify-topic", "
 OWN = "notify-"
 """Headers with this prefix are Notify's, not the message's own."""
 ESCAPED = "notify-own-"
-"""Stands before the name of a message's own header that begins like Notify's, so that none is taken for the other."""
+"""The prefix for a message's own header whose name begins like Notify's, so that the two are not confused."""
 
 POSITIONS = "notify-bridge-positions"
-"""Topics that begin so hold how far each source is published (positions.py)."""
+"""The prefix of the topics with each source's position (positions.py)."""
 DELAYED = "notify-delayed"
-"""A compacted topic: delayed messages by id; the release of a message writes a tombstone."""
+"""A compacted topic of earlier versions with delayed messages by id; the release of a message writes a tombstone."""
 Headers = list[tuple[str, str | bytes | None]]
 
 
-def headers_of(t: BridgedTransaction, number: int, m: PackedMessage, now_us: int) -> Headers:
-    """The headers of a transaction's message."""
-    headers: Headers = [(ID, f"{t.id}.{number}".encode()), (GROUP, t.producer_group.encode())]
-    if m.tag is not None:
-        headers.append((TAG, m.tag.encode()))
-    if m.ttl is not None:
-        headers.append((EXPIRES, str(max(now_us, due_us(m, now_us)) + round(m.ttl * 1_000_000)).encode()))
+def headers_of(transaction: BridgedTransaction, number: int, message: PackedMessage, now_us: int) -> Headers:
+    """The headers of the record for message `number` of a transaction."""
+    headers: Headers = [
+        (ID, f"{transaction.id}.{number}".encode()),
+        (GROUP, transaction.producer_group.encode()),
+    ]
+    if message.tag is not None:
+        headers.append((TAG, message.tag.encode()))
+    if message.ttl is not None:
+        expires_us = max(now_us, due_us(message, now_us)) + round(message.ttl * 1_000_000)
+        headers.append((EXPIRES, str(expires_us).encode()))
     headers += [
-        (ESCAPED + name if name.startswith(OWN) else name, value.encode()) for name, value in (m.headers or {}).items()
+        (ESCAPED + name if name.startswith(OWN) else name, value.encode())
+        for name, value in (message.headers or {}).items()
     ]
     return headers
 
 
-def due_us(m: PackedMessage, now_us: int) -> int:
-    """When a message is due, in microseconds since 1970; 0: at once."""
-    if m.delay:
-        return now_us + round(m.delay * 1_000_000)
-    at = microseconds(m.deliver_at) if m.deliver_at is not None else 0
-    return at if at > now_us else 0
+def due_us(message: PackedMessage, now_us: int) -> int:
+    """When a message is due, in microseconds since 1970; 0: immediately."""
+    if message.delay:
+        return now_us + round(message.delay * 1_000_000)
+    at_us = microseconds(message.deliver_at) if message.deliver_at is not None else 0
+    return at_us if at_us > now_us else 0
 
 
 def listed(message: Any) -> Headers:
@@ -69,19 +75,19 @@ def header(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) 
 
 
 def number(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) -> int | None:
-    """The whole number of a header; None if it is missing or none, as in a record of somebody else's."""
+    """The whole number in a header; None if the header is missing or not a number, as in another tool's record."""
     text = header(headers, name)
     return int(text) if text is not None and len(text) < 20 and text.isascii() and text.isdigit() else None
 
 
 def why_dead(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[str, str]:
-    """Why a record of a dead-letter topic is there, in headers named as those of a queue server's dead letters."""
-    said = {
+    """The reason for a record of a dead-letter topic, in headers named as those of a queue server's dead letters."""
+    fields = {
         "notify-dead-letter-topic": header(headers, TARGET),
         "notify-dead-letter-attempts": header(headers, ATTEMPT),
         DEAD_LETTER_REASON: header(headers, REASON),
     }
-    return {name: text for name, text in said.items() if text is not None}
+    return {name: text for name, text in fields.items() if text is not None}
 
 
 def own_headers(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """Notes of dead letters that were sent to their group again, or dropped: in `notify-redriven` and `notify-dropped`.
 
-A note of one that was sent is written in one transaction with the message. Each topic is compacted and has one
-partition. A record's key is `{group}/{partition}@{offset}` of the letter, its value begins with the letter's id: a
-dead-letter topic that is made anew has other messages at these offsets. Behind the id of a letter that was dropped a
-line says who dropped it, and why. An audit takes no notice of these: the letter is dead as before.
+The note of a letter that was sent is written in one transaction with the message. Each topic is compacted and has one
+partition. A record's key is `{group}/{partition}@{offset}` of the letter. Its value begins with the letter's id,
+because a dead-letter topic that is deleted and made again has other messages at these offsets. After the id of a
+dropped letter, a line says who dropped it, and why. An audit ignores drops: the letter is as dead as before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = re.compile(r"(.+)/(\d{1,9})@(\d{1,18})")
 
 
 class Spot(NamedTuple):
-    """A partition of a dead-letter topic and an offset there."""
+    """A letter's place: a partition of a dead-letter topic, and an offset in it."""
 
     partition: int
     offset: int
@@ -30,20 +30,20 @@ class Spot(NamedTuple):
 
 
 def parsed(key: str) -> tuple[str, Spot] | None:
-    """Group and spot of a note; None for a record of another tool."""
-    known = _KEY.fullmatch(key)
-    if known is None:
+    """Group and place in the key of a note; None for a record of another tool."""
+    match = _KEY.fullmatch(key)
+    if match is None:
         return None
-    group, partition, offset = known.groups()
+    group, partition, offset = match.groups()
     return group, Spot(int(partition), int(offset))
 
 
 def letter_id(named: str | None, spot: Spot) -> str:
-    """A letter's id: that in its header, or else its place."""
+    """A letter's id: the id in its header (`named`), or else its place."""
     return named or f"{spot.partition}@{spot.offset}"
 
 
 def read(cluster: Cluster) -> dict[tuple[str, Spot], str]:
-    """The ids of all letters that were sent again; empty without the topic. Raises Unavailable."""
+    """The ids of all letters that were sent again; empty if there is no topic. Raises Unavailable."""
     notes = [(parsed(key.decode("utf-8", "replace")), value) for key, value in newest(cluster, TOPIC).items()]
     return {note: value.decode("utf-8", "replace") for note, value in notes if note is not None}

@@ -1,6 +1,6 @@
-"""Reports of bridges and relays about refused messages beside their sources: the compacted topic `notify-refused`.
+"""Reports of bridges and relays about refused messages of their sources: the compacted topic `notify-refused`.
 
-A record's key is the source, its value the report as JSON (notify/wire.py). Whoever shows groups reads them there.
+A record's key is the source, its value the report as JSON (notify/wire.py). Servers that show groups read the reports.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ TOPIC = "notify-refused"
 
 
 def tell(cluster: Cluster, source: str, report: RefusedReport) -> None:
-    """Write a report. Raises Unavailable, InvalidRequest where the topic cannot be made."""
+    """Write a report. Raises Unavailable; InvalidRequest if the topic cannot be made."""
     make_topics(cluster, [TOPIC], compacted=True)
     write(cluster, TOPIC, {source: encode_json(report)}, of_bridge(source))

@@ -20,11 +20,11 @@ REFUSED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: TRANSACTIONAL_ID,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: CLUSTER,
 }
-"""The kind of resource that an error refuses: the brokers do not say its name."""
+"""The kind of resource that an error is about; the brokers do not tell its name."""
 
 
 class Need(NamedTuple):
-    """Operations on resources of one kind. `why`: what they are for."""
+    """Operations on a resource, or on all whose names begin alike. `why`: the purpose."""
 
     kind: str
     name: str
@@ -41,7 +41,7 @@ class Need(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """All that one role needs."""
+    """The needs of one role."""
 
     role: str
     needs: tuple[Need, ...]
@@ -97,7 +97,7 @@ def of_consumer(group: str = "GROUP", topics: Iterable[str] = ("TOPIC",)) -> Nee
 
 
 def of_reader(topic: str) -> Needs:
-    """The needs of whoever reads one of Notify's own topics to its end."""
+    """The needs of a reader of one of Notify's own topics."""
     return Needs(
         "reader", (Need(TOPIC, topic, ("Read",), "its records"), Need(GROUP, "notify-positions", ("Read",), "reading"))
     )
@@ -152,7 +152,7 @@ def of_audit() -> Needs:
 
 
 def missing(error: KafkaError, cluster: Cluster, needs: Needs) -> Forbidden | None:
-    """The sentence for an error of a right that is missing; None for another error."""
+    """The error for a missing right, with the rights to grant; None if the client's error is another one."""
     kind = REFUSED.get(error.code())
     if kind is None:
         return None
@@ -162,6 +162,6 @@ def missing(error: KafkaError, cluster: Cluster, needs: Needs) -> Forbidden | No
 
 
 def user_of(cluster: Cluster) -> str:
-    """Whom the brokers know this client as, as far as its settings say."""
+    """The user that the brokers know this client as, by its settings."""
     user = cluster.settings.get("sasl.username")
     return f"user {user!r}" if user else "this client"

@@ -1,8 +1,8 @@
 """Subscriptions of consumer groups over Kafka: the records of the topic `notify-subscriptions`.
 
-Kafka keeps a group's offsets, and neither its mode, tags and filter, nor where it began. Whoever owns a partition notes
-them here, for the audit and for whoever shows groups. The topic is compacted and has one partition. A record's key is
-`{group}/{topic}/{partition}`, its value JSON, see Subscribed.
+Kafka stores a group's offsets, but not its mode, tags and filter, and not where it began. The owner of a partition
+writes these here, for audits and for servers that show groups. The topic is compacted and has one partition. A record's
+key is `{group}/{topic}/{partition}`, its value JSON, see Subscribed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Place(NamedTuple):
 
 
 class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A group's subscription of a partition. `start`: the first offset that it takes in this way.
+    """A group's subscription to a partition. `start`: the first offset that it reads with this subscription.
 
-    `at`: where the group was later on, at most some hours ago; 0: nobody has noted it since the start.
-    `inbox_from_us`: when its consumers first told of an inbox, in microseconds since 1970; -1: they have none.
-    `topic_id`: Kafka's id of the topic; empty where it is not known.
+    `at`: a later offset of the group, at most some hours old; 0: none was recorded since the start.
+    `inbox_from_us`: when its consumers first reported an inbox, in microseconds since 1970; -1: they have none.
+    `topic_id`: Kafka's id of the topic; empty if unknown.
     """
 
     mode: str
@@ -44,12 +44,12 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
     topic_id: str = ""
 
     def takes_as(self, other: Subscribed) -> bool:
-        """Whether both take the same messages of the same topic in the same way, wherever they began."""
+        """Whether both subscriptions are equal except for where they began."""
         is_same_topic = self.topic_id == other.topic_id or not (self.topic_id and other.topic_id)
         return is_same_topic and (self.mode, self.tags, self.filter) == (other.mode, other.tags, other.filter)
 
     def with_inbox_of(self, other: Subscribed) -> Subscribed:
-        """The same, with the inbox that another note tells of; where both have one, since the first note."""
+        """This subscription with the inbox of another record; if both have an inbox, with the earlier time."""
         from_us = other.inbox_from_us
         if min(from_us, self.inbox_from_us) >= 0:
             from_us = min(from_us, self.inbox_from_us)
@@ -57,7 +57,7 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Subscriptions:
-    """The notes of one group. Its calls block."""
+    """The recorded subscriptions of one group. Its methods block."""
 
     def __init__(self, cluster: Cluster, group: str) -> None:
         self._cluster = cluster
@@ -65,11 +65,11 @@ class Subscriptions:
         self._noted: dict[Place, Subscribed] | None = None
 
     def note(self, wanted: Mapping[Place, Subscribed], *, begins: bool, renews: bool = False) -> None:
-        """Note subscriptions; durable when it returns.
+        """Record subscriptions; they are durable when it returns.
 
-        `begins`: the group begins at these offsets, for the first time or after a reset. Otherwise it goes on there,
-        and only what has changed since the last note is written; with `renews` also where it is. Raises Unavailable,
-        InvalidRequest where the topic cannot be made.
+        `begins`: the group begins at these offsets, for the first time or after a reset. Otherwise it continues there,
+        and only changes since the last record are written; with `renews` also the group's present offset. Raises
+        Unavailable; InvalidRequest if the topic cannot be made.
         """
         if self._noted is None or renews:  # somebody may have deleted the topic
             make_topics(self._cluster, [TOPIC], compacted=True)
@@ -83,12 +83,12 @@ class Subscriptions:
                 since = noted.with_inbox_of(subscribed).inbox_from_us
                 changed[place] = msgspec.structs.replace(subscribed, inbox_from_us=since)
             else:
-                kept = noted.with_inbox_of(subscribed)
-                kept = msgspec.structs.replace(kept, topic_id=subscribed.topic_id or noted.topic_id)
+                updated = noted.with_inbox_of(subscribed)
+                updated = msgspec.structs.replace(updated, topic_id=subscribed.topic_id or noted.topic_id)
                 if renews and max(noted.start, noted.at) < subscribed.start:
-                    kept = msgspec.structs.replace(kept, at=subscribed.start)
-                if kept != noted:
-                    changed[place] = kept
+                    updated = msgspec.structs.replace(updated, at=subscribed.start)
+                if updated != noted:
+                    changed[place] = updated
         if not changed:
             return
         values = {f"{self._group}/{p.topic}/{p.partition}": msgspec.json.encode(s) for p, s in changed.items()}
@@ -96,19 +96,19 @@ class Subscriptions:
         self._noted |= changed
 
     def last(self) -> dict[Place, tuple[int, str]]:
-        """Where the group was when that was noted last, and the id of the topic, by partition. Raises Unavailable."""
+        """The group's last recorded offset and the topic's id, by partition. Raises Unavailable."""
         noted = read(self._cluster).items()
         return {place: (max(s.start, s.at), s.topic_id) for (group, place), s in noted if group == self._group}
 
 
 def read(cluster: Cluster) -> dict[tuple[str, Place], Subscribed]:
-    """Every noted subscription, by group and partition; empty without the topic. Raises Unavailable."""
+    """All recorded subscriptions, by group and partition; empty if there is no topic. Raises Unavailable."""
     records = [parsed(key.decode("utf-8", "replace"), value) for key, value in newest(cluster, TOPIC).items()]
     return {(noted[0], noted[1]): noted[2] for noted in records if noted is not None}
 
 
 def parsed(key: str, value: bytes | None) -> tuple[str, Place, Subscribed] | None:
-    """Group, partition and subscription of a record; None for one of a later version, or of another tool."""
+    """Group, partition and subscription of a record; None for a record of a later version or another tool."""
     try:
         group, topic, partition = key.split("/")
         return group, Place(topic, int(partition)), msgspec.json.decode(value or b"", type=Subscribed)

@@ -1,4 +1,4 @@
-"""The ids of topics: one that was deleted and made anew has another, however many records it has."""
+"""The ids of topics: a topic that was deleted and made again has another id."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CALL_SECONDS = 10.0
 
 
 def topic_ids(admin: AdminClient, topics: Collection[str], seconds: float) -> dict[str, str]:
-    """The ids of those of the topics that there are, by name. Raises KafkaException, TimeoutError."""
+    """The ids of the existing topics among `topics`, by name. Raises KafkaException, TimeoutError."""
     if not topics:
         return {}
-    asked = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=seconds)
+    calls = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=seconds)
     ids = {}
-    for name, answer in gathered(asked, seconds).items():
+    for name, answer in gathered(calls, seconds).items():
         if not isinstance(answer, KafkaError):
             ids[name] = str(answer.topic_id)
         elif answer.code() not in GONE:
@@ -29,22 +29,22 @@ def topic_ids(admin: AdminClient, topics: Collection[str], seconds: float) -> di
 
 
 class TopicIds:
-    """The ids of the topics of a consumer, as the brokers said last."""
+    """The ids of a consumer's topics, by the brokers' last answers."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._admin: AdminClient | None = None
-        self._known: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
 
     def look(self, topics: Collection[str]) -> None:
-        """Ask for them; a topic that is missing keeps the id that it had. Blocks. Raises KafkaException."""
+        """Read the ids of topics; a missing topic keeps its earlier id. Blocks. Raises KafkaException."""
         admin, self._admin = self._admin or self._cluster.admin(), None
         try:
-            self._known |= topic_ids(admin, topics, CALL_SECONDS)
+            self._ids |= topic_ids(admin, topics, CALL_SECONDS)
         except TimeoutError:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
-        self._admin = admin  # one that was not answered is not asked again
+        self._admin = admin  # a client whose call failed is not used again
 
     def of(self, topic: str) -> str:
-        """Empty where it is not known."""
-        return self._known.get(topic, "")
+        """The id of a topic; empty if unknown."""
+        return self._ids.get(topic, "")

@@ -1,6 +1,6 @@
-"""Topics of messages: made explicitly, never by a broker for the sake of a record, and the largest record of each.
+"""Topics of messages: makes them explicitly, so that brokers never make them by default; knows their largest record.
 
-A topic that is made here takes every legal message, also where the brokers' default is smaller.
+A topic that is made here accepts every legal message, even if the brokers' default is smaller.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ from notify.kafka.records import Headers
 from notify.limits import LIMITS, check_name
 
 LOOK_SECONDS = 60.0
-"""How old the size of a topic's largest record may be; one that is too large has it looked up anew."""
+"""How long the size of a topic's largest record is cached; it is read again for a record that is too large."""
 RECORD_BYTES, HEADER_BYTES = 128, 16
-"""The most that a record has besides its key, value and headers, alone in its batch; and a header besides its texts."""
+"""The most bytes of a record besides its key, value and headers, alone in its batch; and of a header besides its texts.
+"""
 LARGEST_RECORD = LIMITS.message_bytes + LIMITS.key_bytes + LIMITS.headers_bytes + (16 << 10)
-"""A legal message with Notify's headers."""
+"""The size of the largest legal message with Notify's headers."""
 UNKNOWN = 1 << 30
-"""The largest record of a topic whose configuration this user may not see: the broker itself refuses larger ones."""
+"""The assumed size if this user may not see a topic's configuration: the broker itself refuses larger records."""
 
 
 class Topics:
-    """The topics that one publisher writes to."""
+    """The topics that one publisher writes to, with their largest records."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._largest: dict[str, tuple[int, float]] = {}
-        """The bytes of the largest record of a topic, and when that was looked up."""
+        """The size of the largest record of each topic, and when it was read."""
 
     def largest(self, name: str, *, anew: bool = False) -> int:
-        """The bytes of the largest record that a topic takes; the topic is made if it is missing.
+        """The size, in bytes, of the largest record that a topic accepts; the topic is made if it is missing.
 
-        Raises InvalidRequest for a name that no message's topic has, and for a topic that the brokers refuse to make,
-        Unavailable where they do not answer.
+        Raises InvalidRequest for an illegal name, and if the brokers refuse to make the topic; Unavailable if they do
+        not answer. `anew`: read the size again.
         """
-        known = self._largest.get(name)
-        if known is not None and not anew and time.monotonic() - known[1] < LOOK_SECONDS:
-            return known[0]
+        cached = self._largest.get(name)
+        if cached is not None and not anew and time.monotonic() - cached[1] < LOOK_SECONDS:
+            return cached[0]
         check_name("topic", name)
         if name.startswith(OWN_TOPICS):
             raise InvalidRequest(f"topic {name!r} is one of Notify's own in Kafka: give it another name", "own_topic")
@@ -55,7 +56,7 @@ class Topics:
 
     def _look(self, name: str) -> int:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-        admin = self._cluster.admin()  # its calls end with it
+        admin = self._cluster.admin()  # kept in a variable, because its calls end with it
         try:
             config = answered(admin.describe_configs([resource], request_timeout=CALL_SECONDS)[resource], CALL_SECONDS)
         except KafkaException:
@@ -64,7 +65,7 @@ class Topics:
 
 
 def record_bytes(key: bytes | None, value: bytes, headers: Headers) -> int:
-    """The most bytes that a record takes, alone in its batch and uncompressed."""
+    """The largest possible size of a record, in bytes, alone in its batch and uncompressed."""
     size = RECORD_BYTES + len(key or b"") + len(value)
     for name, text in headers:
         size += HEADER_BYTES + len(name) + len(text or b"")

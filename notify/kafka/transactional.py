@@ -1,16 +1,17 @@
-"""A producer of transactions that three faults of Kafka's client, librdkafka 2.16, cannot harm.
+"""A transactional producer that works around three faults of Kafka's client, librdkafka 2.16.
 
-After brokers had died it was seen to wait for minutes, without a bound, in `send_offsets_to_transaction`: calls end in
-time here.
+First, after brokers had died the client waited for minutes in `send_offsets_to_transaction`, without a bound. Here
+calls end in time.
 
-And it may lose a record. A broker stores a record of a transaction, and its answer gets lost; the transaction is taken
-back while the record waits to be sent again. The client then gives the record's sequence number to the next record for
-that partition. The broker takes that one for a repetition of the first and answers that it is stored, though what it
-has belongs to the transaction that was taken back. So a producer whose records may have been stored without an answer
-begins no other transaction. A new one of the same transactional id has another epoch, in which numbers begin anew.
+Second, the client may lose a record. A broker stores a record of a transaction, but its answer gets lost, and the
+transaction is aborted while the record waits to be sent again. The client then gives the record's sequence number to
+the next record for that partition. The broker regards that record as a repetition of the first and answers that it is
+stored, although the stored one belongs to the aborted transaction. So a producer whose records may have been stored
+without an answer begins no other transaction. A new producer with the same transactional id has another epoch, in which
+sequence numbers begin anew.
 
-And it may wait, while it takes a transaction back, for a record that it does not send: it empties its queue once, and a
-record whose connection breaks after that comes into the queue again. Each call empties the queue anew.
+Third, while it aborts a transaction, the client may wait for a record that it does not send: it empties its queue once,
+and a record whose connection breaks after that is put into the queue again. Here each call empties the queue again.
 """
 
 from __future__ import annotations
@@ -30,42 +31,42 @@ log = logging.getLogger("notify.kafka")
 OnDelivery = Callable[[KafkaError | None, Any], None]
 
 MORE_SECONDS = 10.0
-"""A call of the client may end so long after its time, and is waited for."""
+"""How long after its time-out a call of the client may still end before it counts as hanging."""
 
 
 ABORT_SECONDS = 2.0
-"""A call that takes a transaction back gets so long before it is made again."""
+"""The time-out of one attempt to abort a transaction."""
 
 
 class TransactionalProducer:
-    """Kafka's producer. Once a call hangs, each later one fails at once: whoever has it makes a new one.
+    """Kafka's producer. After a call has hung, each later call fails immediately, and the caller makes a new producer.
 
-    A new producer of the same transactional id ends what the hanging one has open.
+    A new producer with the same transactional id ends the open transaction of the hanging one.
     """
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._hangs = False
         self.is_spent = False
-        """Records of a transaction that was taken back may have been stored: `begin_transaction` fails from then on."""
+        """Records of an aborted transaction may have been stored, so that `begin_transaction` fails from now on."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
     def init_transactions(self, seconds: float) -> None:
-        """As the client's. Raises KafkaException, with _TIMED_OUT where the call hangs."""
+        """The client's method. Raises KafkaException, with _TIMED_OUT if the call hangs."""
         self._within(seconds, self._producer.init_transactions)
 
     def begin_transaction(self) -> None:
-        """As the client's. Raises KafkaException, also for a producer that is spent: whoever has it makes a new one."""
+        """The client's method. Also raises KafkaException if the producer is spent: then the caller makes a new one."""
         if self.is_spent:
             raise KafkaException(
                 KafkaError(KafkaError._STATE, "the client may lose records after what it took back: a new one is made")
             )
         self._producer.begin_transaction()
 
-    def produce(self, *given: Any, on_delivery: OnDelivery | None = None, **named: Any) -> None:
-        """As the client's."""
+    def produce(self, *args: Any, on_delivery: OnDelivery | None = None, **kwargs: Any) -> None:
+        """The client's method."""
 
         def answered(error: KafkaError | None, record: Any) -> None:
             if error is not None and error.code() not in NEVER_STORED:
@@ -73,20 +74,20 @@ class TransactionalProducer:
             if on_delivery is not None:
                 on_delivery(error, record)
 
-        self._producer.produce(*given, **named, on_delivery=answered)  # type: ignore[misc]
+        self._producer.produce(*args, **kwargs, on_delivery=answered)  # type: ignore[misc]
 
     def send_offsets_to_transaction(self, positions: list[Any], group: Any, seconds: float) -> None:
-        """As `init_transactions`."""
+        """The client's method, bounded like `init_transactions`."""
         self._within(seconds, partial(self._producer.send_offsets_to_transaction, positions, group))
 
     def commit_transaction(self, seconds: float) -> None:
-        """As `init_transactions`. Where it hangs, the transaction may be committed or not."""
+        """The client's method, bounded like `init_transactions`. If it hangs, the outcome is unknown."""
         self._within(seconds, self._producer.commit_transaction)
 
     def abort_transaction(self, seconds: float) -> None:
-        """As `init_transactions`."""
+        """The client's method, bounded like `init_transactions`."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > ABORT_SECONDS:
+        while (remaining := deadline - time.monotonic()) > ABORT_SECONDS:
             try:
                 self._within(ABORT_SECONDS, self._producer.abort_transaction)
             except KafkaException as error:
@@ -94,7 +95,7 @@ class TransactionalProducer:
                     raise
             else:
                 return
-        self._within(max(0.0, left), self._producer.abort_transaction)
+        self._within(max(0.0, remaining), self._producer.abort_transaction)
 
     def _within(self, seconds: float, call: Callable[[float], None]) -> None:
         if self._hangs:

@@ -1,12 +1,12 @@
-"""Delayed messages that their topics refused for good when they were due: a list that a person decides about.
+"""Delayed messages that their topics refused permanently when they were due: a list that an operator decides about.
 
-| topic | holds |
+| topic | content |
 |---|---|
-| `notify-delayed.refused` | the messages, each with the brokers' reason; nothing else removes them |
+| `notify-delayed.refused` | the messages, each with the brokers' reason; they are never removed |
 | `notify-undelivered` | the decisions: key = offset in the other topic, value = Decision as JSON; compacted |
 
-A decision says which message it is about: where the first topic is made anew, other messages have these offsets.
-A message that is sent after all is written in one transaction with the decision: once, whoever asks for it how often.
+A decision contains the id of its message: if the first topic is deleted and made again, other messages get the same
+offsets. A message that is sent after all is written in one transaction with the decision, so that it is sent once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from notify.kafka.transactional import TransactionalProducer
 TOPIC = f"{records.DELAYED}.refused"
 DECISIONS = "notify-undelivered"
 SOURCE = "notify-delayed"
-"""The name under which the list is shown beside those of bridges and relays."""
+"""The name of this list among the sources of bridges and relays."""
 WAITING, SENT, DROPPED = "WAITING", "SENT", "DROPPED"
 STATES = (WAITING, SENT, DROPPED)
 CODE = "refused"
@@ -40,7 +40,7 @@ _TRANSACTION_MILLISECONDS = 10_000
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A person's decision about a message: of this id, refused at this time. One of an earlier version has neither."""
+    """An operator's decision about the message with this id and time of refusal; earlier versions stored neither."""
 
     state: str
     reason: str
@@ -48,13 +48,13 @@ class Decision(msgspec.Struct, frozen=True):
     refused_us: int = 0
 
     def is_of(self, message: Undelivered) -> bool:
-        """Whether it is about a message that is where the decided one was."""
+        """Whether it is about this message, which is at the offset of the decided one."""
         return not self.id or (self.id, self.refused_us) == (message.id, message.refused_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """One message of the list. `headers`: its own, as its topic is to have them."""
+    """One message of the list. `headers`: the headers with which it is sent to its topic."""
 
     offset: int
     id: str
@@ -67,8 +67,8 @@ class Undelivered:
 
     @classmethod
     def of(cls, offset: int, at_us: int, key: bytes | None, value: bytes, headers: Headers) -> Undelivered:
-        """From its record, refused at `at_us` (microseconds since 1970)."""
-        kept = [header for header in headers if header[0] not in (records.DUE, records.TARGET, records.REASON)]
+        """The message of a record that was refused at `at_us` (microseconds since 1970)."""
+        message_headers = [each for each in headers if each[0] not in (records.DUE, records.TARGET, records.REASON)]
         return cls(
             offset,
             records.header(headers, records.ID) or f"{TOPIC}@{offset}",
@@ -77,12 +77,12 @@ class Undelivered:
             at_us,
             key,
             value,
-            kept,
+            message_headers,
         )
 
 
 class Decisions:
-    """All that was decided."""
+    """All decisions, by the offset of their messages."""
 
     def __init__(self, by_offset: Mapping[int, Decision]) -> None:
         self._by_offset = by_offset
@@ -100,38 +100,38 @@ class UndeliveredList:
         self._cluster = cluster
 
     def decisions(self) -> Decisions:
-        """Raises Unavailable."""
+        """All decisions. Raises Unavailable."""
         return Decisions(
             {int(key): msgspec.json.decode(value, type=Decision) for key, value in _decided(self._cluster)}
         )
 
     def read(self) -> Iterator[Undelivered]:
-        """Every message that was refused, the oldest first. Raises Unavailable."""
+        """All refused messages, the oldest first. Raises Unavailable."""
         for record in every(self._cluster, TOPIC):
             at_us = record.timestamp()[1] * 1000
             headers = records.listed(record)
             yield Undelivered.of(record.offset() or 0, at_us, record.key(), record.value() or b"", headers)
 
     def retry(self, ids: Collection[str] | None, reason: str) -> list[dict[str, Any]]:
-        """Send messages that wait to their topics: those of these ids, None: all; what became of each.
+        """Send waiting messages to their topics: those with these ids, or (None) all; the result for each.
 
         Raises Unavailable.
         """
         return self._decide(ids, Decision(SENT, reason))
 
     def drop(self, ids: Collection[str] | None, reason: str) -> list[dict[str, Any]]:
-        """Give up messages that wait: they are never sent."""
+        """Drop waiting messages, which are then never sent; ids, result and errors as in `retry`."""
         return self._decide(ids, Decision(DROPPED, reason))
 
     def _decide(self, ids: Collection[str] | None, decision: Decision) -> list[dict[str, Any]]:
         make_topics(self._cluster, [DECISIONS], compacted=True)
         items: list[dict[str, Any]] = []
         try:
-            producer = self._producer()  # from here on another's decision cannot be committed
-            known = self.decisions()
+            producer = self._producer()  # from here on no other process can commit a decision
+            earlier = self.decisions()
             topics = Topics(self._cluster)
             for message in self.read():
-                if known.of(message) is None and (ids is None or message.id in ids):
+                if earlier.of(message) is None and (ids is None or message.id in ids):
                     if producer.is_spent:
                         producer = self._producer()
                     items.append({"id": message.id, "topic": message.topic} | _carried_out(
@@ -141,7 +141,7 @@ class UndeliveredList:
         return items
 
     def _producer(self) -> TransactionalProducer:
-        """Fences every earlier one."""
+        """A producer, which fences all earlier producers of decisions."""
         own = {"transactional.id": _TRANSACTIONAL_ID, "transaction.timeout.ms": _TRANSACTION_MILLISECONDS}
         producer = self._cluster.transactional_producer(own)
         producer.init_transactions(CALL_SECONDS)
@@ -151,7 +151,7 @@ class UndeliveredList:
 def _carried_out(
     producer: TransactionalProducer, topics: Topics, message: Undelivered, decision: Decision
 ) -> dict[str, Any]:
-    """Carry out a decision in a transaction of its own: a message that is refused again holds up no other."""
+    """Carry out a decision in its own transaction, so that a message that is refused again delays no other."""
     errors: list[KafkaError] = []
 
     def answered(error: KafkaError | None, _: Message) -> None:
@@ -160,7 +160,7 @@ def _carried_out(
 
     try:
         if decision.state == SENT:
-            topics.largest(message.topic)  # it is made where it is missing
+            topics.largest(message.topic)  # makes the topic if it is missing
     except InvalidRequest as refused:
         return {"status": refused.status, "detail": str(refused)}
     producer.begin_transaction()

@@ -1,1 +1,1 @@
-"""The relay: from a table to a queue server, for databases without a binlog that could be read."""
+"""The relay: it moves messages from a table to a queue, for databases without a readable binlog."""

@@ -1,6 +1,6 @@
-"""Moving to a target that knows transactions by id: what is sent again after a failure is known there, and stored once.
+"""Moves transactions to a target that recognises ids: a transaction that is sent again after a failure is stored once.
 
-Several relays may move at once, since a second sending does no harm: also one that was frozen and wakes.
+Several relays may move at the same time, even one that was frozen and wakes up, because sending twice does no harm.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from notify.sinks.order import HeldBack, is_for_now
 from notify.sinks.sink import PutsById
 from notify.threads import in_thread
 
-TAKEN = (200, 201)
+STORED = (200, 201)
 PAGES = 100
-"""A round reads at most so many pages behind a transaction that the target refuses for now.
+"""The most pages that a round reads after a transaction that the target refuses for now.
 
-Where the target takes less than half of a page, the next page is read without the topics that it refused: a query that
-leaves them out passes over any number of their rows at once.
+If the target accepts less than half of a page, the next page is read without the topics that it refused: a query
+without these topics skips any number of their rows.
 """
 
 
 class ById:
-    """Moves pages of outboxes."""
+    """Moves pages of outboxes by id."""
 
     def __init__(self, sink: PutsById, rows: Rows, total: Relayed) -> None:
         self._sink = sink
@@ -32,37 +32,37 @@ class ById:
         self._total = total
 
     async def move(self, outbox: Outbox) -> bool:
-        """Move what waits; False if there was nothing. Raises Backpressure where the target takes nothing for now."""
-        held = HeldBack()
-        said = ""
+        """Move waiting transactions; False if there were none. Raises Backpressure if the target accepts none now."""
+        held_back = HeldBack()
+        reason = ""
         wait = 0.0
         moved = False
-        behind: Place | None = None
+        last: Place | None = None
         for _ in range(PAGES):
-            page: Page = await in_thread(self._rows.page, outbox, behind, held.topics)
+            page: Page = await in_thread(self._rows.page, outbox, last, held_back.topics)
             if page.end is None:
                 break
-            behind = page.end
-            sent = [t for t in page.transactions if not held.holds(t)] if held else page.transactions
-            taken, refusals = [], page.unreadable
-            for t, item in zip(sent, await self._sink.put(sent) if sent else (), strict=True):
-                if item.status in TAKEN:
-                    taken.append(t.id)
+            last = page.end
+            sent = [t for t in page.transactions if not held_back.holds(t)] if held_back else page.transactions
+            stored, refusals = [], page.unreadable
+            for transaction, item in zip(sent, await self._sink.put(sent) if sent else (), strict=True):
+                if item.status in STORED:
+                    stored.append(transaction.id)
                 elif is_for_now(item):
-                    held.hold(t, topics=item.code == "backlog_full")
-                    said = said or f"{item.detail} ({item.code})"
+                    held_back.hold(transaction, topics=item.code == "backlog_full")
+                    reason = reason or f"{item.detail} ({item.code})"
                     wait = max(wait, item.retry_after or 0.0)
                 else:
-                    refusals.append(Refusal.of(t, item))
-            if taken or refusals:
-                await in_thread(self._rows.note, outbox, taken, refusals)
-                self._total.sent += len(taken)
+                    refusals.append(Refusal.of(transaction, item))
+            if stored or refusals:
+                await in_thread(self._rows.note, outbox, stored, refusals)
+                self._total.sent += len(stored)
                 self._total.refused += len(refusals)
                 moved = True
-            if not held or page.is_last:
+            if not held_back or page.is_last:
                 break
-            if len(taken) < len(sent) / 2 or not sent:
-                held.widen()
-        if held and not moved:
-            raise Backpressure(f"the target takes nothing for now: {said}", retry_after=wait)
+            if len(stored) < len(sent) / 2 or not sent:
+                held_back.widen()
+        if held_back and not moved:
+            raise Backpressure(f"the target takes nothing for now: {reason}", retry_after=wait)
         return moved

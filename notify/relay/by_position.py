@@ -1,6 +1,6 @@
-"""Moving to a target that knows no ids: the position names the batch, so that one that was published is only marked.
+"""Moves transactions to a target that knows no ids: the position names a published batch, which is then only marked.
 
-One relay of a database publishes at a time, the one that holds all buckets.
+Only one relay of a database publishes at a time: the relay that holds all buckets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from notify.wire import BridgedTransaction, PackedBridgeBatch
 
 
 class ByPosition:
-    """Moves pages of outboxes."""
+    """Moves pages of outboxes by position."""
 
     def __init__(self, sink: Sink, rows: Rows, leases: Leases, total: Relayed) -> None:
         self._sink = sink
@@ -30,8 +30,11 @@ class ByPosition:
         self._epoch = 0
 
     async def move(self, outbox: Outbox) -> bool:
-        """Move a page; False if there was nothing. Whoever holds the leases publishes: a target that hears of another
-        relay is asked again, Unavailable meanwhile."""
+        """Move a page; False if there was nothing to move.
+
+        Raises Unavailable while another relay holds the leases, or if it published last: then the target is claimed
+        again.
+        """
         try:
             return await self._move(outbox)
         except Conflict as error:
@@ -44,35 +47,35 @@ class ByPosition:
             self._name = self._name or "relay-" + await in_thread(self._rows.source)
             epoch, position = await self._sink.claim(self._name)
             if position:
-                table, names = json.loads(position)
-                last = next(o for o in OUTBOXES if o.table.name == table)
-                await in_thread(self._rows.note, last, names, [])
-            self._epoch = epoch  # not before the last batch is marked: it would be published again
+                table, published = json.loads(position)
+                last_outbox = next(each for each in OUTBOXES if each.table.name == table)
+                await in_thread(self._rows.note, last_outbox, published, [])
+            self._epoch = epoch  # only after the last batch is marked, which would be published again otherwise
             if position:
                 return True
         page: Page = await in_thread(self._rows.page, outbox)
         if not page.transactions and not page.unreadable:
             return False
-        epoch, self._epoch = self._epoch, 0  # until the batch is marked: else claim again, and see what became of it
-        names, refusals = await self._publish(outbox, page.transactions, epoch)
-        await in_thread(self._rows.note, outbox, names, refusals + page.unreadable)
+        epoch, self._epoch = self._epoch, 0  # if marking the batch fails, claim again to learn whether it was published
+        published, refusals = await self._publish(outbox, page.transactions, epoch)
+        await in_thread(self._rows.note, outbox, published, refusals + page.unreadable)
         self._epoch = epoch
-        self._total.sent += len(names)
+        self._total.sent += len(published)
         self._total.refused += len(refusals) + len(page.unreadable)
         return True
 
     async def _publish(
         self, outbox: Outbox, transactions: list[BridgedTransaction], epoch: int
     ) -> tuple[list[str], list[Refusal]]:
-        """Append what the target takes; its ids, and what the target refuses for good."""
+        """Append the transactions that the target accepts; their ids, and refusals of the others."""
         refusals: list[Refusal] = []
         while transactions:
-            names = [t.id for t in transactions]
-            position = json.dumps([outbox.table.name, names])
+            transaction_ids = [t.id for t in transactions]
+            position = json.dumps([outbox.table.name, transaction_ids])
             batch = PackedBridgeBatch(epoch=epoch, expected_position="", position=position, transactions=transactions)
             refused = {item.id: item for item in (await self._sink.append(self._name, batch)).refused}
             if not refused:
-                return names, refusals
+                return transaction_ids, refusals
             refusals += [Refusal.of(t, refused[t.id]) for t in transactions if t.id in refused]
             transactions = [t for t in transactions if t.id not in refused]
         return [], refusals

@@ -1,11 +1,11 @@
-"""Which keys a relay moves, where several relays serve one database; and being woken when something came.
+"""Leases: they divide the keys of one database among several relays. Also wakes a relay when rows arrive.
 
-In PostgreSQL a bucket of key hashes is an advisory lock of the relay's session: it is free again in the moment that
-the session ends, whatever ended it. The database itself ends a session that is silent for LEASE_SECONDS, so that a
-relay that is frozen, or whose machine is gone, loses its keys to the others. It does no harm when it wakes: the queue
-knows ids. Relays that are there hold a lock each, too, so that all can count them and take only their share. In MySQL
-and MariaDB one relay holds all (a bridge serves them better), SQLite knows no sessions: a second relay does no harm,
-but the order per key is then only nearly kept.
+In PostgreSQL a bucket of key hashes is an advisory lock of the relay's session: it is free as soon as the session ends,
+for whatever reason. The database ends a session that is silent for LEASE_SECONDS, so that a relay that is frozen, or
+whose machine is gone, loses its keys to other relays. It does no harm when it wakes up, because the queue knows ids.
+Each running relay also holds a lock that shows its presence, so that all relays can count them and take only their
+share. In MySQL and MariaDB one relay holds all keys (a bridge serves these databases better). SQLite has no sessions: a
+second relay does no harm there, but the order per key may then be broken now and then.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from notify.pooler import REMEDY, TRANSACTION, pool_mode
 
 BUCKETS = 32
 LEASE_SECONDS = 20.0
-"""How long a relay may be silent: then its session ends, and with it its leases. From version 14 of PostgreSQL on."""
+"""How long a relay may be silent before its session ends with its leases; needs PostgreSQL 14 or later."""
 LOCK_SECONDS = 10.0
-"""How long a relay waits for rows that another session has locked, before it says so and tries again."""
+"""How long a relay waits for rows that another session has locked, before it logs that and tries again."""
 STOP_SECONDS = 0.5
-"""How long a relay that listens may take to notice that it is stopped."""
+"""How long a listening relay may take to notice that it is stopped."""
 _BUCKET_CLASS, _PRESENCE_CLASS = 74_001, 74_002
 
 
@@ -36,45 +36,44 @@ class Leases(Protocol):
     """The leases of one relay."""
 
     def renew(self) -> bool:
-        """Take this relay's share, give back what is more. False while it holds nothing."""
+        """Take this relay's share of the keys, and release the rest. False if it holds no keys."""
         ...
 
     def all(self) -> bool:
-        """Whether everything is this relay's."""
+        """Whether this relay holds all keys."""
         ...
 
     def condition(self, table: sa.Table) -> Any:
-        """The condition on message 0 that a transaction is this relay's.
+        """The SQL condition, on message 0 of a transaction, that this relay sends the transaction.
 
-        By the key of message 0, since a transaction is sent whole, and of one key one relay alone may send: else two
-        would overtake each other. One without a key goes by its id, so that such transactions spread over all relays.
+        It uses the key of message 0, because a transaction is sent as a whole, and only one relay may send messages of
+        a key: two relays would break the order. Without a key it uses the id, so that all relays share the work.
         """
         ...
 
     def limit(self, connection: Connection) -> None:
-        """Have the database end this transaction, too, where the relay is silent in it, since it holds rows, or waits
-        for rows that somebody else holds."""
+        """Bound this transaction: the database ends it if the relay is silent, or waits too long for locked rows."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Until something came, so many seconds are over, or `stop` was called."""
+        """Return when rows may have arrived, after `seconds`, or when `stop` was called."""
         ...
 
     def stop(self) -> None:
-        """Have `wait`, in another thread, return."""
+        """End a `wait` in another thread."""
         ...
 
     def lose(self) -> None:
-        """Give up what is held: the next `renew` begins with a new session."""
+        """Release all keys; the next `renew` begins a new session."""
         ...
 
     def close(self) -> None: ...
 
 
 def leases_of(engine: Engine, seconds: float = LEASE_SECONDS, *, alone: bool = False) -> Leases:
-    """The leases that this kind of database allows; `seconds`: how long the relay may be silent.
+    """The leases for this kind of database; `seconds`: how long the relay may be silent.
 
-    `alone`: one relay at a time is to hold all of them, the others none.
+    `alone`: one relay at a time holds all keys, the others none.
     """
     if engine.dialect.name == "postgresql":
         return PostgreSqlLeases(engine, seconds, alone=alone)
@@ -84,7 +83,7 @@ def leases_of(engine: Engine, seconds: float = LEASE_SECONDS, *, alone: bool = F
 
 
 class NoLeases:
-    """SQLite: everything is this relay's."""
+    """Leases for SQLite: every relay holds all keys."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
@@ -99,7 +98,7 @@ class NoLeases:
         return sa.true()
 
     def limit(self, connection: Connection) -> None:
-        """A file's lock ends with the process only."""
+        """Does nothing: the lock of a SQLite file ends only with the process."""
 
     def wait(self, seconds: float) -> None:
         self._stopping.wait(seconds)
@@ -108,17 +107,17 @@ class NoLeases:
         self._stopping.set()
 
     def lose(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there are no locks to release."""
 
     def close(self) -> None:
-        """As `lose`."""
+        """Does nothing, like `lose`."""
 
 
 class MySqlLease(NoLeases):
-    """One relay at a time: a named lock of its session."""
+    """A lease for MySQL and MariaDB: one relay at a time holds a named lock of its session."""
 
     def __init__(self, engine: Engine, seconds: float = LEASE_SECONDS) -> None:
-        """`seconds`: how long this relay may be silent, whole ones."""
+        """`seconds`: how long this relay may be silent, rounded to whole seconds."""
         super().__init__()
         self._engine = engine
         self._seconds = seconds
@@ -129,13 +128,13 @@ class MySqlLease(NoLeases):
             self._connection = self._engine.connect()
             self._connection.exec_driver_sql(f"SET SESSION wait_timeout = {round(self._seconds)}")
         name = "CONCAT('notify-relay-', DATABASE())"
-        held = self._connection.exec_driver_sql(f"SELECT IS_USED_LOCK({name}) = CONNECTION_ID()").scalar()
-        got = held == 1 or self._connection.exec_driver_sql(f"SELECT GET_LOCK({name}, 0)").scalar() == 1
+        is_held = self._connection.exec_driver_sql(f"SELECT IS_USED_LOCK({name}) = CONNECTION_ID()").scalar() == 1
+        is_held = is_held or self._connection.exec_driver_sql(f"SELECT GET_LOCK({name}, 0)").scalar() == 1
         self._connection.rollback()
-        return got
+        return is_held
 
     def limit(self, connection: Connection) -> None:
-        # MySQL has no bound for a transaction: there it is one for the session, which the relay uses all the time.
+        # MySQL has no bound for a transaction, so the session is bounded there, which the relay uses all the time.
         seconds = round(self._seconds)
         connection.exec_driver_sql(
             f"SET SESSION wait_timeout = {3 * seconds} /*M! , idle_transaction_timeout = {seconds} */"
@@ -143,8 +142,10 @@ class MySqlLease(NoLeases):
 
     def wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self._stopping.wait(min(left, self._seconds / 4)):
-            if left > self._seconds / 4:
+        while (remaining := until - time.monotonic()) > 0 and not self._stopping.wait(
+            min(remaining, self._seconds / 4)
+        ):
+            if remaining > self._seconds / 4:
                 self.renew()
 
     def lose(self) -> None:
@@ -158,17 +159,17 @@ class MySqlLease(NoLeases):
 
 
 class PostgreSqlLeases:
-    """Buckets by advisory locks, and LISTEN."""
+    """Leases for PostgreSQL: buckets of keys by advisory locks; LISTEN wakes the relay."""
 
     def __init__(self, engine: Engine, seconds: float = LEASE_SECONDS, *, alone: bool = False) -> None:
-        """`seconds`: how long this relay may be silent. `alone`: it holds all keys or none, and shares with nobody."""
+        """`seconds`: how long this relay may be silent. `alone`: it holds either all keys or none."""
         self._engine = engine
         self._seconds = seconds
         self._alone = alone
         self._connection: Connection | None = None
-        self._me = int.from_bytes(os.urandom(3))
+        self._presence_id = int.from_bytes(os.urandom(3))
         self.held: set[int] = set()
-        """The buckets that are this relay's."""
+        """The buckets that this relay holds."""
         self._lock = threading.Lock()
         self._stopping = False
         self._closed = False
@@ -193,33 +194,35 @@ class PostgreSqlLeases:
         for step in range(BUCKETS):
             if len(self.held) >= share:
                 break
-            bucket = (self._me + step) % BUCKETS
+            bucket = (self._presence_id + step) % BUCKETS
             if bucket not in self.held:
-                got = connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_BUCKET_CLASS}, {bucket})").scalar()
-                if got:
+                is_locked = connection.exec_driver_sql(
+                    f"SELECT pg_try_advisory_lock({_BUCKET_CLASS}, {bucket})"
+                ).scalar()
+                if is_locked:
                     self.held.add(bucket)
         return bool(self.held)
 
     def _take_all(self, connection: Connection) -> bool:
-        """All buckets or none, in one order: of two relays that begin at once, one gets the first, and so all."""
+        """Take all buckets or none, in a fixed order: only one of two relays gets the first bucket, and then all."""
         for bucket in range(BUCKETS):
             if bucket in self.held:
                 continue
             if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_BUCKET_CLASS}, {bucket})").scalar():
-                for taken in self.held:
-                    connection.exec_driver_sql(f"SELECT pg_advisory_unlock({_BUCKET_CLASS}, {taken})")
+                for held in self.held:
+                    connection.exec_driver_sql(f"SELECT pg_advisory_unlock({_BUCKET_CLASS}, {held})")
                 self.held.clear()
                 return False
             self.held.add(bucket)
         return True
 
     def _connected(self) -> Connection:
-        """The session that holds the locks; with a new one they have to be taken anew.
+        """The session that holds the locks; a new session begins without locks.
 
-        Raises what connecting does, and InvalidRequest for a pooler that gives each transaction another session.
+        Raises the errors of connecting, and InvalidRequest for a pooler that gives each transaction another session.
         """
         if self._closed:
-            # A relay that is stopped leaves a thread behind for a moment: it must not begin a session anew.
+            # A stopped relay leaves a thread behind for a moment, which must not begin another session.
             raise Unavailable("this relay has stopped")
         if self._connection is not None and not self._connection.closed and not self._connection.invalidated:
             return self._connection
@@ -229,19 +232,19 @@ class PostgreSqlLeases:
         self._connection = self._engine.connect()
         at_level(self._connection, "AUTOCOMMIT")
         self._connection.exec_driver_sql(set_in_session(KEEPALIVE))
-        # There is no such setting before version 14: then only the end of the session ends a lease.
+        # PostgreSQL before version 14 does not have this setting: there a lease ends only with the connection.
         self._connection.exec_driver_sql(
             f"SELECT set_config(name, '{round(1000 * self._seconds)}', false) FROM pg_settings "
             "WHERE name = 'idle_session_timeout'"
         )
-        self._connection.exec_driver_sql(f"SELECT pg_advisory_lock({_PRESENCE_CLASS}, {self._me})")
+        self._connection.exec_driver_sql(f"SELECT pg_advisory_lock({_PRESENCE_CLASS}, {self._presence_id})")
         self._connection.exec_driver_sql(f"LISTEN {WAKE_CHANNEL}")
         return self._connection
 
     def limit(self, connection: Connection) -> None:
         milliseconds = round(1000 * self._seconds)
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}")
-        # The log says then that somebody holds its rows, and it can be stopped. MySQL has such a bound by itself.
+        # So a relay can log that its rows are locked, and can be stopped. MySQL has such a bound by default.
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(1000 * min(LOCK_SECONDS, self._seconds))}")
 
     def all(self) -> bool:
@@ -255,23 +258,23 @@ class PostgreSqlLeases:
 
     def wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not self._stopping and (left := until - time.monotonic()) > 0:
-            if self._is_told(min(left, self._seconds / 4)):
+        while not self._stopping and (remaining := until - time.monotonic()) > 0:
+            if self._is_woken(min(remaining, self._seconds / 4)):
                 return
             with self._lock:
-                self._connected().exec_driver_sql("SELECT 1")  # not silent for too long
+                self._connected().exec_driver_sql("SELECT 1")  # keeps the session from being silent for too long
 
-    def _is_told(self, seconds: float) -> bool:
-        """Whether a commit wakes this relay within so many seconds. Raises Unavailable where the session has ended."""
+    def _is_woken(self, seconds: float) -> bool:
+        """Whether a commit wakes this relay within `seconds`. Raises Unavailable if the session has ended."""
         with self._lock:
             connection = self._connected()
         driver: Any = connection.connection.driver_connection
         until = time.monotonic() + seconds
         try:
-            while not self._stopping and (left := until - time.monotonic()) > 0:
-                for _ in driver.notifies(timeout=min(left, STOP_SECONDS), stop_after=1):
+            while not self._stopping and (remaining := until - time.monotonic()) > 0:
+                for _ in driver.notifies(timeout=min(remaining, STOP_SECONDS), stop_after=1):
                     return True
-        except connection.dialect.loaded_dbapi.Error as error:  # the driver's own: SQLAlchemy takes no part in this
+        except connection.dialect.loaded_dbapi.Error as error:  # the driver's error, since SQLAlchemy is not involved
             connection.invalidate(error)
             raise Unavailable(f"the database ended the session that waits for new rows: {error}") from error
         return False
@@ -289,7 +292,7 @@ class PostgreSqlLeases:
             self._end_session()
 
     def _end_session(self) -> None:
-        """And with it its locks."""
+        """End the session, and with it all locks."""
         if self._connection is not None:
             self._connection.invalidate()
             self._connection.close()

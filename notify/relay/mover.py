@@ -1,4 +1,4 @@
-"""The protocol of a way to move a page of an outbox to a target, and the counts of a relay."""
+"""The protocol that moves a page of an outbox to a target, and the counts of a relay."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from notify.outbox import Outbox
 
 @dataclass(slots=True)
 class Relayed:
-    """Counts of a relay. `refused` ones stay in their table, on the list of refused messages."""
+    """Counts of transactions. Refused transactions stay in their table, and are on the list of refused messages."""
 
     sent: int = 0
     refused: int = 0
 
 
 class Mover(Protocol):
-    """One way to move."""
+    """Moves transactions to one kind of target."""
 
     async def move(self, outbox: Outbox) -> bool:
-        """Read, send and mark; False if there was nothing.
+        """Read, send and mark transactions; False if there was nothing to move.
 
-        Raises Unavailable where source or target are away, or take nothing for now.
+        Raises Unavailable if the source or the target is away, or accepts nothing for now.
         """
         ...

@@ -1,10 +1,10 @@
-"""The relay: moves committed transactions from a table to a target, each whole, once. For databases without a binlog
-that could be read: PostgreSQL and SQLite.
+"""The relay: moves committed transactions from a table to a target, each as a whole and once. It serves databases
+without a readable binlog: PostgreSQL and SQLite.
 
-It claims by state (`relayed = 0`), never by an id above the last one: a transaction that commits later with an
-earlier id is not passed over. Several relays of one database share its keys: each holds leases on buckets of key hashes
-(leases.py), so that the order per key is kept. What the target will never take goes to the list of refused messages
-(notify/refused.py), and the relay goes on.
+It selects rows by state (`relayed = 0`), not by ids above the last one, so that it does not miss a transaction that
+commits later with an earlier id. Several relays of one database divide its keys: each holds leases on buckets of key
+hashes (leases.py), so that the order per key is kept. Messages that the target will never accept are put on the list of
+refused messages (notify/refused.py), and the relay continues with the next ones.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ ANNOUNCE_SECONDS = 2.0
 
 
 class Relay:
-    """Moves what waits in one database to one target: the service's outbox, and the server's own table."""
+    """Moves the waiting messages of one database, in a service's outbox and a server's table, to one target."""
 
     def __init__(self, engine: Engine, url: str, *, lease_seconds: float = LEASE_SECONDS) -> None:
-        """`lease_seconds`: how long it may be silent before another relay gets its keys."""
+        """`lease_seconds`: how long this relay may be silent before another relay gets its keys."""
         self._lease_seconds = lease_seconds
         self._engine = engine
         self._url = url
@@ -53,17 +53,17 @@ class Relay:
         self._leases: Leases
         self._rows: Rows
         self._may_lack_queues: MayLackQueues | None = None
-        """The target, as long as it is not known whether it has queues."""
+        """The target, until it is known whether it has queues."""
         self.total = Relayed()
         self.listed = 0
-        """How many refused transactions of this database wait for a person."""
+        """How many refused transactions of this database wait for a decision."""
 
     async def run(self, *, interval: float = 0.2, once: bool = False) -> Relayed:
-        """Until cancelled, or with `once` until the outbox is empty. An unreachable target or database is waited for.
+        """Run until cancelled, or with `once` until the outbox is empty. Waits for an unreachable target or database.
 
-        `interval`: seconds between two looks where nobody says that something came. With `once` raises Unavailable if
-        the target is away, or if other relays hold all of the keys. Raises InvalidRequest if there is no table,
-        WrongRole for a server's own table and a target without queues.
+        `interval`: seconds between two looks if no notification arrives. With `once` raises Unavailable if the target
+        is away, or if other relays hold all keys. Raises InvalidRequest if there is no table, WrongRole if the table is
+        a server's and the target has no queues.
         """
         sink = open_sink(self._url)
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
@@ -87,8 +87,8 @@ class Relay:
                     if isinstance(error, sa.exc.SQLAlchemyError) and not is_away(error):
                         raise
                     if once:
-                        raise Unavailable(f"the relay cannot go on: {reason_of(error)}") from error
-                    # Other topics may have rows by then, however long the one that waits has to.
+                        raise Unavailable(f"the relay cannot continue: {reason_of(error)}") from error
+                    # Not longer than RETRY_MAX_SECONDS, since other topics may have new rows by then.
                     wait = max(backoff.next(), min(getattr(error, "retry_after", 0.0), RETRY_MAX_SECONDS))
                     log.warning("again in %.1f s: %s", wait, reason_of(error))
                     if isinstance(error, sa.exc.SQLAlchemyError):
@@ -103,20 +103,20 @@ class Relay:
                 await in_thread(self._leases.close)
 
     def _lose_sessions(self) -> None:
-        """The next session is a new one: this database may be a standby now, and its address another server's."""
+        """Close all sessions: the database may have become a standby, and its address may lead to another server."""
         self._leases.lose()
         self._engine.dispose()
 
     async def _round(self, mover: Mover, showing: Showing, once: bool) -> bool:
-        """Move some of each table. False if there was nothing. Says now and then how it stands.
+        """Move a part of each table, and announce this relay now and then. False if there was nothing to move.
 
-        With `once` it says at once what was refused, and raises Unavailable where other relays hold all of the keys.
+        With `once` it reports refused messages immediately, and raises Unavailable if other relays hold all keys.
         """
         is_due = time.monotonic() - self._announced >= ANNOUNCE_SECONDS
         if not self._rows.outboxes or is_due:
             await in_thread(self._rows.find)
         if self._may_lack_queues is not None and SERVER in self._rows.outboxes:
-            # It may be a server of this very database: what it stores would be here already, and marked as moved.
+            # The target may be a server of this same database, where its messages are already, and would be marked.
             await self._may_lack_queues.check_queues()
             self._may_lack_queues = None
         if is_due or (once and self.total.refused > self.listed):
@@ -129,18 +129,18 @@ class Relay:
                 raise Unavailable("other relays of this database hold all of its keys: they move what waits")
             return False
         moved = False
-        waits: Backpressure | None = None
+        backpressure: Backpressure | None = None
         for outbox in self._rows.outboxes:
             try:
                 moved = await mover.move(outbox) or moved
             except Backpressure as error:
-                waits = error
-        if waits is not None and not moved:
-            raise waits
+                backpressure = error
+        if backpressure is not None and not moved:
+            raise backpressure
         return moved
 
     def _announce(self) -> tuple[str, RefusedReport]:
-        """Say in the server's registry, if there is one, that this relay runs; the source and its refused messages."""
+        """Write a heartbeat to the server's registry, if there is one; the source's name and its refused messages."""
         report = self._rows.listed()
         self.listed = report.waiting
         if SERVER in self._rows.outboxes:
@@ -150,4 +150,4 @@ class Relay:
         try:
             return self._rows.source(), report
         except InvalidRequest:
-            return "", report  # a database without a source id has nobody to tell of
+            return "", report  # without a source id the target cannot show the report

@@ -1,4 +1,4 @@
-"""A relay's side of its database: pages of what waits in an outbox, and what became of it. Called from threads."""
+"""A relay's access to its database: it reads pages of waiting transactions, and marks them. Called from threads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ log = logging.getLogger("notify.relay")
 
 PAGE_TRANSACTIONS = 500
 PAGE_BYTES = 16 << 20
-"""A page has at most so many bytes of bodies, or one transaction."""
+"""The most bytes of bodies in a page; it has at least one transaction."""
 MOST_READ_BYTES = 64 << 20
-"""A transaction with more bytes of bodies is refused unread: a relay that ran out of memory would do so at each start.
-The targets' own bounds lie far below."""
+"""A transaction with more bytes of bodies is refused unread: otherwise a relay might run out of memory at each start.
+The targets' own bounds are far below."""
 MOST_LEFT_OUT = 1000
-"""A query names so many topics at most. The transactions of more are read, and wait unsent."""
+"""The most topics that a query leaves out. Transactions of further topics are read, and wait unsent."""
 
 
 @dataclass(slots=True)
 class Page:
-    """Waiting transactions, the oldest first; those that cannot be read; and where the next page begins."""
+    """Waiting transactions, the oldest first; refusals of unreadable ones; and the place of the last transaction."""
 
     transactions: list[BridgedTransaction] = field(default_factory=list)
     unreadable: list[Refusal] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Page:
 
 
 class Rows:
-    """The outboxes of one database, the parts of them that a relay's leases cover."""
+    """The outboxes of one database, limited to the keys that a relay's leases cover."""
 
     def __init__(self, engine: Engine, leases: Leases, mover: str) -> None:
         """`mover`: the relay's name on the list of refused messages."""
@@ -52,9 +52,9 @@ class Rows:
         self.outboxes: list[Outbox] = []
 
     def find(self) -> None:
-        """Look which outboxes there are, until both are: a service or server may make its tables at any time.
+        """Look for outboxes, until both kinds are found: a service or server may make its tables at any time.
 
-        Raises InvalidRequest where the database has none.
+        Raises InvalidRequest if the database has no outbox.
         """
         if self._has_list and len(self.outboxes) == len(OUTBOXES):
             return
@@ -77,7 +77,7 @@ class Rows:
         self.outboxes = outboxes
 
     def _adopt(self, outboxes: list[Outbox]) -> None:
-        """List what was refused while there was no list."""
+        """Put transactions on the list that were refused while there was no list."""
         for outbox in outboxes:
             while True:
                 with self._engine.begin() as connection:
@@ -89,43 +89,45 @@ class Rows:
                 )
 
     def source(self) -> str:
-        """The database's source id. Raises InvalidRequest where it has none."""
+        """The database's source id. Raises InvalidRequest if it has none."""
         with self._engine.connect() as connection:
             return source_name(connection)
 
-    def page(self, outbox: Outbox, behind: Place | None = None, left_out: Collection[str] = ()) -> Page:
-        """Transactions that wait in an outbox, from behind a place on; not those of topics that are left out."""
+    def page(self, outbox: Outbox, after: Place | None = None, left_out: Collection[str] = ()) -> Page:
+        """Transactions that wait in an outbox after a place, without those of the topics in `left_out`."""
         with self._engine.connect() as connection:
-            narrowed = self._leases.condition(outbox.table)
+            condition = self._leases.condition(outbox.table)
             if left_out:
-                narrowed = sa.and_(narrowed, outbox.beside(sorted(left_out)[:MOST_LEFT_OUT]))
-            places = outbox.oldest(connection, PAGE_TRANSACTIONS, narrowed, behind)
+                condition = sa.and_(condition, outbox.beside(sorted(left_out)[:MOST_LEFT_OUT]))
+            places = outbox.oldest(connection, PAGE_TRANSACTIONS, condition, after)
             if not places:
                 return Page()
             chosen = next(cut(places, PAGE_BYTES))
-            names = [place.id for place in chosen if place.size <= MOST_READ_BYTES]
+            ids = [place.id for place in chosen if place.size <= MOST_READ_BYTES]
             is_last = len(chosen) == len(places) < PAGE_TRANSACTIONS
-            transactions, unreadable = readable(connection, outbox, names)
+            transactions, unreadable = readable(connection, outbox, ids)
             for place in chosen:
                 if place.size > MOST_READ_BYTES:
                     detail = f"its bodies have {place.size:,} bytes: no target takes so many, and they are not read"
-                    whose = outbox.whose(connection, place.id)
-                    unreadable.append(Refusal(place.id, *whose, TooLarge.status, "request_too_large", detail))
+                    group_topic_count = outbox.whose(connection, place.id)
+                    unreadable.append(
+                        Refusal(place.id, *group_topic_count, TooLarge.status, "request_too_large", detail)
+                    )
             return Page(transactions, unreadable, chosen[-1], is_last)
 
-    def note(self, outbox: Outbox, taken: Sequence[str], refusals: Sequence[Refusal]) -> None:
-        """Mark what the target has, and list what it will never take: in one transaction."""
+    def note(self, outbox: Outbox, sent: Sequence[str], refusals: Sequence[Refusal]) -> None:
+        """In one transaction, mark the ids that the target has, and list the refused transactions."""
         for refusal in refusals:
             log.error("%s is refused: %s (%s)", refusal.id, refusal.detail, refusal.code)
         with self._engine.begin() as connection:
             self._leases.limit(connection)
-            outbox.mark(connection, taken, RELAYED)
+            outbox.mark(connection, sent, RELAYED)
             outbox.mark(connection, [refusal.id for refusal in refusals], REFUSED)
             if self._has_list:
                 refused.note(connection, self._mover, refusals)
 
     def listed(self) -> RefusedReport:
-        """The refused transactions that wait for a person; those that were sent since leave the list."""
+        """The refused transactions that wait for a decision; removes those from the list that were sent since."""
         if not self._has_list:
             return RefusedReport(waiting=0)
         with self._engine.begin() as connection:
@@ -135,7 +137,7 @@ class Rows:
 
 
 def is_away(error: sa.exc.SQLAlchemyError) -> bool:
-    """Whether a database's error passes by itself."""
+    """Whether an error means that the database is away for now."""
     if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError | sa.exc.TimeoutError):
         return True
     if not isinstance(error, sa.exc.DBAPIError):

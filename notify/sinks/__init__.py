@@ -1,1 +1,1 @@
-"""Where bridges and relays put messages: a queue server, or Apache Kafka."""
+"""Sinks: the targets to which bridges and relays move messages, a queue server or Apache Kafka."""

@@ -1,4 +1,4 @@
-"""Whether a target without a server in front of it takes a transaction: the bounds that a queue server would check."""
+"""Checks a transaction for a target without a Notify server: the same bounds that a queue server checks."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from notify.limits import LIMITS, check_between, check_delay, check_headers, che
 from notify.wire import BridgedTransaction, Item, PackedMessage
 
 
-def refusal(t: BridgedTransaction, now_us: int) -> Item | None:
-    """Why no target ever takes a transaction; None if nothing in it is beyond the bounds."""
+def refusal(transaction: BridgedTransaction, now_us: int) -> Item | None:
+    """The reason why every target refuses a transaction; None if the transaction keeps all bounds."""
     try:
-        _check(t, now_us)
+        _check(transaction, now_us)
     except NotifyError as error:
-        return refused(t, error)
+        return refused(transaction, error)
     return None
 
 
-def refused(t: BridgedTransaction, error: NotifyError) -> Item:
-    """The item of a transaction that an error refuses."""
-    return Item(t.id, error.status, code=error.code, detail=str(error))
+def refused(transaction: BridgedTransaction, error: NotifyError) -> Item:
+    """The item of a transaction that is refused because of an error."""
+    return Item(transaction.id, error.status, code=error.code, detail=str(error))
 
 
-def _check(t: BridgedTransaction, now_us: int) -> None:
-    ids.from_text(t.id)
-    if not 0 < len(t.messages) <= LIMITS.messages_per_transaction:
+def _check(transaction: BridgedTransaction, now_us: int) -> None:
+    ids.from_text(transaction.id)
+    if not 0 < len(transaction.messages) <= LIMITS.messages_per_transaction:
         raise InvalidRequest(f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages")
-    if t.producer_group:
-        check_name("producer_group", t.producer_group)
-    for m in t.messages:
-        _check_message(m, now_us)
+    if transaction.producer_group:
+        check_name("producer_group", transaction.producer_group)
+    for message in transaction.messages:
+        _check_message(message, now_us)
 
 
-def _check_message(m: PackedMessage, now_us: int) -> None:
-    check_name("topic", m.topic)
-    size = len(m.body or b"")
+def _check_message(message: PackedMessage, now_us: int) -> None:
+    check_name("topic", message.topic)
+    size = len(message.body or b"")
     if size > LIMITS.message_bytes:
         raise TooLarge(f"the body has {size} bytes; at most {LIMITS.message_bytes} are allowed")
-    # A mover has them from a row as whatever JSON stood there.
-    headers: object = m.headers
+    # A mover reads headers from a row, where they may be any JSON.
+    headers: object = message.headers
     if headers is not None:
         if not isinstance(headers, dict) or not all(isinstance(text, str) for pair in headers.items() for text in pair):
             raise InvalidRequest("headers are texts by name", "invalid_headers")
         check_headers(headers)
-    if m.key is not None:
-        check_key(m.key)
-    if m.tag is not None:
-        check_name("tag", m.tag)
-    deliver_at: object = m.deliver_at
+    if message.key is not None:
+        check_key(message.key)
+    if message.tag is not None:
+        check_name("tag", message.tag)
+    deliver_at: object = message.deliver_at
     if deliver_at is not None and not isinstance(deliver_at, datetime):
-        raise InvalidRequest("deliver_at is no time", "invalid_deliver_at")
-    if m.delay is not None or m.deliver_at is not None:
-        check_delay(m.delay, m.deliver_at, now_us)
-    if m.ttl is not None:
-        check_between("ttl", m.ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
+        raise InvalidRequest("deliver_at is not a time", "invalid_deliver_at")
+    if message.delay is not None or message.deliver_at is not None:
+        check_delay(message.delay, message.deliver_at, now_us)
+    if message.ttl is not None:
+        check_between("ttl", message.ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)

@@ -1,8 +1,8 @@
-"""Apache Kafka as the queue, for those who outgrow one machine: bridges and relays publish, exactly once.
+"""Apache Kafka as the queue, where one machine is not enough: bridges and relays publish exactly once.
 
-Each batch is a Kafka transaction that holds the messages and the source's position. Kafka fences an older bridge of the
-same source by its transactional id; consumers read committed records only. Blocking calls of the client run in one
-thread of their own. https://kafka.apache.org/documentation/#semantics
+Each batch is a Kafka transaction with the messages and the source's position. Kafka fences an older bridge of the same
+source by its transactional id; consumers read committed records only. Blocking calls of the client run in a separate
+thread. https://kafka.apache.org/documentation/#semantics
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ log = logging.getLogger("notify.bridge")
 
 TRANSACTION_SECONDS = 60.0
 BATCH_BYTES = 1 << 20
-"""The most bytes of records that the client sends together."""
+"""The most bytes of records that the client sends in one request."""
 MOST_TOGETHER = 10_000
-"""The most records that it sends together, as by default."""
+"""The most records that the client sends in one request; this is also its default."""
 CLOSE_SECONDS = 5.0
 OF_A_RECORD = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION}
-"""Errors of a record that another attempt meets again. All that the client sent together may get the error of one."""
+"""Permanent errors of a record. All records of a request may get the error of one of them."""
 FOR_GOOD = OF_A_RECORD | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION}
-"""These and the errors of a topic."""
+"""All permanent errors: of a record, or of a topic."""
 BY_KEY = -1
 """The partition that the client's partitioner chooses."""
 T = TypeVar("T")
 
 
 class Record(NamedTuple):
-    """A record as the client takes it, and the transaction that it is of."""
+    """A record with the arguments for the client, and the id of its transaction."""
 
     of_transaction: str
     topic: str
@@ -65,7 +65,7 @@ class Record(NamedTuple):
 
 
 class KafkaSink:
-    """Publishes what bridges and relays read. One instance serves one source."""
+    """Publishes the transactions of bridges and relays. One instance serves one source."""
 
     def __init__(self, url: str) -> None:
         self._cluster = Cluster.of(url)
@@ -74,30 +74,31 @@ class KafkaSink:
         self._producer: Producer | None = None
         self._source = ""
         self._epoch = 0
-        """The last that this sink asked for, whether or not it learned that it got it."""
+        """The last epoch that this sink requested, whether or not it got an answer."""
         self._position = ""
-        """Recorded last, behind everything that is published."""
+        """The last recorded position, which is after everything that is published."""
         self._is_open = False
-        """Whether a Kafka transaction is open, with parts of a large transaction of the source."""
+        """Whether a Kafka transaction is open."""
         self._has_parts = False
         self._placed_us = 0
-        """When the first slot was chosen for a delayed record of the open transaction; 0: there is none."""
+        """When the first slot was chosen for a delayed record of the open transaction; 0: it has no delayed record."""
         self._failed: dict[str, KafkaError] = {}
-        """The errors of records that no broker took, by their transactions."""
+        """The errors of records that brokers refused, by transaction id."""
         self._withdrawn: NotifyError | None = None
-        """The right to a topic is missing that is Notify's own, or that took records before."""
+        """The error for a withdrawn right: to a topic of Notify itself, or to a topic that accepted records before."""
         self._granted: set[str] = set()
-        """Topics that took records."""
+        """Topics that have accepted records."""
         self._bad: dict[str, Item] = {}
-        """Transactions that a broker refused for good, and that were not named yet to whoever appends."""
+        """Transactions that a broker refused permanently, and that the caller has not been told of yet."""
         self._batch_bytes = BATCH_BYTES
         self._is_to_send_alone = self._sends_alone = False
-        """Whether each record is a request of its own: for the next client, and for this one."""
+        """Whether the next client, and the present client, send each record in its own request."""
 
     async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
-        """Fence every earlier publisher of the source; the position behind what was committed last.
+        """Fence every earlier publisher of the source; the epoch, and the position after the last committed record.
 
-        Without `take_back`, raises Conflict (`stale_epoch`) where another has claimed it since this sink did.
+        Without `take_back`, raises Conflict (`stale_epoch`) if another publisher has claimed the source since this sink
+        did.
         """
         return await self._call(lambda: self._claim(source, take_back))
 
@@ -126,10 +127,10 @@ class KafkaSink:
         )
         self._sends_alone = self._is_to_send_alone
         producer.init_transactions(CALL_SECONDS)
-        # No transaction of this source is open any more: what is committed is all that there is.
+        # No transaction of this source is open any more, so that the committed position is final.
         before = standing(self._cluster, source)
         self._epoch, self._position = before.epoch + 1, before.position
-        # Written at once: whoever was fenced learns from it that it was no failure of the brokers.
+        # Written immediately, so that a fenced publisher can tell that the brokers did not fail.
         producer.begin_transaction()
         self._is_open = True
         self._place(producer, self._epoch, self._position)
@@ -140,11 +141,14 @@ class KafkaSink:
         return await self._call(lambda: standing(self._cluster, source).position)
 
     async def show_refused(self, source: str, report: RefusedReport) -> None:
-        """Tell whoever shows Kafka's groups how many refused messages wait beside a source."""
+        """Report to the servers that show Kafka's groups how many refused messages of a source wait."""
         await self._call(lambda: refusals.tell(self._cluster, source, report))
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
-        """Publish a batch and its position in one transaction. Part of a large one stays open until the last part."""
+        """Publish a batch and its position in one Kafka transaction.
+
+        For a part of a large transaction, the Kafka transaction stays open until the last part.
+        """
         return await self._call(lambda: self._append(batch))
 
     def _append(self, batch: PackedBridgeBatch) -> Bridged:
@@ -153,13 +157,13 @@ class KafkaSink:
         if self._sends_alone and not self._is_to_send_alone:
             raise Unavailable("Kafka has taken what was refused beside others: claiming again, for larger requests")
         producer = self._producer
-        if batch.rollback and self._has_parts:  # nothing but the parts that are rolled back is in it
+        if batch.rollback and self._has_parts:  # the Kafka transaction has only the parts that are rolled back
             if batch.commit:
                 raise InvalidRequest(
                     "a large transaction was rolled back to a savepoint after a part of it had been published; Kafka "
                     "cannot take back that part alone: start with --backfill, which takes the rest from the table"
                 )
-            # A producer is spent that takes back records whose answers are missing.
+            # Aborting while answers for records are missing would make the producer unusable.
             flush(producer, lambda: self._failed, CALL_SECONDS)
             self._abort(producer)
         if not self._is_open:
@@ -174,7 +178,7 @@ class KafkaSink:
             self._produce(producer, record)
         answer = Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
         if batch.prepare or (self._has_parts and not batch.commit):
-            # Parts of a large transaction stay open until it is committed, also behind a note that nothing happens.
+            # Parts of a large transaction stay open until it is committed, even if a batch without messages follows.
             self._has_parts = True
             return answer
         self._place(producer, batch.epoch, batch.position)
@@ -183,7 +187,7 @@ class KafkaSink:
             never = self._undo(producer, batch)
             return Bridged(self._position, batch.epoch, refused=never)
         if self._placed_us and wall_clock() - self._placed_us > LATE_US:
-            # Behind records of the slot's next turn they would wait for that.
+            # After records of the slot's next turn they would be read only in that turn.
             self._abort(producer)
             raise Unavailable("delayed messages took too long on the way to their slots: they are sent again")
         self._commit(producer, batch.position)
@@ -194,7 +198,7 @@ class KafkaSink:
     # --- before anything is published -------------------------------------------------------------------------
 
     def _checked(self, transactions: list[BridgedTransaction]) -> tuple[list[Record], list[Item]]:
-        """The records of transactions, and those that Kafka never takes. Makes topics that are missing."""
+        """The records of transactions, and items for those that Kafka will never accept. Makes missing topics."""
         now_us = wall_clock()
         records: list[Record] = []
         never: list[Item] = []
@@ -209,36 +213,37 @@ class KafkaSink:
             never.append(item)
         return records, never
 
-    def _record(self, t: BridgedTransaction, number: int, *, now_us: int) -> Record:
-        """A message as a record. Raises InvalidRequest where its topic does not take it."""
-        m = t.messages[number]
-        key, value = m.key.encode() if m.key is not None else None, m.body or b""
-        headers = headers_of(t, number, m, now_us)
+    def _record(self, transaction: BridgedTransaction, number: int, *, now_us: int) -> Record:
+        """A message as a record. Raises InvalidRequest if its topic refuses it."""
+        message = transaction.messages[number]
+        topic = message.topic
+        key, value = message.key.encode() if message.key is not None else None, message.body or b""
+        headers = headers_of(transaction, number, message, now_us)
         size = record_bytes(key, value, headers)
-        largest = self._largest(m.topic)
+        largest = self._largest(topic)
         if size > largest:
-            largest = self._topics.largest(m.topic, anew=True)
+            largest = self._topics.largest(topic, anew=True)
         if size > largest:
             raise InvalidRequest(
-                f"its record has {size:,} bytes; topic {m.topic!r} takes {largest:,}: raise its max.message.bytes",
+                f"its record has {size:,} bytes; topic {topic!r} takes {largest:,}: raise its max.message.bytes",
                 "too_large",
                 413,
             )
         if largest < self._batch_bytes:
             self._batch_bytes = largest
-            raise Unavailable(f"topic {m.topic!r} takes {largest:,} bytes at once: claiming again, for smaller batches")
-        due = due_us(m, now_us)
-        waits = WHEELS.place(due, now_us)
-        if waits is None:
-            return Record(t.id, m.topic, key, value, headers)
+            raise Unavailable(f"topic {topic!r} takes {largest:,} bytes at once: claiming again, for smaller batches")
+        due = due_us(message, now_us)
+        slot = WHEELS.place(due, now_us)
+        if slot is None:
+            return Record(transaction.id, topic, key, value, headers)
         self._placed_us = self._placed_us or now_us
-        return Record(t.id, waits.topic, key, value, delayed_headers(headers, due, m.topic), waits.partition)
+        return Record(transaction.id, slot.topic, key, value, delayed_headers(headers, due, topic), slot.partition)
 
     def _largest(self, topic: str) -> int:
         try:
             return self._topics.largest(topic)
         except InvalidRequest as error:
-            if error.code == "no_topic" and topic in self._granted:  # this user could see it before
+            if error.code == "no_topic" and topic in self._granted:  # this user could see the topic before
                 raise Unavailable(str(error)) from error
             raise
 
@@ -261,11 +266,12 @@ class KafkaSink:
         self._withdrawn = None
 
     def _undo(self, producer: Producer, batch: PackedBridgeBatch) -> list[Item]:
-        """Take back what is open, since brokers did not take all of it; the transactions that they never take.
+        """Abort the open transaction, since brokers refused records; items for the transactions they never accept.
 
-        Raises KafkaException where nothing was refused for good, and Unavailable where the source is to be read again
-        from the last position: parts of earlier batches were taken back with it; or the client counts records that the
-        broker has not, and every later one would fail; or it is not known yet which records are to blame.
+        Raises KafkaException if nothing was refused permanently. Raises Unavailable if the source must be read again
+        from the last position: because parts of earlier batches were aborted, too; because the client counts records
+        that the broker does not have, so that every later record would fail; or because it is unknown which records are
+        to blame.
         """
         if (withdrawn := self._withdrawn) is not None:
             self._end(CLOSE_SECONDS)
@@ -294,14 +300,14 @@ class KafkaSink:
                 return
             except BufferError:
                 producer.poll(0.1)
-            except KafkaException as raised:  # the client knows already that the topic takes none
+            except KafkaException as raised:  # the client already knows that the topic refuses the record
                 error = raised.args[0]
                 if error.code() not in FOR_GOOD:
                     raise
                 return failed(error)
 
     def _never(self, error: KafkaError) -> str:
-        """Why a transaction is never taken."""
+        """Why a transaction is never accepted."""
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             return f"Kafka: {error.str()}: grant {user_of(self._cluster)} Write on the topic, and have it sent again"
         return f"Kafka: {error.str()}"
@@ -312,13 +318,13 @@ class KafkaSink:
                 topic in self._granted or topic.startswith(OWN_TOPICS)
             ):
                 self._withdrawn = missing(error, self._cluster, of_bridge(self._source, [topic]))
-            # A failure that another one caused names no transaction to blame.
-            known = self._failed.get(name)
-            if known is None or known.code() not in FOR_GOOD:
+            # An error that only follows from another one must not replace that one.
+            earlier = self._failed.get(name)
+            if earlier is None or earlier.code() not in FOR_GOOD:
                 self._failed[name] = error
 
     def _end(self, seconds: float) -> None:
-        """Give up the client, and what it has open: a transaction would hold up whoever reads its topics."""
+        """Drop the client and abort its open transaction, which would hold up readers of its topics."""
         producer, self._producer = self._producer, None
         if producer is not None and self._is_open:
             try:
@@ -330,23 +336,24 @@ class KafkaSink:
         self._withdrawn = None
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """In the sink's thread. Raises Conflict where this publisher is fenced, Unavailable for the rest."""
+        """Call a function in the sink's thread. Raises Conflict if this publisher is fenced, else Unavailable."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._guarded, function)
 
     def _guarded(self, function: Callable[[], T]) -> T:
         try:
-            return self._told(function)
+            return self._with_notify_errors(function)
         except (Unauthorized, Forbidden, InvalidRequest) as refused:
-            passes = not isinstance(refused, InvalidRequest) or refused.code == REFUSED_SETTINGS
-            if self._epoch and passes:  # it was let in before, and goes on once it is let in again
+            may_pass = not isinstance(refused, InvalidRequest) or refused.code == REFUSED_SETTINGS
+            if self._epoch and may_pass:  # it had access before, and continues once it has access again
                 raise Unavailable(str(refused)) from refused
             raise
 
-    def _told(self, function: Callable[[], T]) -> T:
+    def _with_notify_errors(self, function: Callable[[], T]) -> T:
+        """Call a function, and translate the client's errors."""
         try:
             return function()
         except (KafkaException, SystemError) as raised:
-            # A fatal error that comes up within a callback reaches Python as the cause of a SystemError.
+            # The client reports a fatal error within a callback as the cause of a SystemError.
             cause = raised if isinstance(raised, KafkaException) else raised.__cause__
             self._end(CLOSE_SECONDS)
             if not isinstance(cause, KafkaException):
@@ -354,14 +361,14 @@ class KafkaSink:
             raise self._translated(cause) from raised
 
     def _unexplained(self, raised: BaseException) -> NotifyError:
-        """The client failed without a reason, as it does now and then when it is fenced."""
+        """The error if the client failed without a reason, as it sometimes does when it is fenced."""
         with contextlib.suppress(KafkaException, NotifyError):
             if 0 < self._epoch < standing(self._cluster, self._source).epoch:
                 return stale_epoch(f"another bridge publishes what source {self._source!r} has; stop one of the two")
         return Unavailable(f"Kafka's client failed: {raised}")
 
     def _translated(self, cause: KafkaException) -> NotifyError:
-        """A publisher is also fenced where its transaction took too long, and nobody has taken over."""
+        """The error for a client's error; a publisher is also fenced if its own transaction took too long."""
         error = translated(cause.args[0], self._cluster, of_bridge(self._source or "SOURCE"))
         if isinstance(error, Conflict) and self._epoch:
             try:

@@ -1,6 +1,6 @@
-"""A queue server as the sink: it keeps a source's position with the messages before it, and knows ids.
+"""A queue server as the sink: it stores a source's position with the messages before it, and recognises ids.
 
-Of a server with workers it is one worker, always the same: the others know neither the position nor the ids.
+If the server has workers, the sink always uses the same worker: the other workers know neither position nor ids.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from notify.wire import (
 POST_SECONDS = 30.0
 REQUEST_ITEMS = 500
 REQUEST_BYTES = 4 << 20
-"""A request with several transactions has at most so many of them, or bytes."""
+"""The most transactions, and bytes, of a request with several transactions."""
 HEAD_BYTES = 1024
 BATCH_HEAD_BYTES = HEAD_BYTES + (128 << 10)
-"""A request has at most so many bytes besides its transactions; a bridge's batch two positions, and names of parts."""
+"""The most bytes of a request besides its transactions. A bridge's batch also has two positions, and ids of parts."""
 DECIDED_AT_ONCE = 2000
-"""A batch decides so many transactions of earlier parts at most. A server writes it in one frame, with room for what
-they may hold, a hundred messages each; and their names have to fit into a request with the last part."""
+"""The most transactions of earlier parts that a batch decides. A server writes the batch in one frame, with room for a
+hundred messages of each; and their ids must fit into a request together with the last part."""
 BACKLOG_FULL = "backlog_full"
 BEHIND = "behind_another"
-"""The code of an item that was not sent, since one before it with the same key is to be put again."""
+"""The code of an item that was not sent, because an earlier one with the same key has to be put again."""
 OF_THE_CONTENT = (400, 413, 422)
-"""Statuses of a whole request that is refused for what is in it."""
+"""Statuses of a whole request that is refused because of its content."""
 AWAY = "the server did not answer to those before it"
 Encoded = tuple[BridgedTransaction, bytes]
 """A transaction, and its bytes in a request."""
 _decode_transaction = msgspec.msgpack.Decoder(BridgedTransaction).decode
 _decode_bridged = msgspec.msgpack.Decoder(Bridged).decode
-_decode_known = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode_state = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class QueueSink:
-    """A queue server."""
+    """Puts transactions into a queue server."""
 
     def __init__(self, url: str) -> None:
         self._http = HttpClient(url)
         self._has_looked = False
-        """Whether this asked the server for its workers."""
+        """Whether the server was asked for its workers."""
         self._is_worker = False
         """Whether the server is one of several workers."""
         self._epoch = 0
-        """The last that this sink asked for, whether or not it learned that it got it."""
+        """The last epoch that this sink requested, whether or not it got an answer."""
 
     # --- by position ------------------------------------------------------------------------------------------
 
     async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
-        known = await self._known(source)
-        epoch, position = known["epoch"] + 1, known["position"]
-        if not take_back and 0 < self._epoch < known["epoch"]:
+        state = await self._state(source)
+        epoch, position = state["epoch"] + 1, state["position"]
+        if not take_back and 0 < self._epoch < state["epoch"]:
             raise stale_epoch(f"another bridge has taken source {source!r} over; stop one of the two")
         self._epoch = epoch
         claim = PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, claim=True)
@@ -77,10 +77,11 @@ class QueueSink:
         return epoch, position
 
     async def position(self, source: str) -> str:
-        return str((await self._known(source))["position"])
+        return str((await self._state(source))["position"])
 
-    async def _known(self, source: str) -> dict[str, Any]:
-        return read_answer(_decode_known, await self._call("GET", f"/v1/bridge/{source}", b""))
+    async def _state(self, source: str) -> dict[str, Any]:
+        """The epoch and position of a source at the server."""
+        return read_answer(_decode_state, await self._call("GET", f"/v1/bridge/{source}", b""))
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         if batch.transactions:
@@ -103,21 +104,23 @@ class QueueSink:
         return read_answer(_decode_bridged, answer)
 
     async def _decide_most(self, source: str, batch: PackedBridgeBatch) -> PackedBridgeBatch:
-        """Decide what of earlier parts is too much for one batch, in the source's order; the batch with the rest.
+        """Decide the transactions of earlier parts that exceed one batch, in the source's order; the remaining batch.
 
-        The position stays: a bridge that dies in between reads the transaction again, and the server knows its ids.
+        The position does not move: a bridge that dies in between reads the transaction again, and the server recognises
+        its ids.
         """
         commit, rollback = batch.commit, batch.rollback
+        position = batch.expected_position
         while len(commit) + len(rollback) > DECIDED_AT_ONCE:
-            back = rollback[:DECIDED_AT_ONCE]
-            forward = commit[: DECIDED_AT_ONCE - len(back)]
-            commit, rollback = commit[len(forward) :], rollback[len(back) :]
-            stands = batch.expected_position
-            await self.append(source, PackedBridgeBatch(batch.epoch, stands, stands, commit=forward, rollback=back))
+            roll_back_now = rollback[:DECIDED_AT_ONCE]
+            commit_now = commit[: DECIDED_AT_ONCE - len(roll_back_now)]
+            commit, rollback = commit[len(commit_now) :], rollback[len(roll_back_now) :]
+            decided = PackedBridgeBatch(batch.epoch, position, position, commit=commit_now, rollback=roll_back_now)
+            await self.append(source, decided)
         return msgspec.structs.replace(batch, commit=commit, rollback=rollback)
 
     async def _append_both(self, source: str, first: PackedBridgeBatch, second: PackedBridgeBatch) -> Bridged:
-        """Where the second half is refused, the first one is stored, and known by its ids when it comes again."""
+        """Append two halves of a batch. If the second is refused, the server will recognise the first by its ids."""
         before = await self.append(source, first)
         if before.refused:
             return before
@@ -131,8 +134,8 @@ class QueueSink:
     async def put(self, transactions: Sequence[BridgedTransaction]) -> list[Item]:
         putting = _Putting(await self._server(), self._is_worker)
         for step in steps_of(transactions):
-            for group, some in step.items():
-                await putting.put(group, some)
+            for group, group_transactions in step.items():
+                await putting.put(group, group_transactions)
         return [putting.items.get(t.id) or Item(t.id, 503, code="unavailable", detail=AWAY) for t in transactions]
 
     async def check_queues(self) -> None:
@@ -143,14 +146,14 @@ class QueueSink:
             lacks_queues = error.code == WrongRole.code
             if not lacks_queues and not isinstance(error, Forbidden):
                 raise
-        if not lacks_queues:  # this relay may not ask that: the members' roles say it where an address is known
+        if not lacks_queues:  # this relay may not use that route: the members' roles show whether there are queues
             members = (await self._members(self._http)).servers()
-            place = urlsplit(self._http.url).netloc
-            own = [member for member in members if urlsplit(member.url).netloc == place] or members
-            lacks_queues = bool(own) and not any("queue" in member.roles for member in own)
+            address = urlsplit(self._http.url).netloc
+            targets = [member for member in members if urlsplit(member.url).netloc == address] or members
+            lacks_queues = bool(targets) and not any("queue" in member.roles for member in targets)
         if lacks_queues:
             raise WrongRole(
-                f"the server at {self._http.url} has no queues, and would put what it gets into its database again: "
+                f"the server at {self._http.url} has no queues, and would put messages into its database again: "
                 "give --url the address of a queue server (`notify serve --roles queue --registry …`), or of Kafka"
             )
 
@@ -161,19 +164,19 @@ class QueueSink:
         return await (await self._server()).call(method, path, body, POST_SECONDS)
 
     async def _server(self) -> HttpClient:
-        """The server's client; where the address is the port of several workers, the first worker's."""
+        """The server's client; if the address is a port that several workers share, the first worker's client."""
         if not self._has_looked:
             url = self._http.url
-            asking = HttpClient(url)  # a connection is one worker's for good
+            client = HttpClient(url)  # not kept: all requests of a connection go to the same worker
             try:
-                found = await self._members(asking)
+                members = await self._members(client)
             finally:
-                asking.close()
-            is_one_port = len({urlsplit(member.url).netloc for member in found.servers()}) == 1
-            if found.keys and is_one_port and url.rpartition("/")[2] not in found.keys:
+                client.close()
+            is_one_port = len({urlsplit(member.url).netloc for member in members.servers()}) == 1
+            if members.keys and is_one_port and url.rpartition("/")[2] not in members.keys:
                 self._http.close()
-                self._http = HttpClient(f"{url}/{found.keys[0]}")
-            self._has_looked, self._is_worker = True, bool(found.keys)
+                self._http = HttpClient(f"{url}/{members.keys[0]}")
+            self._has_looked, self._is_worker = True, bool(members.keys)
         return self._http
 
     async def _members(self, http: HttpClient) -> Members:
@@ -184,28 +187,28 @@ class QueueSink:
 
 
 class _Putting:
-    """One call of `put`: what the server said so far, and what waits for that."""
+    """One call of `put`: the server's answers so far, and the transactions that wait because of them."""
 
     def __init__(self, http: HttpClient, is_worker: bool) -> None:
         """`is_worker`: whether the server is one of several workers."""
         self._http = http
         self._is_worker = is_worker
         self.items: dict[str, Item] = {}
-        """By id; those that were not sent, since the server did not answer, have none."""
-        self._held = HeldBack()
+        """The items by id; a transaction that was not sent because the server did not answer has no item."""
+        self._held_back = HeldBack()
         self._is_away = False
 
     async def put(self, group: str, transactions: Sequence[BridgedTransaction]) -> None:
-        """Put transactions of one producer group, a request after the other.
+        """Put transactions of one producer group, one request after the other.
 
-        A request that is refused for its content is sent again in two parts, down to the transaction. Raises
-        Unavailable where the server has said nothing of any transaction yet.
+        A request that is refused because of its content is sent again in halves, down to a single transaction. Raises
+        Unavailable if the server has not answered for any transaction yet.
         """
         waiting = deque(self._encoded(transactions))
         most = REQUEST_ITEMS
         while waiting and not self._is_away:
             request = _cut(waiting, most, each_key_once=not group)
-            sent = [each for each in request if not self._is_held(each)] if self._held else request
+            sent = [each for each in request if not self._is_held_back(each)] if self._held_back else request
             if not sent:
                 continue
             try:
@@ -225,31 +228,33 @@ class _Putting:
                 self._is_away = True
                 return
             most = min(2 * most, REQUEST_ITEMS)
-            for (t, _), item in zip(sent, items, strict=True):
-                item.id = t.id
-                self.items[t.id] = item
+            for (transaction, _), item in zip(sent, items, strict=True):
+                item.id = transaction.id
+                self.items[transaction.id] = item
                 if is_for_now(item):
-                    self._held.hold(t, topics=item.code == BACKLOG_FULL)
+                    self._held_back.hold(transaction, topics=item.code == BACKLOG_FULL)
 
     def _encoded(self, transactions: Sequence[BridgedTransaction]) -> Iterator[Encoded]:
-        """Those that fit into a request; the others are refused here."""
-        for t in transactions:
+        """The transactions that fit into a request; the others get a refusing item."""
+        for transaction in transactions:
+            transaction_id = transaction.id
             try:
-                encoded = _encoded(t)
+                encoded = _encoded(transaction)
             except InvalidRequest as error:
-                self.items[t.id] = Item(t.id, error.status, code=error.code, detail=str(error))
+                self.items[transaction_id] = Item(transaction_id, error.status, code=error.code, detail=str(error))
                 continue
-            refused = _too_large(t.id, len(encoded), HEAD_BYTES)
+            refused = _too_large(transaction_id, len(encoded), HEAD_BYTES)
             if refused is not None:
-                self.items[t.id] = refused
+                self.items[transaction_id] = refused
                 continue
-            yield t, encoded
+            yield transaction, encoded
 
-    def _is_held(self, each: Encoded) -> bool:
-        t = each[0]
-        if not self._held.holds(t):
+    def _is_held_back(self, each: Encoded) -> bool:
+        transaction = each[0]
+        if not self._held_back.holds(transaction):
             return False
-        self.items[t.id] = Item(t.id, 429, code=BEHIND, detail="one before it with the same key waits")
+        detail = "an earlier transaction with the same key waits"
+        self.items[transaction.id] = Item(transaction.id, 429, code=BEHIND, detail=detail)
         return True
 
     async def _post(self, group: str, transactions: Sequence[Encoded]) -> list[Item]:
@@ -257,51 +262,54 @@ class _Putting:
         request: dict[str, Any]
         if group:
             path, request = "/v1/transactions", {"producer_group": group, "transactions": raws}
-            names = [t.id for t, _ in transactions]
+            item_ids = [t.id for t, _ in transactions]
         else:
             path, request = "/v1/messages", {"messages": raws}
             if self._is_worker:
-                request["anywhere"] = True  # the keys of all workers: one of them has the order
-            names = [_published_id(t) for t, _ in transactions]
+                request["anywhere"] = True  # this worker takes the keys of all workers, so that order is kept
+            item_ids = [_published_id(t) for t, _ in transactions]
         answer = await self._http.call("POST", path, encode_msgpack(request), POST_SECONDS)
-        return items_for(names, answer, self._http)
+        return items_for(item_ids, answer, self._http)
 
 
-def _too_large(name: str, size: int, head_bytes: int) -> Item | None:
-    """The answer to a transaction of so many bytes if it fits into no request."""
+def _too_large(transaction_id: str, size: int, head_bytes: int) -> Item | None:
+    """The item of a transaction of `size` bytes if it is too large for any request, else None."""
     most = LIMITS.request_bytes - head_bytes
     if size <= most:
         return None
     return Item(
-        name, 413, code="request_too_large", detail=f"the transaction has {size:,} bytes; {most:,} fit a request"
+        transaction_id,
+        413,
+        code="request_too_large",
+        detail=f"the transaction has {size:,} bytes; {most:,} fit a request",
     )
 
 
-def _fits_no_batch(t: BridgedTransaction) -> Item | None:
-    """The answer to a transaction for which a server refuses the whole batch that it is in; None if there is none."""
-    encoded = encode_msgpack(t)
+def _fits_no_batch(transaction: BridgedTransaction) -> Item | None:
+    """The item of a transaction that makes a server refuse its whole batch, else None."""
+    encoded = encode_msgpack(transaction)
     try:
         _decode_transaction(encoded)
     except msgspec.MsgspecError as error:
-        return Item(t.id, 422, code="unreadable", detail=f"its row is no message: {error}")
-    return _too_large(t.id, len(encoded), BATCH_HEAD_BYTES)
+        return Item(transaction.id, 422, code="unreadable", detail=f"its row is not a message: {error}")
+    return _too_large(transaction.id, len(encoded), BATCH_HEAD_BYTES)
 
 
 def _halves(batch: PackedBridgeBatch) -> tuple[PackedBridgeBatch, PackedBridgeBatch] | None:
-    """A batch in two, of which the second has the position; None where it is a part of a large transaction, or one."""
-    some = batch.transactions
-    if len(some) < 2 or batch.prepare or batch.commit or batch.rollback:
+    """Two halves of a batch, the second with the position; None for one transaction, or a part of a large one."""
+    transactions = batch.transactions
+    if len(transactions) < 2 or batch.prepare or batch.commit or batch.rollback:
         return None
-    middle = len(some) // 2
+    middle = len(transactions) // 2
     replace = msgspec.structs.replace
-    first = replace(batch, transactions=some[:middle], position=batch.expected_position)
-    return first, replace(batch, transactions=some[middle:])
+    first = replace(batch, transactions=transactions[:middle], position=batch.expected_position)
+    return first, replace(batch, transactions=transactions[middle:])
 
 
 def _encoded(transaction: BridgedTransaction) -> bytes:
-    """A transaction as it stands in a request; one without a producer group was published, as one message.
+    """Encode a transaction for a request; a transaction without a producer group is one published message.
 
-    Raises InvalidRequest for what stands in no request.
+    Raises InvalidRequest if the transaction cannot be sent.
     """
     if transaction.producer_group:
         return encode_msgpack(PackedTransaction(id=transaction.id, messages=transaction.messages, committed=True))
@@ -318,21 +326,21 @@ def _published_id(transaction: BridgedTransaction) -> str:
 
 
 def _cut(waiting: deque[Encoded], most: int, each_key_once: bool) -> list[Encoded]:
-    """Take what goes into the next request: one transaction at least.
+    """Remove the transactions of the next request from `waiting`, at least one.
 
-    `each_key_once`: the route may take a message and refuse one before it that has the same key for now.
+    `each_key_once`: the route may accept a message although it refuses an earlier one with the same key for now.
     """
     request: list[Encoded] = []
     size = 0
     keys: set[tuple[str, str]] = set()
     while waiting and len(request) < most:
-        t, encoded = waiting[0]
+        transaction, encoded = waiting[0]
         size += len(encoded)
         if request and size > REQUEST_BYTES:
             break
         if each_key_once:
-            if not keys.isdisjoint(keys_of(t)):
+            if not keys.isdisjoint(keys_of(transaction)):
                 break
-            keys |= keys_of(t)
+            keys |= keys_of(transaction)
         request.append(waiting.popleft())
     return request

@@ -1,4 +1,4 @@
-"""Telling a target how many refused messages wait beside a source, so that its console, alarms and metrics show it."""
+"""Reports to a target how many refused messages of a source wait, for its console, alarms and metrics."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from notify.wire import RefusedReport
 log = logging.getLogger("notify.sinks")
 
 AGAIN_SECONDS = 60.0
-"""A server forgets what it was told when it restarts."""
+"""After this time the same report is sent again, because a server forgets reports when it restarts."""
 
 
 class Showing:
-    """One mover's reports to one target; a target that takes none is left alone."""
+    """One mover's reports to one target; a target that refuses a report gets no more."""
 
     def __init__(self, sink: object) -> None:
         self._sink = sink if isinstance(sink, ShowsRefused) else None
-        self._said: RefusedReport | None = None
+        self._last_report: RefusedReport | None = None
         self._at = 0.0
 
     async def show(self, source: str, report: RefusedReport) -> None:
-        """Say it where it is new, or was said long ago. A target that is away is told the next time."""
-        if self._sink is None or (report == self._said and time.monotonic() - self._at < AGAIN_SECONDS):
+        """Send the report if it is new, or was last sent long ago. If the target is away, the next call tries again."""
+        if self._sink is None or (report == self._last_report and time.monotonic() - self._at < AGAIN_SECONDS):
             return
-        if self._said is None and not report.waiting:
+        if self._last_report is None and not report.waiting:
             return
         try:
             await self._sink.show_refused(source, report)
@@ -37,4 +37,4 @@ class Showing:
         except NotifyError as error:
             log.info("the target was not told of refused messages: %s", error)
         else:
-            self._said, self._at = report, time.monotonic()
+            self._last_report, self._at = report, time.monotonic()

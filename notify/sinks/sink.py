@@ -1,4 +1,4 @@
-"""Where a bridge or relay puts transactions: a queue server, or Apache Kafka."""
+"""The protocols of a sink, the target to which a bridge or relay moves transactions."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, Re
 
 
 class Sink(Protocol):
-    """One destination. A source's position is kept there, durable together with the messages before it."""
+    """A target. It stores a source's position, which becomes durable together with the messages before it."""
 
     async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
-        """Become the one that writes for a source; the epoch, and the position to go on from ("": none yet).
+        """Become the only writer for a source; the epoch, and the position to continue from ("": none yet).
 
-        Without `take_back`, raises Conflict (`stale_epoch`) where another has claimed it since this sink did.
+        Without `take_back`, raises Conflict (`stale_epoch`) if another writer has claimed the source since this sink
+        did.
         """
         ...
 
     async def position(self, source: str) -> str:
-        """Where a source stands; "" where nothing came yet. Nobody is fenced."""
+        """A source's position, "" if there is none yet; no writer is fenced."""
         ...
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         """Store a batch and its position, both or neither.
 
-        Where the answer's `refused` names any, which are never taken as they are, nothing of the batch is stored: the
-        caller notes them and appends the rest. Raises Conflict where another has taken over, Unavailable where it is
-        not known whether the batch was stored.
+        If the answer has `refused` transactions, which will never be accepted, nothing is stored: the caller lists them
+        and appends the rest. Raises Conflict if another writer has taken over, Unavailable if it is unknown whether the
+        batch was stored.
         """
         ...
 
@@ -39,38 +40,38 @@ class Sink(Protocol):
 
 @runtime_checkable
 class PutsById(Protocol):
-    """A destination that knows transactions by their ids: several movers may put the same ones, each is there once."""
+    """A target that recognises ids: several movers may put the same transactions, and each one is stored once."""
 
     async def put(self, transactions: Sequence[BridgedTransaction]) -> list[Item]:
-        """Store committed transactions, each whole and once; an item for each, in their order.
+        """Store committed transactions, each as a whole and once; an item for each transaction, in order.
 
-        Status 200 or 201: it is there. 429 or from 500 on: put it again later; what is behind it and has a key of its
-        own was not stored either. Another from 400 on: it is never taken as it is. Requests keep within the target's
-        bounds by themselves. Raises Unavailable where nothing is known of any, Unauthorized or Forbidden.
+        Status 200 or 201: it is stored. 429 or 5xx: put it again later; later transactions with one of its keys were
+        not stored either. Another 4xx: it will never be accepted. Requests are cut to fit the target's bounds. Raises
+        Unavailable if nothing is known of any transaction, Unauthorized or Forbidden.
         """
         ...
 
 
 @runtime_checkable
 class MayLackQueues(Protocol):
-    """A destination that may keep what it gets in a database, from where somebody has to move it on."""
+    """A target that may have no queues, and store messages in a database from which they have to be moved again."""
 
     async def check_queues(self) -> None:
-        """Raises WrongRole where it has no queues, Unavailable where it does not answer."""
+        """Raises WrongRole if the target has no queues, Unavailable if it does not answer."""
         ...
 
 
 @runtime_checkable
 class ShowsRefused(Protocol):
-    """A destination that shows people how many refused messages wait beside a source."""
+    """A target that shows operators how many refused messages of a source wait for a decision."""
 
     async def show_refused(self, source: str, report: RefusedReport) -> None:
-        """Raises Forbidden where this mover may not say so, and whatever a request may raise."""
+        """Raises Forbidden if this mover may not report for the source, and the errors of any request."""
         ...
 
 
 def running_beside(url: str) -> contextlib.AbstractContextManager[None]:
-    """While bridges and relays of this process move to a destination, run beside them whatever it needs."""
+    """Run the background work of a target, while bridges and relays of this process move messages to it."""
     if url.startswith(SCHEME):
         from notify.sinks.delays.background import releasing
 
@@ -79,7 +80,7 @@ def running_beside(url: str) -> contextlib.AbstractContextManager[None]:
 
 
 def open_sink(url: str) -> Sink:
-    """The destination of a URL: `http://…` of a queue server, `kafka://host:port,…` of brokers."""
+    """The target of a URL: `http://…` for a queue server, `kafka://host:port,…` for Kafka's brokers."""
     if url.startswith(SCHEME):
         from notify.sinks import kafka
 

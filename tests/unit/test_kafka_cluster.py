@@ -53,7 +53,7 @@ def test_a_setting_that_does_not_count_is_named_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was overridden without a word."""
-    monkeypatch.setattr("notify.kafka.cluster._TOLD", set())
+    monkeypatch.setattr("notify.kafka.cluster._LOGGED", set())
     cluster = Cluster.of("kafka://127.0.0.1:9?linger.ms=50&queue.buffering.max.ms=50&batch.size=1000&log_level=3")
     for _ in range(2):
         cluster.producer({"linger.ms": 5, "batch.size": 1000, "log_level": 6})

@@ -1,1 +1,1 @@
-"""Delayed messages in Kafka: they wait on disk, in topics that are wheels of a clock, until they are due."""
+"""Delayed messages in Kafka: they wait on disk, in topics that form a timing wheel, until they are due."""

@@ -1,4 +1,4 @@
-"""The release of delayed messages in a thread of its own, beside the bridges and relays of a process."""
+"""Releases delayed messages in a separate thread, beside the bridges and relays of a process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log = logging.getLogger("notify.bridge")
 
 AGAIN_SECONDS = 5.0
 MOST_HUNG = 20
-"""A process in which Kafka's client hung so often releases nothing any more; those beside others do."""
+"""After Kafka's client hung this often, a process releases no more messages; other processes still do."""
 
 
 @contextmanager
 def releasing(url: str) -> Iterator[None]:
-    """Release what is due at a cluster of Kafka, whatever fails meanwhile."""
+    """Release due messages at a Kafka cluster in the background; after a failure it tries again."""
     releaser = Releaser(Cluster.of(url))
 
     def run() -> None:

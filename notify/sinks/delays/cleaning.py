@@ -1,4 +1,4 @@
-"""Deleting what has moved on: the wheels' topics keep nothing by its age."""
+"""Deletes records that have moved: the wheels' topics do not delete records by age."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ CLEAN_SECONDS = 30.0
 
 
 class Cleaning:
-    """Has the brokers delete, now and then, what is before the offsets that were committed."""
+    """Makes the brokers delete records before the committed offsets, now and then."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._admin = cluster.admin()
         self._offsets: dict[Place, int] = {}
-        self._asked: Mapping[Any, Any] = {}
-        self._at = time.monotonic()
+        self._requests: Mapping[Any, Any] = {}
+        self._cleaned_at = time.monotonic()
 
     def moved(self, offsets: Mapping[Place, int]) -> None:
-        """Nothing before these offsets is needed."""
+        """Record that the records before these offsets have moved."""
         self._offsets.update(offsets)
 
     def clean(self) -> None:
-        """Ask the brokers where it is time to; says what they answered the last time, if they refused."""
-        if time.monotonic() - self._at < CLEAN_SECONDS or not self._offsets:
+        """Send a request every CLEAN_SECONDS; logs if the brokers refused the last request."""
+        if time.monotonic() - self._cleaned_at < CLEAN_SECONDS or not self._offsets:
             return
-        self._at = time.monotonic()
+        self._cleaned_at = time.monotonic()
         self._report()
-        self._asked = self._admin.delete_records([TopicPartition(*place, n) for place, n in self._offsets.items()])
+        self._requests = self._admin.delete_records([TopicPartition(*place, n) for place, n in self._offsets.items()])
         self._offsets.clear()
 
     def _report(self) -> None:
         refused = []
-        for asked in self._asked.values():
-            if asked.done():
+        for request in self._requests.values():
+            if request.done():
                 try:
-                    asked.result()
+                    request.result()
                 except KafkaException as raised:
                     refused.append(raised.args[0])
         if refused:

@@ -1,4 +1,4 @@
-"""A delayed record: when it is due and for which topic stand in its last two headers."""
+"""A delayed record: its last two headers have the time when it is due, and its topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def delayed_headers(headers: Headers, due_us: int, topic: str) -> Headers:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """A message that waits. `headers` are the message's, without those that say so."""
+    """A message that waits. `headers`: the message's headers, without the two for the delay."""
 
     topic: str
     due_us: int
@@ -25,12 +25,12 @@ class Delayed:
 
     @property
     def size(self) -> int:
-        """Its bytes, nearly."""
+        """Its approximate size, in bytes."""
         return len(self.value) + sum([len(name) + len(text or b"") for name, text in self.headers]) + 64
 
 
 def delayed_of(message: Any) -> Delayed | None:
-    """A record of Kafka's client as a delayed message; None where it is none."""
+    """The delayed message in a record of Kafka's client; None if the record is not a delayed message."""
     headers = listed(message)
     if len(headers) < 2 or (headers[-2][0], headers[-1][0]) != (DUE, TARGET):
         return None

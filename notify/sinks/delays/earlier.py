@@ -1,7 +1,7 @@
-"""Delayed messages of earlier versions: they wait in one compacted topic, each with a tombstone once it was released.
+"""Delayed messages of earlier versions, which wait in one compacted topic, with a tombstone for each released message.
 
-What waits there moves into the wheels, each message in one transaction with its tombstone, so that it moves once
-whatever happens in between. The transactional id is the one that earlier versions released with: they are fenced.
+This module moves waiting messages into the wheels. Each message moves in one transaction with its tombstone, so that it
+moves exactly once. The transactional id is that of earlier versions, which are fenced by this.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ log = logging.getLogger("notify.delays")
 EARLIER_ID = "notify-delays"
 """The transactional id of earlier versions."""
 GROUP = "notify-delays-earlier"
-"""The group whose offset says up to where everything has moved."""
+"""The group whose committed offset marks the end of the moved messages."""
 EARLIER_KEY = "notify-key"
 END_SECONDS = 90.0
-"""A transaction that is open in the topic ends by then: the publisher's time-out is 60 s."""
+"""How long to wait for the end of the topic: an open transaction ends within the publisher's time-out of 60 s."""
 OPEN_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
 NO_COORDINATOR = frozenset(
@@ -39,7 +39,7 @@ BATCH_BYTES = 4 << 20
 
 
 def move_earlier(cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], topic: str = DELAYED) -> int:
-    """Move what waits in the topic of earlier versions; how many messages. Raises KafkaException, Unavailable."""
+    """Move the messages that wait in an earlier version's topic; their number. Raises KafkaException, Unavailable."""
     if topic not in known_topics(cluster):
         return 0
     consumer = cluster.consumer({"group.id": GROUP, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
@@ -49,7 +49,7 @@ def move_earlier(cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], to
             return 0
         producer = cluster.producer({"transactional.id": EARLIER_ID, "compression.type": "lz4"})
         producer.init_transactions(CALL_SECONDS)
-        start, end = _extent(consumer, topic)  # another one that was fenced just now may have moved some
+        start, end = _extent(consumer, topic)  # the process that was just fenced may have moved some
         if start >= end:
             return 0
         waiting: dict[bytes, int] = {}
@@ -70,7 +70,7 @@ def move_earlier(cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], to
 
 
 def _extent(consumer: Consumer, topic: str) -> tuple[int, int]:
-    """The offsets between which messages may wait."""
+    """The first offset at which a message may wait, and the end of the topic."""
     partition = TopicPartition(topic, 0)
     deadline = time.monotonic() + CALL_SECONDS
     while True:
@@ -80,7 +80,7 @@ def _extent(consumer: Consumer, topic: str) -> tuple[int, int]:
         except KafkaException as raised:
             if raised.args[0].code() not in NO_COORDINATOR or time.monotonic() > deadline:
                 raise
-            time.sleep(PAUSE_SECONDS)  # until the cluster has made its topic of groups' offsets, or moved it
+            time.sleep(PAUSE_SECONDS)  # until the cluster has made or moved its topic of committed offsets
 
 
 class _Moving:
@@ -95,14 +95,14 @@ class _Moving:
         producer.begin_transaction()
 
     def move(self, message: Any, wheels: Wheels, now_us: int) -> None:
-        """Put a message into its slot, and a tombstone where it waited."""
+        """Put a message into its slot, and its tombstone into the old topic."""
         headers = listed(message)
         due, target, key = number(headers, DUE), header(headers, TARGET), header(headers, EARLIER_KEY)
         if due is None or target is None:
-            log.error("record %d of %s is no delayed message: left out", message.offset(), self._topic)
+            log.error("record %d of %s is not a delayed message: left out", message.offset(), self._topic)
             return
         plain: Headers = [each for each in headers if each[0] not in (DUE, TARGET, EARLIER_KEY)]
-        # One that is due waits for a moment more: a release can put aside what its topic refuses.
+        # A message that is due waits a moment longer, so that `Release` handles a refusal by its topic.
         place = wheels.place(max(due, now_us + 1), now_us)
         assert place is not None
         value = message.value() or b""
@@ -118,7 +118,7 @@ class _Moving:
             self._commit()
 
     def commit_what_is_old(self) -> None:
-        """Commit what has been open for some time: Kafka ends a transaction after a minute."""
+        """Commit a transaction that has been open for OPEN_SECONDS: Kafka ends it after a minute."""
         if self._count and time.monotonic() - self._began > OPEN_SECONDS:
             self._commit()
 
@@ -128,7 +128,7 @@ class _Moving:
         self._count = self._size = 0
 
     def commit(self, end: int) -> None:
-        """Note that everything before an offset has moved."""
+        """Record that everything before an offset has moved."""
         offsets = [TopicPartition(self._topic, 0, end)]
         metadata = self._consumer.consumer_group_metadata()
         self._producer.send_offsets_to_transaction(offsets, metadata, CALL_SECONDS)
@@ -136,7 +136,7 @@ class _Moving:
 
 
 def _read(consumer: Any, topic: str, start: int, end: int) -> Iterator[Any]:
-    """The committed records from an offset to another. Raises Unavailable where they do not come."""
+    """The committed records in [start, end). Raises Unavailable if they do not arrive."""
     consumer.assign([TopicPartition(topic, 0, start)])
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline:
@@ -151,4 +151,6 @@ def _read(consumer: Any, topic: str, start: int, end: int) -> Iterator[Any]:
             return
         elif error.code() != KafkaError._PARTITION_EOF and not error.retriable():
             raise KafkaException(error)
-    raise Unavailable(f"topic {topic!r} does not end: a transaction is open in it; stop what has an earlier version")
+    raise Unavailable(
+        f"topic {topic!r} does not end: a transaction is open in it; stop all processes of an earlier version"
+    )

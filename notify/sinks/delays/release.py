@@ -1,7 +1,7 @@
-"""One membership in the group of those who release delayed messages: it reads slots, and moves what may move on.
+"""One member of the consumer group that releases delayed messages: it reads slots, and moves records that may move.
 
-Records and offsets are written in one Kafka transaction, which names the generation of the group: whoever was frozen
-while another took its partitions over is refused (KIP-447). Only one batch is in memory.
+Records and offsets are written in one Kafka transaction with the group's generation: a member that was frozen while
+another member took over its partitions is refused (KIP-447). Only one batch is in memory.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ log = logging.getLogger("notify.delays")
 GROUP = "notify-delay-wheels"
 IDLE_SECONDS = 0.5
 SESSION_SECONDS = 6
-"""Killed or frozen, a releaser holds its partitions for so long."""
+"""How long a killed or frozen releaser keeps its partitions."""
 STEP_SECONDS = 30
-"""A step that takes longer costs the partitions: by default a client that hangs would hold them for five minutes, since
-its heartbeats go on."""
+"""A releaser whose step takes longer loses its partitions. By default a hanging client keeps them for five minutes,
+because it still sends heartbeats."""
 TRANSACTION_SECONDS = 10
-"""The brokers abort the transaction of one that was killed after so long; readers of its topics wait until then."""
+"""When the brokers abort the transaction of a killed releaser; readers of its topics wait until then."""
 PROPAGATION_SECONDS = 3
 BATCH_RECORDS = 1000
 BATCH_BYTES = 4 << 20
 READ_AHEAD_KB = 8 << 10
 FETCH_MS = 200
 AGAIN_US = 60_000_000
-"""A message whose topic refuses this user is tried again after so long."""
+"""The wait before a message is tried again if this user has no right to its topic."""
 TRIES = 10
-"""So often in a row is a batch refused before this membership ends."""
+"""The number of refusals in a row before this membership ends."""
 AGAIN_SECONDS, AGAIN_MAX_SECONDS = 0.02, 0.5
-"""Between two such tries: a group that is being shared anew refuses its earlier generation until its members know."""
+"""The pause between such tries: during a rebalance the group refuses the earlier generation for a moment."""
 RETRIED = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
-"""Errors of reading that pass: the brokers are away, or do not know a new topic yet."""
+"""Temporary errors of reading: the brokers are away, or do not know a new topic yet."""
 
 
 @dataclass(slots=True)
 class Released:
-    """Counts: messages that went to their topics, steps from a wheel to the next, and what topics refuse for good."""
+    """Counts: messages released to their topics, moves to another wheel, and messages that topics refused forever."""
 
     released: int = 0
     moved: int = 0
@@ -68,7 +68,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """A record, and where it goes; None: to its topic."""
+    """A record, and where it moves: to a slot, or (`to` None) to its topic."""
 
     place: Place
     offset: int
@@ -77,10 +77,10 @@ class _Move:
 
 
 class Release:
-    """A consumer, a producer and the batch between them; for one thread."""
+    """A consumer, a producer, and the batch between them; for use in one thread."""
 
     def __init__(self, cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], total: Released, name: str) -> None:
-        """`name`: of this releaser alone. Raises KafkaException."""
+        """`name`: unique for this releaser. Raises KafkaException."""
         self._wheels = wheels
         self._now_us = now_us
         self._total = total
@@ -88,12 +88,12 @@ class Release:
         self._batch: list[_Move] = []
         self._user = user_of(cluster)
         self._refused: dict[tuple[Place, int], KafkaError] = {}
-        """Records that their topics refuse: the next time they go elsewhere."""
+        """The errors of records that their topics refused; such a record is written elsewhere at the next try."""
         self._is_refused = False
         self._failures = 0
         self._backoff = Backoff(AGAIN_SECONDS, AGAIN_MAX_SECONDS)
         self._most = BATCH_RECORDS
-        """So many records has the next batch. Halved where a topic refuses some of them: it does not say which."""
+        """The size of the next batch, in records. Halved if a topic refuses some of them without saying which."""
         self._cluster = cluster
         self._name = name
         self._producer = self._made_producer()
@@ -105,7 +105,7 @@ class Release:
                 "session.timeout.ms": SESSION_SECONDS * 1000,
                 "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
                 "max.poll.interval.ms": STEP_SECONDS * 1000,
-                # A partition that wakes is asked for with the next fetch: after the one that waits for records now.
+                # A resumed partition is read only with the next fetch, after the fetch that now waits for records.
                 "fetch.wait.max.ms": FETCH_MS,
                 "queued.max.messages.kbytes": READ_AHEAD_KB,
                 "topic.metadata.refresh.interval.ms": 10_000,
@@ -130,20 +130,20 @@ class Release:
         self._cleaning.clean()
 
     def close(self) -> bool:
-        """Leave the group, and give up the clients; False where one of them hangs, and is left to itself."""
+        """Leave the group, and close the clients; False if one of them hangs, which is then abandoned."""
         others = [self._producer, self._cleaning]
         del self._producer, self._cleaning
         return leave(GROUP, partial(_end, self._consumer, others))
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def _assigned(self, consumer: Consumer, given: list[TopicPartition]) -> None:
-        # Taken here, and not when a batch is written: it must not be newer than what this client knows it has lost.
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # Read here, not when a batch is written: it must not be newer than the last assignment that this client knows.
         self._metadata = consumer.consumer_group_metadata()
-        consumer.incremental_assign(given)
-        if given:
-            # One that was lost while it waited, by a client that was frozen say, comes back as it was: paused.
-            consumer.resume(given)
+        consumer.incremental_assign(partitions)
+        if partitions:
+            # A partition that was lost while it waited, such as by a frozen client, is still paused when it returns.
+            consumer.resume(partitions)
 
     def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         places = {Place(p.topic, p.partition) for p in partitions}
@@ -152,7 +152,7 @@ class Release:
         self._slots.forget(places)
 
     def _gather(self) -> None:
-        """Read the next batch: what may move on, of partitions that do not wait."""
+        """Read the next batch: records that may move, from partitions that do not wait."""
         self._batch = []
         now_us = self._now_us()
         size = sum([self._take(record) for record in self._slots.wake(now_us)])
@@ -171,13 +171,15 @@ class Release:
             size += self._take(message)
 
     def _take(self, message: Any) -> int:
-        """Add a record to the batch, or have its partition wait; its size where it is added."""
+        """Add a record to the batch, or pause its partition; the record's size if it was added, else 0."""
         place = Place(message.topic(), message.partition())
         if self._slots.waits(place):
             return 0
         delayed = delayed_of(message)
         if delayed is None:
-            log.error("record %d of partition %d of %s is no delayed message: left out", message.offset(), *place[::-1])
+            log.error(
+                "record %d of partition %d of %s is not a delayed message: left out", message.offset(), *place[::-1]
+            )
             return 0
         now_us = self._now_us()
         moves_us = self._wheels.moves_us(place.topic, delayed.due_us)
@@ -189,13 +191,13 @@ class Release:
         return delayed.size
 
     def _made_producer(self) -> TransactionalProducer:
-        """Fences every earlier one of this releaser. Raises KafkaException."""
+        """A producer, which fences earlier producers of this releaser. Raises KafkaException."""
         producer = self._cluster.transactional_producer(
             {
                 "transactional.id": f"notify-delays-{self._name}",
                 "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
                 "compression.type": "lz4",
-                # So long may a topic be unknown that was made a moment ago; by default 30 s, longer than a transaction.
+                # How long a new topic may be unknown; by default 30 s, which is longer than a transaction.
                 "topic.metadata.propagation.max.ms": PROPAGATION_SECONDS * 1000,
             }
         )
@@ -208,7 +210,7 @@ class Release:
     # --- writing ----------------------------------------------------------------------------------------------
 
     def _move(self) -> bool:
-        """Write the batch and its offsets, all or nothing; False: the batch will be read again."""
+        """Write the batch and its offsets in one transaction; False if the batch will be read again."""
         self._is_refused = False
         offsets = {move.place: move.offset + 1 for move in self._batch}
         try:
@@ -216,8 +218,8 @@ class Release:
             for move in self._batch:
                 self._produce(move)
             flush(self._producer, lambda: self._is_refused, CALL_SECONDS)
-            behind = [TopicPartition(*place, offset) for place, offset in offsets.items()]
-            self._producer.send_offsets_to_transaction(behind, self._metadata, CALL_SECONDS)
+            to_commit = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+            self._producer.send_offsets_to_transaction(to_commit, self._metadata, CALL_SECONDS)
             self._producer.commit_transaction(CALL_SECONDS)
         except KafkaException as raised:
             self._take_back(raised.args[0])
@@ -236,21 +238,23 @@ class Release:
         return True
 
     def _produce(self, move: _Move) -> None:
-        d = move.delayed
+        delayed = move.delayed
         refused = self._refused.get((move.place, move.offset))
-        topic, partition, headers = d.topic, -1, d.headers
+        topic, partition, headers = delayed.topic, -1, delayed.headers
         if refused is not None and refused.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             now_us = self._now_us()
             place = self._wheels.place(now_us + AGAIN_US, now_us)
             assert place is not None, "it is not due yet"
-            (topic, partition), headers = place, delayed_headers(headers, now_us + AGAIN_US, d.topic)
+            (topic, partition), headers = place, delayed_headers(headers, now_us + AGAIN_US, topic)
         elif refused is not None:
-            topic, headers = REFUSED, [*delayed_headers(headers, d.due_us, d.topic), (REASON, refused.str().encode())]
+            headers = [*delayed_headers(headers, delayed.due_us, topic), (REASON, refused.str().encode())]
+            topic = REFUSED
         elif move.to is not None:
-            (topic, partition), headers = move.to, delayed_headers(headers, d.due_us, d.topic)
+            headers = delayed_headers(headers, delayed.due_us, topic)
+            topic, partition = move.to
         answered = partial(self._answered, move)
         try:
-            self._producer.produce(topic, d.value, d.key, partition, headers=headers, on_delivery=answered)
+            self._producer.produce(topic, delayed.value, delayed.key, partition, headers=headers, on_delivery=answered)
         except KafkaException as raised:
             self._answered(move, raised.args[0], None)
             raise
@@ -272,7 +276,7 @@ class Release:
                 log.error("a delayed message for topic %r is refused, and goes to %s: %s", topic, REFUSED, error.str())
 
     def _take_back(self, error: KafkaError) -> None:
-        """After a failure: nothing of the batch was written, and it is read again. Raises where this cannot be said."""
+        """Abort the transaction after a failure, and read the batch again. Raises if the client cannot abort it."""
         if error.fatal() or not (error.txn_requires_abort() or error.code() in NEVER_STORED):
             raise KafkaException(error)
         if self._is_refused and len(self._batch) > 1:
@@ -297,4 +301,4 @@ def _end(consumer: Consumer, others: list[object]) -> None:
     try:
         consumer.close()
     finally:
-        others.clear()  # here, as the end of a client may take as long
+        others.clear()  # in this thread, because closing these clients may take as long

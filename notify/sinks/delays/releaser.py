@@ -1,7 +1,7 @@
 """Releases delayed messages when they are due, beside every bridge and relay that publishes to Kafka.
 
-Any number may run: they share the slots as members of a consumer group. None holds messages, all of which are on the
-brokers' disks; whoever takes over reads on from the group's committed offsets.
+Any number of releasers may run: they share the slots as members of a consumer group. All messages are on the brokers'
+disks, and none only in a releaser; a releaser that takes over continues from the group's committed offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def wall_us() -> int:
 
 
 class Releaser:
-    """Runs in a thread of its own until it is stopped."""
+    """Releases messages in the calling thread until it is stopped."""
 
     def __init__(self, cluster: Cluster, wheels: Wheels = WHEELS, now_us: Callable[[], int] = wall_us) -> None:
         self._cluster = cluster
@@ -38,10 +38,10 @@ class Releaser:
         self._stopping = threading.Event()
         self.total = Released()
         self.hung = 0
-        """How many of its memberships did not end: each has some threads and megabytes."""
+        """How many of its memberships hung at their end: each still has some threads and megabytes."""
 
     def run(self) -> None:
-        """Until `stop`. Raises Unavailable or Conflict where the brokers fail, InvalidRequest where they refuse."""
+        """Release until `stop`. Raises Unavailable or Conflict if the brokers fail, InvalidRequest if they refuse."""
         self._cluster = self._cluster.again()
         try:
             make_wheels(self._cluster, self._wheels)
@@ -56,9 +56,9 @@ class Releaser:
             raise translated(raised.args[0], self._cluster, of_bridge()) from raised
 
     def stop(self) -> None:
-        """Have `run` return soon, from any thread."""
+        """Make `run` return soon, from any thread."""
         self._stopping.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, or until it is stopped. Whether it is stopped."""
+        """Wait for `seconds`, or until it is stopped; whether it is stopped."""
         return self._stopping.wait(seconds)

@@ -1,4 +1,4 @@
-"""The wheels' topics at the brokers."""
+"""Makes the wheels' topics at the brokers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CONFIG = {
     "cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "segment.bytes": str(16 << 20),
     "segment.index.bytes": str(256 << 10), "max.message.bytes": str(LARGEST_RECORD),
 }  # fmt: skip
-"""No record goes by its age. Small segments: what has moved on is deleted by segments."""
+"""No record is deleted by age. The segments are small, because moved records are deleted by whole segments."""
 
 
 def make_wheels(cluster: Cluster, wheels: Wheels) -> None:
-    """Make the topics of the wheels where they are missing.
+    """Make the missing topics of the wheels.
 
-    Raises Unavailable where the brokers do not answer or cannot do it now, InvalidRequest where they refuse, and where
-    a topic has too few partitions.
+    Raises Unavailable if the brokers do not answer or cannot make them now, InvalidRequest if they refuse, or if a
+    topic has too few partitions.
     """
     topics = known_topics(cluster)
     wanted = [(wheel.topic, wheel.slots) for wheel in wheels.wheels] + [(REFUSED, 1)]

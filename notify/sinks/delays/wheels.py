@@ -1,9 +1,9 @@
-"""Where a delayed record waits: in a wheel of slots, each of which is a partition.
+"""The wheels in which delayed records wait: topics whose partitions are the slots of a timing wheel.
 
-A hierarchical timing wheel (Varghese and Lauck 1987). The finest wheel whose horizon covers the time until a record is
-due takes it, in the slot of that time; when the slot's time is near, the record moves to the next finer wheel, and from
-the finest to its topic. A slot serves one time after the other: its horizon is so much shorter than a whole turn that
-what a slow transaction brings late is read before anything of the slot's next turn.
+A hierarchical timing wheel (Varghese and Lauck 1987). A record is put into the finest wheel whose horizon covers the
+time until the record is due, in the slot of that time. When the slot's time is near, the record moves to the next finer
+wheel, and from the finest wheel to its topic. A slot is used again in each turn of its wheel. The horizon is shorter
+than a turn, so that records that a slow transaction makes visible late are read before those of the slot's next turn.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from notify.kafka.records import DELAYED
 SECOND_US = 1_000_000
 MINUTE_US, HOUR_US, DAY_US = 60 * SECOND_US, 3600 * SECOND_US, 86_400 * SECOND_US
 LATE_US = 62 * SECOND_US
-"""A record is visible so long after it was placed, at the latest: a publisher's transaction ends after 60 s."""
+"""The longest time until a placed record becomes visible: a publisher's transaction ends after 60 s."""
 SHAPE = (("seconds", SECOND_US, 128), ("minutes", MINUTE_US, 66), ("hours", HOUR_US, 28), ("days", DAY_US, 42))
-"""The wheels, the finest first: name, a slot's width, and the number of slots, which is the topic's of partitions.
+"""The wheels, the finest first: name, a slot's width, and the number of slots, which is also that of partitions.
 
 Each horizon is longer than a slot of the next wheel, and the last one is longer than the longest delay (40 days).
 """
@@ -40,9 +40,9 @@ class Wheel:
     slot_us: int
     slots: int
     horizon_us: int
-    """How far ahead of now a record may be due that is put here."""
+    """The longest time until a record is due that is put here."""
     ahead_us: int
-    """How long before it is due a record moves on: the horizon of the next finer wheel."""
+    """How long before it is due a record moves to the next finer wheel: that wheel's horizon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Wheels:
     wheels: tuple[Wheel, ...]
 
     def place(self, due_us: int, now_us: int) -> Place | None:
-        """Where a record waits that is due then; None: it is due. Times are in microseconds since 1970."""
+        """Where a record waits until `due_us`; None if it is due. Times are in microseconds since 1970."""
         ahead_us = due_us - now_us
         if ahead_us <= 0:
             return None
         for wheel in self.wheels:
             if ahead_us <= wheel.horizon_us:
                 return Place(wheel.topic, due_us // wheel.slot_us % wheel.slots)
-        wheel = self.wheels[-1]  # it is read when that slot is, and placed again
+        wheel = self.wheels[-1]  # the record is placed again when this slot is read
         return Place(wheel.topic, (now_us + wheel.horizon_us) // wheel.slot_us % wheel.slots)
 
     def moves_us(self, topic: str, due_us: int) -> int:
@@ -71,8 +71,10 @@ class Wheels:
 
 
 def wheels_of(shape: Sequence[tuple[str, int, int]] = SHAPE, prefix: str = DELAYED, late_us: int = LATE_US) -> Wheels:
-    """Wheels of this shape, in topics `{prefix}.{name}`. Raises ValueError where a slot is longer than the horizon of
-    the next finer wheel: its records could not move on."""
+    """Wheels of this shape, in topics `{prefix}.{name}`.
+
+    Raises ValueError if a slot is longer than the horizon of the next finer wheel: its records could not move.
+    """
     wheels: list[Wheel] = []
     for name, slot_us, slots in shape:
         ahead_us = wheels[-1].horizon_us if wheels else 0
