@@ -27,41 +27,41 @@ def check_continues(connection: Any, position: Position | None) -> bool:
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@server_id, @@log_slave_updates, @@gtid_binlog_state, @@gtid_slave_pos")
-        own_id, logs_all, state, taken = cursor.fetchone()
+        own_id, logs_all, state, slave_pos = cursor.fetchone()
         cursor.execute("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
         running = cursor.fetchone()
-    stands = MariaDbSet.parse(position.gtids if position else "")
-    logged, replicated = MariaDbSet.parse(str(state or "")), MariaDbSet.parse(str(taken or ""))
+    moved = MariaDbSet.parse(position.gtids if position else "")
+    logged, replicated = MariaDbSet.parse(str(state or "")), MariaDbSet.parse(str(slave_pos or ""))
     if not int(logs_all):
-        _check_unlogged(int(own_id), replicated, stands, is_replica=bool(running and int(running[1])))
-    for domain, gtid in stands.domains.items():
+        _check_unlogged(int(own_id), replicated, moved, is_replica=bool(running and int(running[1])))
+    for domain, gtid in moved.domains.items():
         if domain not in logged.domains and replicated.domains.get(domain) != gtid:
             raise Purged(
-                f"the source's binlog has nothing of replication domain {domain}, and this bridge stands at {stands}: "
+                f"the source's binlog has nothing of replication domain {domain}, and this bridge stands at {moved}: "
                 f"the source was made from a backup, or its binlog was reset. {_REMEDY}"
             )
     return bool(int(logs_all))
 
 
-def _check_unlogged(own_id: int, replicated: MariaDbSet, stands: MariaDbSet, *, is_replica: bool) -> None:
+def _check_unlogged(own_id: int, replicated: MariaDbSet, moved: MariaDbSet, *, is_replica: bool) -> None:
     """Check a server that does not log replicated transactions. Raises Purged."""
     if is_replica:
         raise Purged(f"the source is a replica that does not log what it takes (log_slave_updates is OFF). {_REMEDY}")
     for domain, (server, number) in replicated.domains.items():
-        if server != own_id and number > stands.domains.get(domain, (0, 0))[1]:
+        if server != own_id and number > moved.domains.get(domain, (0, 0))[1]:
             raise Purged(
                 f"the source took transactions up to {domain}-{server}-{number} from another server, and {_UNLOGGED}; "
-                f"this bridge stands at {stands}. {_REMEDY}. If the source has written nothing since then, write to it "
+                f"this bridge stands at {moved}. {_REMEDY}. If the source has written nothing since then, write to it "
                 "first; if those are of an older history, SET GLOBAL gtid_slave_pos = ''"
             )
 
 
-def check_gap(stands: MariaDbSet, domain: int, number: int) -> None:
+def check_gap(moved: MariaDbSet, domain: int, number: int) -> None:
     """Check a transaction of a server that does not log replicated ones.
 
     Raises Purged if its number does not follow the last one: the server was a replica in between.
     """
-    before = stands.domains.get(domain)
+    before = moved.domains.get(domain)
     if before is not None and number != before[1] + 1:
         raise Purged(
             f"the source went on from {domain}-{before[0]}-{before[1]} with number {number}: it took transactions from "

@@ -92,5 +92,5 @@ def previous_gtids(body: bytes) -> MySqlSet | None:
 
 def server_uuid(raw: bytes) -> str:
     """A server's UUID in the form that MySQL uses in GTIDs."""
-    h = raw.hex()
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+    digits = raw.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

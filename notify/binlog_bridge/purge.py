@@ -105,16 +105,17 @@ def _source(engine: Engine) -> str:
 
 def _old(engine: Engine, older_than: float) -> tuple[list[str], str]:
     """Ids of old waiting rows that are not on the list; and the end of the binlog after they were read."""
-    t = half_message.c
+    columns = half_message.c
     with engine.connect() as connection:
-        wanted = sa.select(t.transaction_id).where(
+        wanted = sa.select(columns.transaction_id).where(
             is_waiting,
-            t.message_no == 0,
-            t.created_at < instant_before(connection, older_than),
+            columns.message_no == 0,
+            columns.created_at < instant_before(connection, older_than),
             _is_not_listed(connection),
         )
         transaction_ids = [
-            str(transaction_id) for transaction_id in connection.scalars(wanted.order_by(t.created_at).limit(BATCH))
+            str(transaction_id)
+            for transaction_id in connection.scalars(wanted.order_by(columns.created_at).limit(BATCH))
         ]
         return transaction_ids, source.current_position(connection).gtids
 
@@ -123,9 +124,9 @@ def _delete(engine: Engine, transaction_ids: list[str], older_than: float) -> in
     with engine.begin() as connection:
         note_purged(connection, notify_source.c.rows_from, older_than)
         # Since the rows were read, the bridge may have listed one of them, and an operator may want it retried.
-        t = half_message.c
-        waiting = sa.select(t.transaction_id).where(
-            is_waiting, t.message_no == 0, t.transaction_id.in_(transaction_ids), _is_not_listed(connection)
+        columns = half_message.c
+        waiting = sa.select(columns.transaction_id).where(
+            is_waiting, columns.message_no == 0, columns.transaction_id.in_(transaction_ids), _is_not_listed(connection)
         )
         return delete_transactions(connection, [str(name) for name in connection.scalars(waiting.with_for_update())])
 

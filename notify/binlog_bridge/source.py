@@ -252,9 +252,9 @@ def _binlog_status(connection: Connection) -> dict[str, str]:
 
 
 def _table_findings(connection: Connection) -> list[Finding]:
-    ours = f"table_schema = DATABASE() AND table_name IN ('{LOCAL.table.name}', '{SERVER.table.name}')"
+    where = f"table_schema = DATABASE() AND table_name IN ('{LOCAL.table.name}', '{SERVER.table.name}')"
     rows = connection.exec_driver_sql(
-        f"SELECT table_name, engine, table_type FROM information_schema.tables WHERE {ours}"
+        f"SELECT table_name, engine, table_type FROM information_schema.tables WHERE {where}"
     ).all()
     if not rows:
         return [
@@ -277,7 +277,7 @@ def _table_findings(connection: Connection) -> list[Finding]:
         if str(kind).upper() == "SYSTEM VERSIONED"
     ]
     rare = connection.exec_driver_sql(
-        f"SELECT table_name, column_name FROM information_schema.columns WHERE {ours} AND column_type LIKE '%%5.3 */'"
+        f"SELECT table_name, column_name FROM information_schema.columns WHERE {where} AND column_type LIKE '%%5.3 */'"
     )
     times = [
         Finding(
@@ -287,7 +287,7 @@ def _table_findings(connection: Connection) -> list[Finding]:
         for table, column in rare
     ]
     sets = connection.exec_driver_sql(
-        f"SELECT table_name, column_name, character_set_name FROM information_schema.columns WHERE {ours} "
+        f"SELECT table_name, column_name, character_set_name FROM information_schema.columns WHERE {where} "
         f"AND (column_name IN {_ANY_LETTERS} AND character_set_name NOT IN {_READ_AS_UTF8} "
         f"OR column_name IN {COLUMNS} AND character_set_name IN {_WIDE})"
     )

@@ -31,8 +31,8 @@ def sent_again(text: str) -> list[str]:
 
 def without(text: str, ids: Collection[str]) -> str:
     """The position without these ids of transactions that were sent again."""
-    again = sent_again(text)
-    return with_sent_again(text, [each for each in again if each not in ids]) if again else text
+    sent_ids = sent_again(text)
+    return with_sent_again(text, [each for each in sent_ids if each not in ids]) if sent_ids else text
 
 
 def _fields(text: str) -> dict[str, Any]:

@@ -158,10 +158,10 @@ class Cluster:
     def _log_overridden(self, own: Mapping[str, Any]) -> None:
         """Log once each setting of the operators that Notify's own settings override."""
         for name, value in self.settings.items():
-            ours = own.get(ALIASES.get(name, name))
-            if ours is not None and str(ours) != value and name not in {*COMMON, *_LOGGED}:
+            own_value = own.get(ALIASES.get(name, name))
+            if own_value is not None and str(own_value) != value and name not in {*COMMON, *_LOGGED}:
                 _LOGGED.add(name)
-                log.warning("the Kafka setting %r does not count here: Notify itself sets %s", name, ours)
+                log.warning("the Kafka setting %r does not count here: Notify itself sets %s", name, own_value)
 
 
 def _refused(why: object) -> InvalidRequest:

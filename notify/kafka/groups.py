@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 RETRY_PARTITIONS = 16
-"""The partitions of a retry topic, one for each doubling of the wait, so that records are nearly ordered by due time."""
+"""The partitions of a retry topic, one for each doubling of the wait: so records are nearly ordered by due time."""
 FIRST_WAIT_SECONDS = 0.1
 """The longest wait in the first partition, in seconds; the last has all waits from about half an hour on."""
 OLD_RETRY_SECONDS = (1, 5, 30, 300)

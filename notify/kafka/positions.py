@@ -40,9 +40,9 @@ def standing(cluster: Cluster, source: str) -> Standing:
 
     Raises Unavailable, also if an earlier version's transaction stays open too long in the topic of all sources.
     """
-    own = latest(cluster, positions_topic(source), source.encode(), must_see=True)
-    if own is not None:
-        return msgspec.json.decode(own, type=Standing)
+    record = latest(cluster, positions_topic(source), source.encode(), must_see=True)
+    if record is not None:
+        return msgspec.json.decode(record, type=Standing)
     shared = latest(cluster, SHARED, source.encode(), whole=True)
     return msgspec.json.decode(shared, type=Standing) if shared is not None else Standing()
 

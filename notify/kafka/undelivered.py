@@ -142,8 +142,8 @@ class UndeliveredList:
 
     def _producer(self) -> TransactionalProducer:
         """A producer, which fences all earlier producers of decisions."""
-        own = {"transactional.id": _TRANSACTIONAL_ID, "transaction.timeout.ms": _TRANSACTION_MILLISECONDS}
-        producer = self._cluster.transactional_producer(own)
+        settings = {"transactional.id": _TRANSACTIONAL_ID, "transaction.timeout.ms": _TRANSACTION_MILLISECONDS}
+        producer = self._cluster.transactional_producer(settings)
         producer.init_transactions(CALL_SECONDS)
         return producer
 

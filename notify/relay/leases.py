@@ -209,8 +209,8 @@ class PostgreSqlLeases:
             if bucket in self.held:
                 continue
             if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_BUCKET_CLASS}, {bucket})").scalar():
-                for held in self.held:
-                    connection.exec_driver_sql(f"SELECT pg_advisory_unlock({_BUCKET_CLASS}, {held})")
+                for locked in self.held:
+                    connection.exec_driver_sql(f"SELECT pg_advisory_unlock({_BUCKET_CLASS}, {locked})")
                 self.held.clear()
                 return False
             self.held.add(bucket)

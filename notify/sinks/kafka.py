@@ -202,14 +202,16 @@ class KafkaSink:
         now_us = wall_clock()
         records: list[Record] = []
         never: list[Item] = []
-        for t in transactions:
-            item = self._bad.pop(t.id, None) or refusal(t, now_us)
+        for transaction in transactions:
+            item = self._bad.pop(transaction.id, None) or refusal(transaction, now_us)
             if item is None:
                 try:
-                    records += [self._record(t, number, now_us=now_us) for number in range(len(t.messages))]
+                    records += [
+                        self._record(transaction, number, now_us=now_us) for number in range(len(transaction.messages))
+                    ]
                     continue
                 except InvalidRequest as error:
-                    item = refused(t, error)
+                    item = refused(transaction, error)
             never.append(item)
         return records, never
 

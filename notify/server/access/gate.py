@@ -91,7 +91,7 @@ class Access:
         self._credentials: dict[str, Credential] = {}
         self._by_proof: dict[tuple[str, str], Credential] = {}
         self._principals: dict[str, Principal] = {}
-        self._known: OrderedDict[bytes, tuple[Principal, Credential | None, float]] = OrderedDict()
+        self._verified_lately: OrderedDict[bytes, tuple[Principal, Credential | None, float]] = OrderedDict()
         self.used_us: dict[str, int] = {}
         """When each credential was last used (microseconds since 1970, by id); the caller empties it on recording."""
         self._refusals = LogRate(REFUSALS_A_SECOND)
@@ -125,7 +125,7 @@ class Access:
         unchanged = {n for n, c in self._credentials.items() if n in before and _grants(before[n]) == _grants(c)}
         for number in self._principals.keys() - unchanged:
             self._principals.pop(number).end()
-        self._known.clear()
+        self._verified_lately.clear()
 
     def configure(self, settings: Settings) -> None:
         """Follow new settings: other quotas hold from now on."""
@@ -135,14 +135,14 @@ class Access:
         ):
             self._principals.clear()
             self._quotas.clear()
-            self._known.clear()
+            self._verified_lately.clear()
         self.settings = settings
 
     def known(self, authorization: bytes) -> Principal | None:
         """The principal of an authorization header that was verified lately, without waiting; else None."""
         if not self.on:
             return EVERYONE
-        remembered = self._known.get(authorization)
+        remembered = self._verified_lately.get(authorization)
         if remembered is None:
             return None
         principal, credential, until = remembered
@@ -342,10 +342,12 @@ class Access:
         requests, polls = requests or self.settings.principal_requests, polls or self.settings.principal_polls
         return Principal(name, rights, Quota(requests, polls, self.clock()))
 
-    def _remember(self, shown: bytes, principal: Principal, credential: Credential | None, until: float) -> None:
-        while len(self._known) >= KNOWN:
-            self._known.popitem(last=False)
-        self._known[shown] = (principal, credential, until)
+    def _remember(
+        self, authorization: bytes, principal: Principal, credential: Credential | None, until: float
+    ) -> None:
+        while len(self._verified_lately) >= KNOWN:
+            self._verified_lately.popitem(last=False)
+        self._verified_lately[authorization] = (principal, credential, until)
 
     def _log_refusal(self, error: NotifyError) -> None:
         if self._refusals.may():

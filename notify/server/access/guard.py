@@ -54,15 +54,15 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
     if not access.on:
         return
     headers = dict(scope["headers"])
-    shown = headers.get(b"authorization", b"") or token_of_cookie(headers.get(b"cookie", b""))
-    state["shown"] = shown
+    authorization = headers.get(b"authorization", b"") or token_of_cookie(headers.get(b"cookie", b""))
+    state["shown"] = authorization
     certificate = scope.get("notify.certificate")
     if scope["path"].startswith(OPEN):
         # These are served to everyone, without a lookup, so that health checks do not wait for a database.
         with contextlib.suppress(Unauthorized):
-            state["principal"] = access.admit(shown, certificate) or NOBODY
+            state["principal"] = access.admit(authorization, certificate) or NOBODY
         return
-    principal = await access.principal(shown, certificate)
+    principal = await access.principal(authorization, certificate)
     principal.take_request(access.clock())
     state["principal"] = principal
 

@@ -60,7 +60,7 @@ def router(running: Callable[[], Running]) -> APIRouter:
     alarms.add_routes(routes, desk)
     audits.add_routes(routes, desk)
     overview.add_routes(routes, desk)
-    both = APIRouter()
-    both.include_router(routes)
-    both.include_router(services)
-    return both
+    all_routes = APIRouter()
+    all_routes.include_router(routes)
+    all_routes.include_router(services)
+    return all_routes

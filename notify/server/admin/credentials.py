@@ -35,19 +35,19 @@ class CredentialWrite(Write):
     polls: int = Field(0, ge=0, le=1_000_000, description="polls that may wait; 0: as principal_polls says")
 
 
-def _shown(c: Credential, now_us: int) -> dict[str, Any]:
+def _shown(credential: Credential, now_us: int) -> dict[str, Any]:
     return {
-        "id": c.id,
-        "name": c.name,
-        "kind": c.kind,
-        "subject": c.proof if c.kind != "token" else None,
-        "rights": list(c.rights),
-        "requests": c.requests,
-        "polls": c.polls,
-        "created_at": instant(c.created_us),
-        "expires_at": instant(c.expires_us) if c.expires_us else None,
-        "used_at": instant(c.used_us) if c.used_us else None,
-        "state": "revoked" if c.revoked_us else "valid" if c.holds(now_us) else "expired",
+        "id": credential.id,
+        "name": credential.name,
+        "kind": credential.kind,
+        "subject": credential.proof if credential.kind != "token" else None,
+        "rights": list(credential.rights),
+        "requests": credential.requests,
+        "polls": credential.polls,
+        "created_at": instant(credential.created_us),
+        "expires_at": instant(credential.expires_us) if credential.expires_us else None,
+        "used_at": instant(credential.used_us) if credential.used_us else None,
+        "state": "revoked" if credential.revoked_us else "valid" if credential.holds(now_us) else "expired",
     }
 
 
@@ -98,8 +98,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         credential = next((c for c in rows if c.id == number), None)
         if credential is None:
             raise NotFound(f"there is no credential {number!r}")
-        others = [c for c in rows if c.id != number and c.holds(now_us) and "admin" in c.rights]
-        if "admin" in credential.rights and credential.holds(now_us) and not others:
+        other_admins = [c for c in rows if c.id != number and c.holds(now_us) and "admin" in c.rights]
+        if "admin" in credential.rights and credential.holds(now_us) and not other_admins:
             raise InvalidRequest(LAST_ADMIN, "last_admin")
         revoked = dataclasses.replace(credential, revoked_us=credential.revoked_us or now_us)
 

@@ -131,11 +131,11 @@ def _messages(core: Core, chosen: Sequence[Transaction], wanted: State, *, names
     is_commit = wanted is State.COMMITTED
     by_topic: dict[str, int] = {}
     groups: dict[str, set[str] | None] = {}
-    for m in (m for t in chosen for m in t.messages if not m.corrupt):
-        by_topic[m.topic] = by_topic.get(m.topic, 0) + 1
+    for message in (message for t in chosen for message in t.messages if not message.corrupt):
+        by_topic[message.topic] = by_topic.get(message.topic, 0) + 1
         if is_commit:
-            named = receivers(core, m.topic, decode_payload(m.payload).tag) if names_groups else None
-            topic_groups = groups.setdefault(m.topic, None if named is None else set())
+            named = receivers(core, message.topic, decode_payload(message.payload).tag) if names_groups else None
+            topic_groups = groups.setdefault(message.topic, None if named is None else set())
             if topic_groups is not None:
                 topic_groups.update(named or ())
     topics: list[dict[str, Any]] = [{"topic": topic, "messages": count} for topic, count in sorted(by_topic.items())]

@@ -85,13 +85,13 @@ async def _letter_events(core: Core, letter: StoredMessage) -> list[Event]:
     given_up = {"event": _ENDS[SettleKind.DEAD_LETTER], "group": group, "reason": headers.get(DEAD_LETTER_REASON, "")}
     events: list[Event] = [(letter.committed_us, given_up)]
     letters = DeadLetters(core, letter.topic.removeprefix(DEAD_LETTER_PREFIX))
-    again = await letters.sent_again(letter)
-    if again is not None:
+    redriven = await letters.sent_again(letter)
+    if redriven is not None:
         (drop_reason,) = await letters.dropped([letter])
-        event = {"event": f"sent to the group again as {ids.message_id(again.id, 0)}", "group": group}
+        event = {"event": f"sent to the group again as {ids.message_id(redriven.id, 0)}", "group": group}
         if drop_reason is not None:
             event = {"event": "dropped from the dead letters", "group": group, "reason": drop_reason}
-        events.append((again.stored_us, event))
+        events.append((redriven.stored_us, event))
     return events
 
 

@@ -164,9 +164,9 @@ async def _published(core: Core, lost: Lost) -> PackedPublished:
 
 async def _check_lost(core: Core, transaction: bytes, number: int) -> None:
     """Raises Conflict if the message is in a queue of this server, or its transaction is not decided yet."""
-    for m in core.queues.messages(transaction):
-        if m.message_no == number:
-            raise Conflict(f"it is in a queue: {m.topic}/{m.queue}@{m.offset}", "in_a_queue")
+    for message in core.queues.messages(transaction):
+        if message.message_no == number:
+            raise Conflict(f"it is in a queue: {message.topic}/{message.queue}@{message.offset}", "in_a_queue")
     stored = await core.store.transaction(transaction)
     if stored is not None and stored.state in (State.PREPARED, State.PARKED):
         raise Conflict(f"it is {stored.state.name}: check it, or decide it first", "in_doubt")
@@ -179,11 +179,15 @@ def _in_a_queue(store: Store, group: str, message_id: str) -> tuple[StoredMessag
     see every topic.
     """
     transaction, number = ids.parse_message_id(message_id)
-    for m in store.messages(transaction):
-        is_sound = m.message_no == number and not m.corrupt and decode_payload(m.payload).topic == m.topic
-        subscription = store.subscription(group, m.topic) if is_sound else None
+    for message in store.messages(transaction):
+        is_sound = (
+            message.message_no == number
+            and not message.corrupt
+            and decode_payload(message.payload).topic == message.topic
+        )
+        subscription = store.subscription(group, message.topic) if is_sound else None
         if subscription is not None:
-            return m, subscription
+            return message, subscription
     raise NotFound(
         f"no topic that group {group} subscribes to has {message_id}, or its payload cannot be read; nothing is sent"
     )

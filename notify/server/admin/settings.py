@@ -42,21 +42,21 @@ def _revision_row(revision: Revision) -> dict[str, Any]:
     return {"number": revision.number, "at": at, "who": revision.who, "reason": revision.reason, "values": values}
 
 
-def _setting_row(configuration: Configuration, f: dataclasses.Field[Any]) -> dict[str, Any]:
-    value = getattr(configuration.settings, f.name)
-    is_changed = f.name in (configuration.revision.settings or {})
-    is_given = getattr(configuration.started, f.name) != f.default
+def _setting_row(configuration: Configuration, field: dataclasses.Field[Any]) -> dict[str, Any]:
+    value = getattr(configuration.settings, field.name)
+    is_changed = field.name in (configuration.revision.settings or {})
+    is_given = getattr(configuration.started, field.name) != field.default
     return {
-        "name": f.name,
-        "value": SECRET if f.metadata["secret"] and value else value,
-        "type": _TYPES[f.name].__name__,
-        "default": f.default,
+        "name": field.name,
+        "value": SECRET if field.metadata["secret"] and value else value,
+        "type": _TYPES[field.name].__name__,
+        "default": field.default,
         "from": "revision" if is_changed else "start" if is_given else "default",
-        "live": f.metadata["live"],
-        "low": f.metadata["low"],
-        "high": f.metadata["high"],
-        "environment": environment_name(f.name),
-        "doc": f.metadata["doc"],
+        "live": field.metadata["live"],
+        "low": field.metadata["low"],
+        "high": field.metadata["high"],
+        "environment": environment_name(field.name),
+        "doc": field.metadata["doc"],
     }
 
 

@@ -57,9 +57,9 @@ def _check_ttl(core: Core, topic: Topic) -> None:
     """Raises InvalidRequest if a message would expire before a group's first retry."""
     if not topic.ttl_us:
         return
-    for s in core.queues.subscriptions():
-        if s.topic == topic.name:
-            check_retry(topic.ttl_us, s.group, topic.name, s.retry_min_us)
+    for subscription in core.queues.subscriptions():
+        if subscription.topic == topic.name:
+            check_retry(topic.ttl_us, subscription.group, topic.name, subscription.retry_min_us)
 
 
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
@@ -139,11 +139,11 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         if existing is not None and topic.queues < existing.queues:
             raise InvalidRequest(f"topic {name!r} has {existing.queues} queues; the number can grow, not shrink")
         _check_ttl(desk.core, topic)
-        behind = desk.core.delivery.followers.lag(name)
-        if topic.backlog and topic.backlog < behind:
+        lag = desk.core.delivery.followers.lag(name)
+        if topic.backlog and topic.backlog < lag:
             raise InvalidRequest(
-                f"a group is {behind} messages behind in topic {name!r}: a backlog of {topic.backlog} is below what is "
-                f"stored; let it catch up, reset it, or allow {behind}",
+                f"a group is {lag} messages behind in topic {name!r}: a backlog of {topic.backlog} is below what is "
+                f"stored; let it catch up, reset it, or allow {lag}",
                 "backlog_below_stored",
             )
 

@@ -101,25 +101,36 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(write, who, f"transaction.{action}", transaction_id, do, preview)
 
 
-def _preview(core: Core, t: Transaction, wanted: State | None, action: str, *, names_groups: bool) -> dict[str, Any]:
+def _preview(
+    core: Core, transaction: Transaction, wanted: State | None, action: str, *, names_groups: bool
+) -> dict[str, Any]:
     """The state before and after an action, and which messages reach which groups.
 
     Without `names_groups` the consumer groups are left out: a caller without the right `view` must not learn of them.
     """
     if wanted is None:
-        return {"state": t.state.name, "becomes": "PREPARED" if action == "resume" else t.state.name}
-    messages = [_message_row(core, m, wanted) for m in t.messages if not m.corrupt]
+        return {
+            "state": transaction.state.name,
+            "becomes": "PREPARED" if action == "resume" else transaction.state.name,
+        }
+    messages = [_message_row(core, m, wanted) for m in transaction.messages if not m.corrupt]
     if not names_groups:
         messages = [row | {"groups": None} for row in messages]
-    return {"state": t.state.name, "becomes": wanted.name, "messages": messages}
+    return {"state": transaction.state.name, "becomes": wanted.name, "messages": messages}
 
 
-def _message_row(core: Core, m: StoredMessage, wanted: State) -> dict[str, Any]:
+def _message_row(core: Core, message: StoredMessage, wanted: State) -> dict[str, Any]:
     """A message's topic and key, and the groups that will receive it (None if another server has the queues)."""
-    payload = decode_payload(m.payload)
+    payload = decode_payload(message.payload)
     nobody: list[str] = []
-    groups = receivers(core, m.topic, payload.tag) if wanted == State.COMMITTED else nobody if core.has_queues else None
-    return {"topic": m.topic, "key": payload.key, "tag": payload.tag, "groups": groups}
+    groups = (
+        receivers(core, message.topic, payload.tag)
+        if wanted == State.COMMITTED
+        else nobody
+        if core.has_queues
+        else None
+    )
+    return {"topic": message.topic, "key": payload.key, "tag": payload.tag, "groups": groups}
 
 
 async def _one(core: Core, transaction_id: str) -> Transaction:

@@ -197,18 +197,18 @@ class Membership:
             registry.leave(connection, self.me.name)
 
 
-def shown(m: Member) -> dict[str, Any]:
+def shown(member: Member) -> dict[str, Any]:
     """A member as `GET /v1/members` shows it."""
     return {
-        "name": m.name,
-        "kind": m.kind,
-        "url": m.url,
-        "roles": list(m.roles),
-        "shards": list(m.shards),
-        "room": m.room,
-        "load": m.load,
-        "age": round(m.age, 3),
-        "detail": m.detail,
+        "name": member.name,
+        "kind": member.kind,
+        "url": member.url,
+        "roles": list(member.roles),
+        "shards": list(member.shards),
+        "room": member.room,
+        "load": member.load,
+        "age": round(member.age, 3),
+        "detail": member.detail,
     }
 
 

@@ -66,7 +66,7 @@ class Administration:
         self.clock = clock
         self._on_change = on_change
         self._last_known = last_known
-        self._kept = 0.0
+        self._kept_at = 0.0
         self._credentials: Sequence[Credential] = ()
         self._versions: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
@@ -88,10 +88,10 @@ class Administration:
             if self._last_known is None:
                 raise
             reason = str(error.orig or error)[:300] if isinstance(error, DBAPIError) else str(error)[:300]
-            known = await in_thread(self._last_known.read, self.clock(), self.access.on, reason)
-            log.warning("registry_is_away", reason=reason, known_at=instant(known.at_us))
-            self._learn(known.credentials)
-            self.hold(known.revision)
+            last_known = await in_thread(self._last_known.read, self.clock(), self.access.on, reason)
+            log.warning("registry_is_away", reason=reason, known_at=instant(last_known.at_us))
+            self._learn(last_known.credentials)
+            self.hold(last_known.revision)
         looking = repeated(self._look_and_note, lambda: LOOK_SECONDS, "look_failed")
         self._task = asyncio.get_running_loop().create_task(looking)
 
@@ -112,10 +112,10 @@ class Administration:
         if versions.get(SETTINGS) != self._versions.get(SETTINGS):
             self.hold(await self._read(self.records.revision))
         is_same, self._versions = versions == self._versions, versions
-        if self._last_known is not None and not (is_same and time.monotonic() < self._kept + KEEP_EVERY_SECONDS):
-            self._kept = time.monotonic()
-            known = Known(self.clock(), self.configuration.revision, list(self._credentials))
-            await in_thread(self._last_known.keep, known)
+        if self._last_known is not None and not (is_same and time.monotonic() < self._kept_at + KEEP_EVERY_SECONDS):
+            self._kept_at = time.monotonic()
+            last_known = Known(self.clock(), self.configuration.revision, list(self._credentials))
+            await in_thread(self._last_known.keep, last_known)
 
     def _learn(self, credentials: Sequence[Credential]) -> None:
         self._credentials = credentials

@@ -34,9 +34,9 @@ class LastKnown:
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
 
-    def keep(self, known: Known) -> None:
+    def keep(self, content: Known) -> None:
         """Replace the file's content. Raises OSError."""
-        kept_file.put(self._path, msgspec.json.encode(known))
+        kept_file.put(self._path, msgspec.json.encode(content))
 
     def read(self, now_us: int, with_access: bool, reason: str) -> Known:
         """The file's content; `reason`: why the database cannot be read, for the error's text.
@@ -45,15 +45,15 @@ class LastKnown:
         """
         away = f"the registry's database does not answer ({reason})"
         try:
-            known = msgspec.json.decode(self._path.read_bytes(), type=Known)
+            content = msgspec.json.decode(self._path.read_bytes(), type=Known)
         except FileNotFoundError:
             raise StorageFailed(f"{away}, and this server has not been a member before: start it again later") from None
         except (OSError, msgspec.DecodeError) as error:
             raise StorageFailed(f"{away}, and {self._path} cannot be read: {error}") from None
-        age = (now_us - known.at_us) / 1e6
+        age = (now_us - content.at_us) / 1e6
         if with_access and age > CREDENTIALS_SECONDS:
             raise StorageFailed(
                 f"{away}, and the credentials that this server knows are {age / 3600:.1f} h old: one may have been "
                 "revoked in the meantime. Start the server again when the database answers"
             )
-        return known
+        return content

@@ -40,15 +40,15 @@ class Records:
         """Record an action; its number."""
         values = {"at_us": at_us, "who": who[:255], "what": what, "target": target[:255], "reason": reason}
         with self._engine.begin() as connection:
-            made = connection.execute(server_action.insert().values(result=json.dumps(result), **values))
-        assert made.inserted_primary_key is not None
-        return int(made.inserted_primary_key[0])
+            inserted = connection.execute(server_action.insert().values(result=json.dumps(result), **values))
+        assert inserted.inserted_primary_key is not None
+        return int(inserted.inserted_primary_key[0])
 
     def complete(self, number: int, result: Any) -> None:
         """Record the result of an action."""
-        c = server_action.c
+        columns = server_action.c
         with self._engine.begin() as connection:
-            connection.execute(server_action.update().where(c.id == number).values(result=json.dumps(result)))
+            connection.execute(server_action.update().where(columns.id == number).values(result=json.dumps(result)))
 
     def take_back(self, number: int) -> None:
         """Remove the record of an action that was refused, and so changed nothing."""
@@ -57,14 +57,14 @@ class Records:
 
     def actions(self, limit: int, before: int | None = None, what: str = "", target: str = "") -> list[dict[str, Any]]:
         """The newest actions with numbers below `before`; `what` and `target` are prefixes."""
-        c = server_action.c
-        query = sa.select(server_action).order_by(c.id.desc()).limit(limit)
+        columns = server_action.c
+        query = sa.select(server_action).order_by(columns.id.desc()).limit(limit)
         if before is not None:
-            query = query.where(c.id < before)
+            query = query.where(columns.id < before)
         if what:
-            query = query.where(c.what.startswith(what, autoescape=True))
+            query = query.where(columns.what.startswith(what, autoescape=True))
         if target:
-            query = query.where(c.target.startswith(target, autoescape=True))
+            query = query.where(columns.target.startswith(target, autoescape=True))
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
@@ -104,9 +104,11 @@ class Records:
 
     def credentials(self) -> list[Credential]:
         """All credentials by name, including expired and revoked ones."""
-        c = server_credential.c
+        columns = server_credential.c
         with self._engine.connect() as connection:
-            rows = connection.execute(sa.select(server_credential).order_by(c.name, c.created_us)).mappings()
+            rows = connection.execute(
+                sa.select(server_credential).order_by(columns.name, columns.created_us)
+            ).mappings()
             return [Credential(**(dict(row) | {"rights": tuple(json.loads(row["rights"]))})) for row in rows]
 
     def add_credential(self, credential: Credential) -> None:
@@ -121,19 +123,21 @@ class Records:
 
     def revoke_credential(self, number: str, at_us: int) -> None:
         """Record that a credential is revoked, unless it was revoked before."""
-        c = server_credential.c
+        columns = server_credential.c
         with self._change(CREDENTIALS) as connection:
             connection.execute(
-                server_credential.update().where(c.id == number, c.revoked_us == 0).values(revoked_us=at_us)
+                server_credential.update().where(columns.id == number, columns.revoked_us == 0).values(revoked_us=at_us)
             )
 
     def note_used(self, used_us: dict[str, int]) -> None:
         """Record when credentials were last used (microseconds since 1970, by id)."""
-        c = server_credential.c
+        columns = server_credential.c
         with self._engine.begin() as connection:
             for number, at_us in used_us.items():
                 connection.execute(
-                    server_credential.update().where(c.id == number, c.used_us < at_us).values(used_us=at_us)
+                    server_credential.update()
+                    .where(columns.id == number, columns.used_us < at_us)
+                    .values(used_us=at_us)
                 )
 
     # --- audits -----------------------------------------------------------------------------------------------
@@ -142,17 +146,17 @@ class Records:
         """Store an audit's verdict and report, and delete the oldest reports; its number."""
         values = {"at_us": at_us, "verdict": fields["verdict"], "found": json.dumps(fields), "report": report}
         with self._engine.begin() as connection:
-            made = connection.execute(server_audit.insert().values(values)).inserted_primary_key
-            assert made is not None
-            old = server_audit.update().where(server_audit.c.id <= made[0] - REPORTS, server_audit.c.report != "")
+            audit_id = connection.execute(server_audit.insert().values(values)).inserted_primary_key
+            assert audit_id is not None
+            old = server_audit.update().where(server_audit.c.id <= audit_id[0] - REPORTS, server_audit.c.report != "")
             connection.execute(old.values(report=""))
-        return int(made[0])
+        return int(audit_id[0])
 
     def audits(self, limit: int) -> list[dict[str, Any]]:
         """Audits without their reports, the newest first."""
-        c = server_audit.c
-        has_report = (c.report != "").label("has_report")
-        query = sa.select(c.id, c.at_us, c.found, has_report).order_by(c.id.desc()).limit(limit)
+        columns = server_audit.c
+        has_report = (columns.report != "").label("has_report")
+        query = sa.select(columns.id, columns.at_us, columns.found, has_report).order_by(columns.id.desc()).limit(limit)
         with self._engine.connect() as connection:
             rows = connection.execute(query).all()
         return [
@@ -176,14 +180,14 @@ class Records:
     @contextlib.contextmanager
     def _change(self, name: str) -> Iterator[Connection]:
         """A transaction that counts as a change. If two servers make a change, one waits, and sees the other's."""
-        c = server_change.c
+        columns = server_change.c
         # The row to lock is made in its own transaction: if several transactions insert and then update it, InnoDB
         # reports a deadlock.
         with contextlib.suppress(sa.exc.IntegrityError), self._engine.begin() as connection:
-            if connection.scalar(sa.select(c.version).where(c.name == name)) is None:
+            if connection.scalar(sa.select(columns.version).where(columns.name == name)) is None:
                 connection.execute(server_change.insert().values(name=name, version=0))
         with self._engine.begin() as connection:
-            connection.execute(server_change.update().where(c.name == name).values(version=c.version + 1))
+            connection.execute(server_change.update().where(columns.name == name).values(version=columns.version + 1))
             yield connection
 
 

@@ -124,10 +124,10 @@ async def _priorities(api: Api, change: Change, fields: dict[str, str]) -> Chang
     posted = [int(field[6:]) for field in fields if re.fullmatch(r"class_\d{1,2}", field)]
     if not posted and fields.get("group"):
         current = await api.get(path_of("groups/{name}/priorities", name=fields["group"]))
-        for n, row in enumerate(current["classes"], 1):
-            fields |= {f"class_{n}": row["name"], f"weight_{n}": str(row["weight"])}
-            fields[f"topics_{n}"] = ", ".join(row["topics"])
-            posted.append(n)
+        for number, row in enumerate(current["classes"], 1):
+            fields |= {f"class_{number}": row["name"], f"weight_{number}": str(row["weight"])}
+            fields[f"topics_{number}"] = ", ".join(row["topics"])
+            posted.append(number)
         fields["shares"] = "\n".join(f"{topic}={turns}" for topic, turns in current["shares"].items())
         return dataclasses.replace(change, inputs=class_inputs(max(3, len(posted) + 1)))
     return dataclasses.replace(change, inputs=class_inputs(max([3, *posted])))

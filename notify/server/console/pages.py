@@ -19,8 +19,8 @@ async def _overview(api: Api, request: Request) -> dict[str, Any]:
 
 
 async def _transactions(api: Api, request: Request) -> dict[str, Any]:
-    q = request.query_params
-    search = {name: q.get(name, "").strip() for name in ("id", "state", "producer_group", "older_than")}
+    query = request.query_params
+    search = {name: query.get(name, "").strip() for name in ("id", "state", "producer_group", "older_than")}
     conditions = {name: text for name, text in search.items() if name != "id"}
     return await api.get("transactions", **conditions, max=ROWS) | {"search": search, "rows": ROWS}
 
@@ -31,15 +31,15 @@ async def _transaction(api: Api, request: Request) -> dict[str, Any]:
 
 
 async def _messages(api: Api, request: Request) -> dict[str, Any]:
-    q = request.query_params
-    search = {name: q.get(name, "").strip() for name in ("id", "key", "topic", "from", "to")}
+    query = request.query_params
+    search = {name: query.get(name, "").strip() for name in ("id", "key", "topic", "from", "to")}
     if search["id"]:
         return {"messages": None, "to_message": search["id"], "search": search, "rows": ROWS, "following": ""}
     messages, following = None, ""
     if search["key"] or search["topic"]:
         wanted: dict[str, Any] = search | {name: _instant(search[name]) for name in ("from", "to")}
         if not search["key"]:
-            wanted |= {"newest": "true", "before": q.get("before")}
+            wanted |= {"newest": "true", "before": query.get("before")}
         answer = await api.get("messages", **wanted, max=ROWS)
         messages, following = answer["messages"], answer.get("next", "")
     return {"messages": messages, "search": search, "rows": ROWS, "to_message": "", "following": following}
@@ -70,16 +70,16 @@ def _letters(timeline: list[dict[str, Any]]) -> dict[str, str]:
 
 
 async def _topics(api: Api, request: Request) -> dict[str, Any]:
-    q = request.query_params
-    sort = q.get("sort", "name")
-    conditions = {"prefix": q.get("prefix"), "max": ROWS, "internal": "true" if q.get("internal") else "false"}
-    conditions |= {"after": q.get("after")} if sort == "name" else {"sort": sort}
-    return await api.get("topics", **conditions) | {"rows": ROWS, "internal": bool(q.get("internal")), "sort": sort}
+    query = request.query_params
+    sort = query.get("sort", "name")
+    conditions = {"prefix": query.get("prefix"), "max": ROWS, "internal": "true" if query.get("internal") else "false"}
+    conditions |= {"after": query.get("after")} if sort == "name" else {"sort": sort}
+    return await api.get("topics", **conditions) | {"rows": ROWS, "internal": bool(query.get("internal")), "sort": sort}
 
 
 async def _groups(api: Api, request: Request) -> dict[str, Any]:
-    q = request.query_params
-    return await api.get("groups", prefix=q.get("prefix"), after=q.get("after"), max=ROWS) | {"rows": ROWS}
+    query = request.query_params
+    return await api.get("groups", prefix=query.get("prefix"), after=query.get("after"), max=ROWS) | {"rows": ROWS}
 
 
 async def _topic(api: Api, request: Request) -> dict[str, Any]:
@@ -114,16 +114,16 @@ async def _if_queues_are_here(call: Awaitable[dict[str, Any]]) -> dict[str, Any]
 
 
 async def _dead_letter_groups(api: Api, request: Request) -> dict[str, Any]:
-    q = request.query_params
-    return await api.get("dead-letters", prefix=q.get("prefix"), max=ROWS) | {"rows": ROWS}
+    query = request.query_params
+    return await api.get("dead-letters", prefix=query.get("prefix"), max=ROWS) | {"rows": ROWS}
 
 
 async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
-    name, q = request.path_params["group"], request.query_params
-    search = {field: q.get(field, "") for field in ("topic", "tag", "key", "contains", "filter", "failure")}
+    name, query = request.path_params["group"], request.query_params
+    search = {field: query.get(field, "") for field in ("topic", "tag", "key", "contains", "filter", "failure")}
     # Groups over Kafka have no priorities; there a message cannot be found by its id, nor a letter be corrected.
     indexed = await _if_queues_are_here(api.get(path_of("groups/{name}/priorities", name=name))) is not None
-    place = {"newest": "true", "before": q.get("before"), "max": ROWS}
+    place = {"newest": "true", "before": query.get("before"), "max": ROWS}
     letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **search, **place)
     failures = await api.get(path_of("groups/{name}/dead-letters/failures", name=name))
     values = {"failures": failures, "search": search, "letters": letters, "indexed": indexed, "rows": ROWS}
@@ -171,9 +171,9 @@ async def _access(api: Api, request: Request) -> dict[str, Any]:
 
 
 async def _actions(api: Api, request: Request) -> dict[str, Any]:
-    q = request.query_params
-    search = {name: q.get(name, "") for name in ("what", "target")}
-    answer = await api.get("actions", **search, before=q.get("before"), max=ROWS)
+    query = request.query_params
+    search = {name: query.get(name, "") for name in ("what", "target")}
+    answer = await api.get("actions", **search, before=query.get("before"), max=ROWS)
     return {"actions": answer["actions"], "search": search, "rows": ROWS}
 
 

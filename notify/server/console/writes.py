@@ -167,10 +167,10 @@ def class_inputs(count: int) -> tuple[Input, ...]:
 def _classes(fields: dict[str, Any]) -> dict[str, Any]:
     """The classes of a form, as the admin route expects them. Raises InvalidRequest."""
     classes = []
-    for n in range(1, MOST_CLASSES + 1):
-        name, weight, topics = (fields.get(f"{part}_{n}") for part in ("class", "weight", "topics"))
+    for number in range(1, MOST_CLASSES + 1):
+        name, weight, topics = (fields.get(f"{part}_{number}") for part in ("class", "weight", "topics"))
         if not name and (weight or topics):
-            raise InvalidRequest(f"Class {n} has no name. Give it one, or leave its weight and topics empty.")
+            raise InvalidRequest(f"Class {number} has no name. Give it one, or leave its weight and topics empty.")
         if name:
             row = {"name": name, "weight": weight, "topics": topics or []}
             classes.append({field: value for field, value in row.items() if value is not None})

@@ -90,12 +90,12 @@ class DeadLetters:
             async with self._core.one_search:
                 began = time.perf_counter()
                 batch = list(itertools.islice(letters, wanted.at_once))
-                for m in batch:
-                    if wanted.matches(m):
-                        matching.append(m)
-                        size += len(m.payload)
+                for letter in batch:
+                    if wanted.matches(letter):
+                        matching.append(letter)
+                        size += len(letter.payload)
                         if len(matching) == limit or size >= LIMITS.reply_bytes:
-                            return matching, m.offset if m.offset > start else 0
+                            return matching, letter.offset if letter.offset > start else 0
                 if not batch:
                     return matching, 0
                 # The pause leaves most of the time to other work.
@@ -109,10 +109,10 @@ class DeadLetters:
         Returns the offset to continue from, and whether the batch had any letters.
         """
         batch, most = self.read(offset, wanted.at_once), len(matching) + limit
-        for m in batch:
-            offset = m.offset + 1
-            if wanted.matches(m) and not (not_redriven and (await self.are_closed([m]))[0]):
-                matching.append(m)
+        for letter in batch:
+            offset = letter.offset + 1
+            if wanted.matches(letter) and not (not_redriven and (await self.are_closed([letter]))[0]):
+                matching.append(letter)
                 if len(matching) == most:
                     break
         return offset, bool(batch)
@@ -136,13 +136,13 @@ class DeadLetters:
         (new_id,) = await self._ids_again([letter])
         return await self._core.queues.transaction(new_id)
 
-    def _older_id_again(self, m: StoredMessage) -> bytes | None:
+    def _older_id_again(self, letter: StoredMessage) -> bytes | None:
         """The id under which an earlier version of Notify sent a letter again, if the sent message is still stored.
 
         Letters of two groups could get the same id in that version, so that the message's topic is compared, too.
         """
-        old_id = redriven_id_without_topic(m.transaction_id, m.offset)
-        topic = retry_topic(self.group, decode_payload(m.payload).topic)
+        old_id = redriven_id_without_topic(letter.transaction_id, letter.offset)
+        topic = retry_topic(self.group, decode_payload(letter.payload).topic)
         return old_id if any(sent.topic == topic for sent in self._core.queues.messages(old_id)) else None
 
     def by_ids(self, message_ids: set[str]) -> list[StoredMessage]:
@@ -208,7 +208,7 @@ class DeadLetters:
 
     def _dropped(self, new_id: bytes) -> str | None:
         topic = dropped_topic(self.group)
-        for m in self._core.queues.messages(new_id):
-            if m.topic == topic and not m.corrupt:
-                return (decode_payload(m.payload).headers or {}).get(DROPPED_WHY, "")
+        for message in self._core.queues.messages(new_id):
+            if message.topic == topic and not message.corrupt:
+                return (decode_payload(message.payload).headers or {}).get(DROPPED_WHY, "")
         return None

@@ -49,8 +49,8 @@ class JobRecords:
         """Add a running job; its number."""
         row = {"what": what, "target": target, "spec": json.dumps(spec), "state": "running", "total": total}
         with self._engine.begin() as connection:
-            made = connection.execute(job.insert().values(started_us=now_us, position=spec.get("from", 0), **row))
-            key = made.inserted_primary_key
+            inserted = connection.execute(job.insert().values(started_us=now_us, position=spec.get("from", 0), **row))
+            key = inserted.inserted_primary_key
         assert key is not None
         return int(key[0])
 

@@ -18,10 +18,10 @@ from notify.storage.topics import Topic
 from notify.wire import Payload, decode_payload, encode_msgpack
 
 
-def next_replay(s: Subscription) -> Subscription:
+def next_replay(subscription: Subscription) -> Subscription:
     """The subscription with a replay number that it never had, so that inboxes treat its messages as new."""
-    number = max(s.replay, s.last_replay) + 1
-    return dataclasses.replace(s, replay=number, last_replay=number)
+    number = max(subscription.replay, subscription.last_replay) + 1
+    return dataclasses.replace(subscription, replay=number, last_replay=number)
 
 
 async def send_to_group(
@@ -39,21 +39,21 @@ async def send_to_group(
     items: list[dict[str, Any]] = []
     transactions: list[NewTransaction] = []
     replays: dict[str, str] = {}
-    for m, new_id in messages:
-        payload = decode_payload(m.payload)
+    for stored, new_id in messages:
+        payload = decode_payload(stored.payload)
         item: dict[str, Any] = {"status": 201}
         items.append(item)
         try:
             topic = await _retry_topic(core, group, payload)
             subscription = _subscription(core, group, payload.topic)
             if not (force or replay_effects):
-                refuse_letter(core.queues, subscription, m, payload)
+                refuse_letter(core.queues, subscription, stored, payload)
             if replay_effects and payload.topic not in replays:
                 replays[payload.topic] = await _new_replay(core, subscription)
         except NotifyError as error:
             item |= {"status": error.status, "code": error.code, "detail": str(error)}
             continue
-        headers = {FIRST_ID: ids.message_id(m.transaction_id, m.message_no)} | (payload.headers or {})
+        headers = {FIRST_ID: ids.message_id(stored.transaction_id, stored.message_no)} | (payload.headers or {})
         if replay_effects:
             headers[REPLAY] = replays[payload.topic]
         payload.headers = headers
@@ -74,10 +74,10 @@ def _subscription(core: Core, group: str, topic: str) -> Subscription:
     return subscription
 
 
-async def _new_replay(core: Core, s: Subscription) -> str:
+async def _new_replay(core: Core, subscription: Subscription) -> str:
     """A new replay number for dead letters of a topic; the topic's other messages keep their number."""
-    number = next_replay(s).last_replay
-    await core.delivery.following.subscribe(dataclasses.replace(s, last_replay=number), None)
+    number = next_replay(subscription).last_replay
+    await core.delivery.following.subscribe(dataclasses.replace(subscription, last_replay=number), None)
     return str(number)
 
 

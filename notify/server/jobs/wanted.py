@@ -44,8 +44,8 @@ class Wanted:
     def plain(self) -> dict[str, str]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
 
-    def matches(self, m: StoredMessage) -> bool:
-        return not m.corrupt and self.fits(decode_payload(m.payload), m.committed_us)
+    def matches(self, message: StoredMessage) -> bool:
+        return not message.corrupt and self.fits(decode_payload(message.payload), message.committed_us)
 
     def fits(self, payload: Payload, dead_us: int) -> bool:
         """Whether a dead letter with this payload, dead since `dead_us` (microseconds since 1970), matches."""

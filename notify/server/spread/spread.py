@@ -138,8 +138,8 @@ class _Spreading:
         reply = await self._ask(number)
         if reply[0] == 404:
             topic = ADMIN + path.removesuffix("/messages")
-            others = [n for n in range(len(self._names)) if n != number]
-            statuses = [(await self._ask(n, method="GET", path=topic, body=b""))[0] for n in others]
+            other_numbers = [n for n in range(len(self._names)) if n != number]
+            statuses = [(await self._ask(n, method="GET", path=topic, body=b""))[0] for n in other_numbers]
             new_topic = json.dumps({"reason": question.fields.get("reason", "")}).encode()
             if 200 in statuses and (await self._ask(number, method="PUT", path=topic, body=new_topic))[0] == 200:
                 reply = await self._ask(number)
@@ -339,9 +339,9 @@ def _query(scope: Scope) -> Mapping[str, str]:
 def _refusal(replies: Sequence[Reply]) -> Reply | None:
     """The first answer that refuses the request; a 404 counts only if no worker knows the name."""
     refusals = [reply for reply in replies if reply[0] != 200]
-    others = [reply for reply in refusals if reply[0] != 404]
-    if others:
-        return others[0]
+    known_refusals = [reply for reply in refusals if reply[0] != 404]
+    if known_refusals:
+        return known_refusals[0]
     return refusals[0] if refusals and len(refusals) == len(replies) else None
 
 

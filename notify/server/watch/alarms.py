@@ -158,20 +158,20 @@ class Alarms:
             for name in by_group.keys() - names:
                 del by_group[name]
         for group in groups:
-            name, behind, is_alone = group.name, group.lag, False
-            if behind and not group.is_paused and most_us:
+            name, lag, is_alone = group.name, group.lag, False
+            if lag and not group.is_paused and most_us:
                 since_us = max(group.seen_us, self._seen_us.setdefault(name, now_us))
                 is_alone = not group.has_consumer and now_us - since_us > most_us
                 if is_alone:
-                    wait = f"{behind:,} wait{'s' if behind == 1 else ''}"
+                    wait = f"{lag:,} wait{'s' if lag == 1 else ''}"
                     yield "no_consumers", name, f"No consumer of group {name} asks for messages, and {wait}"
-            elif not behind:
+            elif not lag:
                 self._seen_us.pop(name, None)
             yield from self._consumers(group, now_us)
             if not group.is_whole:
                 yield "kafka", name, f"The lag of group {name} is larger than is shown: partitions have no leader"
-            if self._grows(name, behind, now_us) and not is_alone:
-                yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages by now"
+            if self._grows(name, lag, now_us) and not is_alone:
+                yield "lag_growing", name, f"The lag of group {name} keeps growing: {lag:,} messages by now"
 
     def _consumers(self, group: GroupState, now_us: int) -> Iterator[tuple[str, str, str]]:
         settings, name = self._core.settings, group.name
@@ -202,16 +202,16 @@ class Alarms:
                     text = f"Group {name} gets nothing of topic {cursor.topic}: {cursor.refused}"
                     yield "filter", f"{name}/{cursor.topic}", text
 
-    def _grows(self, group: str, behind: int, now_us: int) -> bool:
+    def _grows(self, group: str, lag: int, now_us: int) -> bool:
         over = self._core.settings.alarm_lag_growing_seconds
         samples = self._lags.setdefault(group, deque(maxlen=GROWTH_SAMPLES))
         if not over:
             return False
         if not samples or now_us - samples[-1][0] >= over * 1e6 / GROWTH_SAMPLES:
-            samples.append((now_us, behind))
-        lags = [lag for _, lag in samples]
+            samples.append((now_us, lag))
+        lags = [sampled for _, sampled in samples]
         rises = all(after > before for before, after in zip(lags, lags[1:], strict=False))
-        return len(lags) == GROWTH_SAMPLES and rises and behind >= SMALLEST_LAG
+        return len(lags) == GROWTH_SAMPLES and rises and lag >= SMALLEST_LAG
 
     def _sources(self, sources: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
         most = self._core.settings.alarm_bridge_seconds

@@ -81,8 +81,8 @@ class ChartFile:
         groups: dict[str, Kept] = {}
         began = time.perf_counter()
         for target, series in ((topics, self._figures.kept_topics()), (groups, self._figures.kept_groups())):
-            for name, kept in series:
-                target[name] = kept
+            for name, figures in series:
+                target[name] = figures
                 if time.perf_counter() - began > SLICE_SECONDS:
                     await asyncio.sleep(0)  # lets other tasks run
                     began = time.perf_counter()

@@ -115,9 +115,9 @@ class _Kept:
             if name in self._series:
                 yield name, self._series[name].kept()
 
-    def restore(self, kept: Mapping[str, Kept]) -> None:
+    def restore(self, stored: Mapping[str, Kept]) -> None:
         """Restore the series of a file; the next `sample` drops those of deleted topics and groups."""
-        for name, series in list(kept.items())[:MOST_SERIES]:
+        for name, series in list(stored.items())[:MOST_SERIES]:
             self._series.setdefault(name, Series(self._fields)).restore(series)
 
     def newest(self, name: str, field: str) -> float | None:
@@ -147,9 +147,9 @@ class Figures:
 
     async def sample(self) -> None:
         """Add a figure of each topic and group."""
-        for kept in (self._topics, self._groups):
+        for series in (self._topics, self._groups):
             try:
-                await kept.sample(self._now)
+                await series.sample(self._now)
             except NotifyError:
                 continue  # the engine is not on this server, or does not answer now
 

@@ -87,15 +87,15 @@ class Series:
         values = {name: [column.tobytes() for column in columns] for name, columns in self._values.items()}
         return Kept(dict(self._slots), dict(self._counts), values)
 
-    def restore(self, kept: Kept) -> None:
+    def restore(self, stored: Kept) -> None:
         """Restore the figures of a file, unless they have other fields or spans."""
         sizes = {name: [column.itemsize * len(column) for column in columns] for name, columns in self._values.items()}
-        if sizes != {name: [len(column) for column in columns] for name, columns in kept.values.items()}:
+        if sizes != {name: [len(column) for column in columns] for name, columns in stored.values.items()}:
             return
-        if not kept.slots.keys() == kept.counts.keys() == self._slots.keys():
+        if not stored.slots.keys() == stored.counts.keys() == self._slots.keys():
             return
-        self._slots, self._counts = dict(kept.slots), dict(kept.counts)
-        self._values = {name: [array("f", column) for column in columns] for name, columns in kept.values.items()}
+        self._slots, self._counts = dict(stored.slots), dict(stored.counts)
+        self._values = {name: [array("f", column) for column in columns] for name, columns in stored.values.items()}
 
     def columns(self, name: str) -> dict[str, Any]:
         """`at` (seconds since 1970, the oldest first) and a list for each field, with None for an unknown figure.

@@ -131,9 +131,9 @@ class Release:
 
     def close(self) -> bool:
         """Leave the group, and close the clients; False if one of them hangs, which is then abandoned."""
-        others = [self._producer, self._cleaning]
+        clients = [self._producer, self._cleaning]
         del self._producer, self._cleaning
-        return leave(GROUP, partial(_end, self._consumer, others))
+        return leave(GROUP, partial(_end, self._consumer, clients))
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -297,8 +297,8 @@ class Release:
             time.sleep(self._backoff.next())  # a pause, bounded
 
 
-def _end(consumer: Consumer, others: list[object]) -> None:
+def _end(consumer: Consumer, clients: list[object]) -> None:
     try:
         consumer.close()
     finally:
-        others.clear()  # in this thread, because closing these clients may take as long
+        clients.clear()  # in this thread, because closing these clients may take as long
