@@ -144,7 +144,7 @@ def _form_page(
     targets = {target: fields.get(target, "") for target in _targets(change)}
     status = 200 if refused is None else refused.status
     return page(
-        "change.html", request, status, title=change.title, name=name, change=change, fields=fields, targets=targets,
+        "change.html", request, status, title=change.title, name=name, change=change, given=fields, targets=targets,
         preview=preview, refused=refused,
         told=None if preview is None else told(name, preview["target"], preview["result"]),
     )  # fmt: skip

@@ -22,7 +22,7 @@ async def _transactions(api: Api, request: Request) -> dict[str, Any]:
     query = request.query_params
     search = {name: query.get(name, "").strip() for name in ("id", "state", "producer_group", "older_than")}
     conditions = {name: text for name, text in search.items() if name != "id"}
-    return await api.get("transactions", **conditions, max=ROWS) | {"search": search, "rows": ROWS}
+    return await api.get("transactions", **conditions, max=ROWS) | {"asked": search, "rows": ROWS}
 
 
 async def _transaction(api: Api, request: Request) -> dict[str, Any]:
@@ -34,7 +34,7 @@ async def _messages(api: Api, request: Request) -> dict[str, Any]:
     query = request.query_params
     search = {name: query.get(name, "").strip() for name in ("id", "key", "topic", "from", "to")}
     if search["id"]:
-        return {"messages": None, "to_message": search["id"], "search": search, "rows": ROWS, "following": ""}
+        return {"messages": None, "to_message": search["id"], "asked": search, "rows": ROWS, "following": ""}
     messages, following = None, ""
     if search["key"] or search["topic"]:
         wanted: dict[str, Any] = search | {name: _instant(search[name]) for name in ("from", "to")}
@@ -42,7 +42,7 @@ async def _messages(api: Api, request: Request) -> dict[str, Any]:
             wanted |= {"newest": "true", "before": query.get("before")}
         answer = await api.get("messages", **wanted, max=ROWS)
         messages, following = answer["messages"], answer.get("next", "")
-    return {"messages": messages, "search": search, "rows": ROWS, "to_message": "", "following": following}
+    return {"messages": messages, "asked": search, "rows": ROWS, "to_message": "", "following": following}
 
 
 def _instant(text: str) -> str:
@@ -126,7 +126,7 @@ async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
     place = {"newest": "true", "before": query.get("before"), "max": ROWS}
     letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **search, **place)
     failures = await api.get(path_of("groups/{name}/dead-letters/failures", name=name))
-    values = {"failures": failures, "search": search, "letters": letters, "indexed": indexed, "rows": ROWS}
+    values = {"failures": failures, "asked": search, "letters": letters, "indexed": indexed, "rows": ROWS}
     return {"title": f"Dead letters of {name}", "group": name} | values
 
 
@@ -174,7 +174,7 @@ async def _actions(api: Api, request: Request) -> dict[str, Any]:
     query = request.query_params
     search = {name: query.get(name, "") for name in ("what", "target")}
     answer = await api.get("actions", **search, before=query.get("before"), max=ROWS)
-    return {"actions": answer["actions"], "search": search, "rows": ROWS}
+    return {"actions": answer["actions"], "asked": search, "rows": ROWS}
 
 
 PAGES: tuple[tuple[str, str, str, Page], ...] = (
