@@ -59,7 +59,7 @@ class Announcing:
                 await in_thread(announce, self._engine, mover_of(self._source), self._totals)
             except (sa.exc.SQLAlchemyError, OSError) as error:
                 self._warnings.say(
-                    "the source's registry is not told how far this bridge has read, and no row is purged meanwhile "
+                    "this bridge cannot write its progress to the source's registry, and no row is purged until then "
                     "(its user needs SELECT, INSERT and UPDATE on server_member)",
                     error,
                 )

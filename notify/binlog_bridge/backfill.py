@@ -101,7 +101,7 @@ class Backfill:
         try:
             end = await in_thread(snapshot.open)
             if filling is not None:
-                log.warning("the backfill from %s on was cut off, and goes on", instant(filling.since_us))
+                log.warning("the backfill from %s on was interrupted, and continues", instant(filling.since_us))
             filling = filling or Filling(since_us or 0, end)
             in_both = await self._overlap(filling.goes_on, snapshot.until)
             position = await self._send(snapshot, position, filling, in_both, noted=True)
@@ -118,9 +118,9 @@ class Backfill:
             return await overlap(self._reading(begin), until)
         except Purged as error:
             raise Purged(
-                "a backfill of this source was cut off, and the source does not have any more what committed since: it "
-                "cannot go on. Start with --backfill-from another instant; what was written from then on is "
-                "published, also what the target has already"
+                "a backfill of this source was interrupted, and the source no longer has the transactions since then: "
+                "it cannot continue. Start with --backfill-from another instant; everything written from then on is "
+                "published, even if the target has it already"
             ) from error
 
     async def _send(
@@ -131,7 +131,7 @@ class Backfill:
         `noted`: whether each page stores the backfill's progress as its position; else the position stays unchanged.
         """
         if filling.since_us:
-            log.warning("what was written before %s is taken for moved", instant(filling.since_us))
+            log.warning("what was written before %s is regarded as moved", instant(filling.since_us))
         sent = 0
         pages = snapshot.pages(filling)
         while (page := await in_thread(next, pages, None)) is not None:
@@ -142,7 +142,7 @@ class Backfill:
                 await self._post(PackedBridgeBatch(self._epoch, position, next_position, transactions=transactions))
                 position = next_position
             sent += len(transactions)
-        log.warning("backfilled %d transactions; going on from %s", sent, filling.goes_on.gtids)
+        log.warning("backfilled %d transactions; continuing from %s", sent, filling.goes_on.gtids)
         return position
 
 

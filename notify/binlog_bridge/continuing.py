@@ -14,8 +14,8 @@ from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import MariaDbSet, Position
 
 _REMEDY = (
-    "Nothing was skipped: set log_slave_updates = ON on every server that a bridge may go on at, before it becomes a "
-    "replica; start with --backfill, which takes what is missing from the table, and goes on from now"
+    "Nothing was skipped: set log_slave_updates = ON on every server that a bridge may continue with, before it "
+    "becomes a replica; start with --backfill, which sends the missing messages from the tables, and then continues"
 )
 _UNLOGGED = "did not write them to its own binlog (log_slave_updates is OFF)"
 

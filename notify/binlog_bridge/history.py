@@ -43,7 +43,7 @@ class History:
         elif name == position.file:
             self._position = None
             if position.created and created != position.created:
-                raise _foreign(f"the source began {name} anew since this bridge read it")
+                raise _foreign(f"the source has replaced {name} since this bridge read it")
         elif _number(name) < _number(position.file):
             raise _foreign(f"the source has the bridge's GTIDs in {name}, and this bridge read them in {position.file}")
 
@@ -58,8 +58,8 @@ class History:
 def _foreign(why: str) -> Purged:
     return Purged(
         f"the source has another history than this bridge's position, although its GTIDs go as far ({why}): was there "
-        "a RESET MASTER, or was it restored from a backup? Nothing was skipped: start with --backfill, which takes "
-        "what is missing from the table, and goes on from now"
+        "a RESET MASTER, or was it restored from a backup? Nothing was skipped: start with --backfill, which sends the "
+        "missing messages from the tables, and then continues"
     )
 
 

@@ -181,7 +181,7 @@ class Bridge:
             if self._damaged >= DAMAGED_TIMES * len(self._engines):
                 raise Unreadable(
                     f"an event of the source's binlog could not be read {self._damaged} times: the file is damaged "
-                    f"({error}). Nothing was skipped: start with --backfill, which takes what is missing from the table"
+                    f"({error}). Nothing was skipped: start with --backfill, which sends what is missing"
                 ) from error
 
     def _next_candidate_or(self, error: Purged) -> None:

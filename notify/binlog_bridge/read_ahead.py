@@ -75,8 +75,8 @@ class ReadAhead:
             self._put(
                 Unreadable(
                     f"an event of the binlog cannot be read ({error!r}): the event is damaged, or this is a fault of "
-                    "the bridge (its log has the details). Nothing was skipped: start with --backfill, which takes "
-                    "what is missing from the table"
+                    "the bridge (its log has the details). Nothing was skipped: start with --backfill, which sends "
+                    "the missing messages from the tables"
                 )
             )
 

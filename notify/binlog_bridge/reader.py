@@ -338,7 +338,7 @@ class Assembly:
 
     def _verify(self, packet: bytes) -> None:
         if self._checksum and zlib.crc32(packet[1:-4]) != int.from_bytes(packet[-4:], "little"):
-            raise Damaged("an event of the binlog has a wrong checksum: connecting anew")
+            raise Damaged("an event of the binlog has a wrong checksum: connecting again")
 
 
 def _statement(packet: bytes, further: int, checksum: int) -> tuple[bytes, bytes]:

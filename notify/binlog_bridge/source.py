@@ -200,7 +200,7 @@ def _replica_findings(connection: Connection, values: dict[str, str]) -> list[Fi
     return [
         Finding(
             "log_slave_updates is OFF: the binlog lacks what this server took as a replica",
-            "log_slave_updates = ON in the configuration of each server that a bridge may go on at, and restart it",
+            "log_slave_updates = ON in the configuration of each server that a bridge may continue with; restart it",
             stops=False,  # the bridge checks itself whether it needs such changes
         )
     ]
@@ -233,7 +233,7 @@ def _filter_findings(connection: Connection) -> list[Finding]:
     return [
         Finding(
             f"{why} leaves database {name} out of the binlog",
-            f"take {name} out of binlog_ignore_db, or into binlog_do_db, in the server's configuration, restart it, "
+            f"remove {name} from binlog_ignore_db, or add it to binlog_do_db, in the server's configuration; restart it "
             "and start this bridge with --backfill",
         )
     ]

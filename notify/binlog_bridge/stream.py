@@ -144,7 +144,7 @@ class BinlogStream:
             try:
                 data = receive(RECEIVE_BYTES)
             except TimeoutError:
-                raise Unavailable(f"the source has been silent for {SILENT_SECONDS:g} s: connecting anew") from None
+                raise Unavailable(f"the source has been silent for {SILENT_SECONDS:g} s: connecting again") from None
             except OSError as error:
                 raise Unavailable(f"the connection to the source is lost: {error}") from error
             if not data:
@@ -190,6 +190,6 @@ def refusal(packet: bytes) -> Exception:
     if code == 1236:
         return Purged(
             f"the source does not have what follows this bridge's position ({text}). Nothing was skipped: start with "
-            "--backfill, which takes what is missing from the table, and goes on from now"
+            "--backfill, which sends the missing messages from the tables, and then continues"
         )
     return Unavailable(f"the source refuses: {text} ({code})")

@@ -96,7 +96,7 @@ def write(cluster: Cluster, topic: str, values: Mapping[str, bytes], needs: Need
         raise translated(raised.args[0], cluster, needs) from raised
     if failed or unanswered:
         reason = f": {failed[0]}" if failed else f" within {CALL_SECONDS:g} s"
-        raise Unavailable(f"Kafka does not take what is to be written to topic {topic!r}{reason}")
+        raise Unavailable(f"Kafka does not accept the records for topic {topic!r}{reason}")
 
 
 def _check_missing(cluster: Cluster, topic: str) -> None:

@@ -332,7 +332,7 @@ class KafkaSink:
             try:
                 producer.abort_transaction(seconds)
             except (KafkaException, SystemError) as error:
-                log.info("what was open at Kafka could not be taken back, and ends by itself: %s", error)
+                log.info("the open transaction at Kafka could not be aborted, and ends by its time-out: %s", error)
         self._is_open = self._has_parts = False
         self._failed.clear()
         self._withdrawn = None

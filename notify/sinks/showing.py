@@ -35,6 +35,6 @@ class Showing:
             log.warning("the target's console will not show refused messages of source %s: %s", source, error)
             self._sink = None
         except NotifyError as error:
-            log.info("the target was not told of refused messages: %s", error)
+            log.info("the target did not get the report of refused messages: %s", error)
         else:
             self._last_report, self._at = report, time.monotonic()
