@@ -27,8 +27,8 @@ async def overlap(reading: ReadAhead, until: Position) -> set[str]:
             transaction_ids.update(t.id for t in batch.transactions)
             if len(transaction_ids) > MOST:
                 raise InvalidRequest(
-                    f"more than {MOST:,} transactions committed since the backfill was interrupted: it cannot continue. "
-                    "Start with --backfill-from another instant; everything written from then on is published, even if "
+                    f"more than {MOST:,} transactions committed since the backfill was cut off: it cannot continue; "
+                    "start with --backfill-from another instant; everything written from then on is published, even if "
                     "the target has it already"
                 )
             reached = Position.of(batch.position)

@@ -233,8 +233,8 @@ def _filter_findings(connection: Connection) -> list[Finding]:
     return [
         Finding(
             f"{why} leaves database {name} out of the binlog",
-            f"remove {name} from binlog_ignore_db, or add it to binlog_do_db, in the server's configuration; restart it "
-            "and start this bridge with --backfill",
+            f"remove {name} from binlog_ignore_db, or add it to binlog_do_db, in the server's configuration, restart "
+            "it, and start this bridge with --backfill",
         )
     ]
 

@@ -65,7 +65,7 @@ def test_who_is_refused_is_told_so_before_the_body_is_there() -> None:
         request = head("stranger", len(BODY)) + BODY
         taken = served.send(request)
         await settled()
-        served.access.refuse("stranger", Unauthorized("this token is none of this server's"))
+        served.access.refuse("stranger", Unauthorized("this server does not know this token"))
         await settled()
         assert served.statuses() == [401] and b"connection: close" in served.transport.written
         assert served.transport.wrote_eof
