@@ -299,7 +299,7 @@ AT = Position(f"{SERVER}:1-9", "bin.000004", 1234, 1_700_000_000, 1)
 @pytest.mark.parametrize(
     ("packets", "why"),
     [
-        (file_begins(b"bin.000004", 1_700_000_001), "began bin.000004 anew"),
+        (file_begins(b"bin.000004", 1_700_000_001), "has replaced bin.000004"),
         (file_begins(b"bin.000002"), "this bridge read them in bin.000004"),
         ([*file_begins(b"bin.000006", 1_700_000_009), previous(8)], "begins behind"),
     ],
