@@ -1,4 +1,4 @@
-"""Admission: what a request for the storage must be, item by item, whoever sends it."""
+"""Admission: each message of a request is checked against its bounds, and turned into what the storage takes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def new_messages(
     make_topic: Callable[[str], object],
     sender: Principal | None = None,
 ) -> list[NewMessage]:
-    """Messages as the storage takes them; topics that are named for the first time are made.
+    """The messages as the storage takes them. `make_topic` is called for each topic that does not exist.
 
-    `sender`: who has to have the right to publish them; None: nobody is asked for it. Raises InvalidRequest, TooLarge,
+    `sender` needs the right to publish to each topic; None: no right is checked. Raises InvalidRequest, TooLarge,
     Forbidden, and what `make_topic` raises.
     """
     new = []
@@ -39,7 +39,7 @@ def new_messages(
 
 
 def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
-    """A message within its bounds, and its payload. Raises InvalidRequest, TooLarge."""
+    """One message as the storage takes it, its payload encoded. Raises InvalidRequest, TooLarge."""
     body = m.body
     if body is None or m.body_base64 is not None:
         body = _decoded_body(m)
@@ -50,7 +50,7 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
     headers, key, tag = m.headers, m.key, m.tag
     if headers:
         check_headers(headers)
-    if key is not None and 4 * len(key) > LIMITS.key_bytes:  # a character has four bytes at most
+    if key is not None and 4 * len(key) > LIMITS.key_bytes:  # a character has at most four bytes; shorter keys fit
         check_key(key)
     if tag is not None:
         check_name("tag", tag)
@@ -65,7 +65,7 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
 
 
 def _decoded_body(m: JsonMessage | PackedMessage) -> bytes:
-    """The bytes of `body_base64`. Raises InvalidRequest where there is none, or a `body` besides."""
+    """The bytes of `body_base64`. Raises InvalidRequest if it is missing, malformed, or beside a `body`."""
     if m.body_base64 is None:
         raise InvalidRequest("a message needs a body (it may be empty) or body_base64", "invalid_body")
     if m.body is not None:
@@ -77,31 +77,31 @@ def _decoded_body(m: JsonMessage | PackedMessage) -> bytes:
 
 
 def check_place(messages: Iterable[JsonMessage | PackedMessage], shard: str, key_shards: Sequence[str]) -> None:
-    """Raises WrongShard where the first key of messages that are sent as one belongs to another shard than this."""
+    """Raises WrongShard if the first key among the messages of one transaction belongs to another shard."""
     for m in messages:
         if m.key is not None:
-            place = shard_of_key(m.key, key_shards)
-            if place != shard:
+            owner = shard_of_key(m.key, key_shards)
+            if owner != shard:
                 raise WrongShard(
-                    f"key {m.key[:40]!r} belongs to shard {place!r}, and this is {shard!r}: GET /v1/members says where "
+                    f"key {m.key[:40]!r} belongs to shard {owner!r}, and this is {shard!r}: GET /v1/members says where "
                     "each is; send it there",
-                    shard=place,
+                    shard=owner,
                 )
             return
 
 
 def keys_of(messages: Iterable[JsonMessage | PackedMessage]) -> set[tuple[str, str | None]]:
-    """(topic, key) of each message that has a key: those of one pair are delivered in order."""
+    """(topic, key) of each message that has a key; messages with the same pair are delivered in order."""
     return {(m.topic, m.key) for m in messages if m.key is not None}
 
 
 def failed(item_id: str, error: NotifyError, state: str | None = None) -> Item:
-    """The item of a batch that an error refuses."""
+    """The answer's item for one that `error` refuses."""
     shard = error.shard if isinstance(error, WrongShard) else None
     return Item(item_id, error.status, state, shard, None, error.code, str(error), retry_after(error))
 
 
 def check_text(what: str, text: str) -> None:
-    """Raises InvalidRequest for a text that is too long."""
+    """Raises InvalidRequest if `text` has more than 255 characters."""
     if len(text) > 255:
         raise InvalidRequest(f"{what} has {len(text)} characters; at most 255 are allowed", "out_of_bounds")

@@ -1,4 +1,4 @@
-"""Appends of bridges: committed transactions of a source in its order, with the position behind them."""
+"""What bridges append: a source's committed transactions in the source's order, and the position after them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from notify.storage.topics import Topic
 from notify.wire import Bridged, Item, JsonBridgeBatch, PackedBridgeBatch, instant
 
 PREPARED_CHECK_US = 86_400_000_000
-"""Parts of a large transaction wait so long for the bridge to go on before anybody asks about them."""
+"""How long the stored parts of a large transaction wait for the bridge's commit before they are checked."""
 
 
 @dataclass(slots=True)
-class _Told:
-    """A bridge's report of itself, besides its batches."""
+class _Report:
+    """What a bridge reports of itself with its batches."""
 
     lag_us: int = 0
     note: str = ""
@@ -38,20 +38,21 @@ class Bridges:
         self._store = store
         self._clock = clock
         self._topics = topics
-        self._told: dict[str, _Told] = {}
+        self._reports: dict[str, _Report] = {}
         self._with_spans = with_spans
 
     def position(self, source: str) -> dict[str, Any]:
-        """Where a source stands; epoch 0 and an empty position where nothing came yet."""
+        """The last position and epoch of a source; an empty position and epoch 0 if nothing came from it yet."""
         check_name("source", source)
-        known = self._known(source)
-        return {"source": source, "epoch": known.epoch, "position": known.position, "rows": known.rows}
+        state = self._state(source)
+        return {"source": source, "epoch": state.epoch, "position": state.position, "rows": state.rows}
 
     async def append(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch) -> Bridged:
-        """Append a batch, or refuse all of it with a Conflict. What no queue could take is named, and left out.
+        """Append a batch. The answer names the transactions that no queue could take; the others are stored.
 
-        Raises Unavailable and StorageFailed where nothing can be stored now, whoever's it is.
-        With `refuse_whole` nothing is stored then, so that the bridge can note what is named before its source goes on.
+        If the batch has `refuse_whole` and a transaction is refused, nothing is stored: the bridge can note the refused
+        transactions before its source goes on. Raises Conflict if another bridge writes for this source, Unavailable
+        and StorageFailed if the storage takes nothing now.
         """
         check_name("source", source)
         if not 0 < batch.epoch < 1 << 62:
@@ -67,7 +68,7 @@ class Bridges:
                 new = new_messages(t.messages, now_us, has_topic, self._make_topic)
                 if not 0 < len(new) <= LIMITS.messages_per_transaction:
                     raise InvalidRequest(f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages")
-                if t.producer_group:  # what was published without a transaction has none, in parts, too
+                if t.producer_group:  # empty for a message that was published without a transaction
                     check_name("producer_group", t.producer_group)
                 accepted.append(
                     NewTransaction(
@@ -82,7 +83,7 @@ class Bridges:
                 )
             except NotifyError as error:
                 if error.retryable or isinstance(error, StorageFailed):
-                    raise  # a full or failed disk says nothing of the transaction
+                    raise  # the disk is full or failed, which is not the transaction's fault
                 refused.append(Item(t.id, error.status, code=error.code, detail=str(error)))
         for text in (*batch.commit, *batch.rollback):
             ids.from_text(text)
@@ -97,37 +98,37 @@ class Bridges:
             for t in batch.transactions:
                 for m in t.messages:
                     tracing.record("append", m.topic, m.headers, began_us, self._clock(), **{"notify.source": source})
-        told = self._told.setdefault(source, _Told())
-        told.lag_us = told.lag_us if batch.lag is None else round(batch.lag * 1e6)
-        told.note = (batch.note or "")[:500] if batch.note is not None else told.note
-        told.refused += len(refused)
+        report = self._reports.setdefault(source, _Report())
+        report.lag_us = report.lag_us if batch.lag is None else round(batch.lag * 1e6)
+        report.note = (batch.note or "")[:500] if batch.note is not None else report.note
+        report.refused += len(refused)
         stored = sum([r.put is Put.STORED for r in results])
-        known = sum([r.put is Put.ALREADY for r in results])
-        for put, r in zip(accepted, results, strict=True):
-            if r.put is Put.IN_USE:
-                refused.append(_in_use(put.id))
-        return Bridged(batch.position, batch.epoch, stored, known, refused)
+        already_stored = sum([r.put is Put.ALREADY for r in results])
+        for transaction, result in zip(accepted, results, strict=True):
+            if result.put is Put.IN_USE:
+                refused.append(_in_use(transaction.id))
+        return Bridged(batch.position, batch.epoch, stored, already_stored, refused)
 
     def _refuse_whole(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch, refused: list[Item]) -> Bridged:
-        """Nothing is stored. Raises Conflict where another bridge writes for this source by now."""
-        check_bridge(self._known(source), batch)
-        self._told.setdefault(source, _Told()).refused += len(refused)
+        """The answer that stores nothing. Raises Conflict if another bridge writes for this source by now."""
+        check_bridge(self._state(source), batch)
+        self._reports.setdefault(source, _Report()).refused += len(refused)
         return Bridged(batch.expected_position, batch.epoch, refused=refused)
 
-    def _known(self, source: str) -> BridgeState:
+    def _state(self, source: str) -> BridgeState:
         return next((b for b in self._store.bridges() if b.source == source), BridgeState(source))
 
     def _make_topic(self, name: str) -> None:
-        """A committed message cannot be refused: its topic is made, whatever `create_topics` says."""
+        """Make a topic whatever `create_topics` says: its message is committed, and cannot be refused any more."""
         check_name("topic", name)
         self._topics.put_soon(Topic(name))
 
     def shown(self) -> list[dict[str, Any]]:
-        """For the administrator: every source, how far it is and when it was heard of."""
+        """Every source, its position and its bridge's last report, for administrators."""
         now_us = self._clock()
         rows = []
         for b in self._store.bridges():
-            told = self._told.get(b.source, _Told())
+            report = self._reports.get(b.source, _Report())
             rows.append(
                 {
                     "source": b.source,
@@ -136,9 +137,9 @@ class Bridges:
                     "rows": b.rows,
                     "updated_at": instant(b.updated_us),
                     "silent_seconds": round((now_us - b.updated_us) / 1e6, 3),
-                    "lag_seconds": told.lag_us / 1e6,
-                    "refused": told.refused,
-                    "note": told.note,
+                    "lag_seconds": report.lag_us / 1e6,
+                    "refused": report.refused,
+                    "note": report.note,
                 }
             )
         return rows

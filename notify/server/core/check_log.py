@@ -1,4 +1,4 @@
-"""The checks of undecided transactions: who was asked, and what was answered. For people to read; in memory."""
+"""A record of checks, in memory, for people to read: which instance was asked, and what it answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REASON_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One step: `asked` of an instance, or what was said, with the reason if one was given."""
+    """One step: an instance was `asked`, or an answer came, with its reason if it had one."""
 
     at_us: int
     what: str
@@ -21,7 +21,7 @@ class Entry:
 
 
 class CheckLog:
-    """The last steps of the transactions that were checked last, since the server started."""
+    """The last ENTRIES steps of each of the TRANSACTIONS that were checked last, since the server started."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[bytes, deque[Entry]] = OrderedDict()
@@ -37,5 +37,5 @@ class CheckLog:
         entries.append(Entry(at_us, what, instance, reason[:REASON_CHARACTERS]))
 
     def of(self, transaction_id: bytes) -> list[Entry]:
-        """The oldest first."""
+        """The steps of a transaction, the oldest first."""
         return list(self._entries.get(transaction_id, ()))

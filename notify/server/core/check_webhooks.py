@@ -1,7 +1,7 @@
-"""Checks for producers that cannot poll: the server takes them for the group, and posts them to its webhook.
+"""Checks for producers that cannot poll: the server polls for their group, and posts the checks to its webhook.
 
-What is posted is what a poll answers, `{"producer_group", "checks": […]}`; the answer is `{"outcomes": […]}` with the
-fields of `POST /v1/transactions/outcomes`. No answer, or an unknown one, is `unavailable`: it uses up no check.
+The body is what a poll answers, `{"producer_group", "checks": […]}`; the webhook answers `{"outcomes": […]}` with the
+fields of `POST /v1/transactions/outcomes`. A check without an answer counts as `unavailable`, and uses up no attempt.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class CheckWebhooks:
     """A poller for each group that has a webhook."""
 
     def __init__(self, core: Core, shown: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """`shown` makes a check of the poll fit for JSON."""
+        """`shown` converts a check of a poll to JSON's types."""
         self._core = core
         self._shown = shown
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def follow(self, urls: Mapping[str, str]) -> None:
-        """From now on these groups have these webhooks, and no others."""
+        """Post to these webhooks, by group, and to no others from now on."""
         wanted = set(urls.items())
-        for key in set(self._running) - wanted:
-            self._running.pop(key).cancel()
+        for group_and_url in set(self._running) - wanted:
+            self._running.pop(group_and_url).cancel()
         for group, url in wanted - set(self._running):
             self._running[(group, url)] = asyncio.get_running_loop().create_task(self._run(group, url))
 
@@ -69,25 +69,30 @@ class CheckWebhooks:
 
     async def _ask(self, group: str, url: str, checks: list[dict[str, Any]]) -> None:
         body = encode_json({"producer_group": group, "checks": [self._shown(check) for check in checks]})
-        said: list[OutcomeItem] = []
+        answered: list[OutcomeItem] = []
         reason, failed = "the webhook did not answer this check", None
         try:
-            said = _decode(await webhooks.post(url, body, self._core.settings)).outcomes
+            answered = _decode(await webhooks.post(url, body, self._core.settings)).outcomes
         except (NotifyError, msgspec.DecodeError, RecursionError) as error:
             reason, failed = str(error)[:300], error
-        outcomes = [_outcome(check, said, reason) for check in checks]
+        outcomes = [_outcome(check, answered, reason) for check in checks]
         request = Outcomes(producer_group=group, outcomes=outcomes)
         await self._core.outcomes.record(request.producer_group, request.outcomes)
         if isinstance(failed, NotifyError):
             raise failed
 
 
-def _outcome(check: dict[str, Any], said: Sequence[OutcomeItem], reason: str) -> OutcomeItem:
-    """The answer to a check among those of the webhook; UNKNOWN with this reason where there is none."""
-    name, shard, token = str(check["id"]), str(check["shard"]), str(check["token"])
-    for o in said:
-        if o.id == name and o.shard in (None, shard):  # it may be on two shards, each with a check of its own
+def _outcome(check: dict[str, Any], answered: Sequence[OutcomeItem], reason: str) -> OutcomeItem:
+    """The webhook's answer to a check; UNKNOWN with `reason` if it gave none."""
+    transaction_id, shard, token = str(check["id"]), str(check["shard"]), str(check["token"])
+    for o in answered:
+        if o.id == transaction_id and o.shard in (None, shard):  # a half may be on two shards, each with its own check
             return OutcomeItem(
-                id=name, outcome=o.outcome, shard=shard, check=token, unavailable=o.unavailable, reason=o.reason
+                id=transaction_id,
+                outcome=o.outcome,
+                shard=shard,
+                check=token,
+                unavailable=o.unavailable,
+                reason=o.reason,
             )
-    return OutcomeItem(id=name, outcome="UNKNOWN", shard=shard, check=token, unavailable=True, reason=reason)
+    return OutcomeItem(id=transaction_id, outcome="UNKNOWN", shard=shard, check=token, unavailable=True, reason=reason)

@@ -1,4 +1,4 @@
-"""Handing checks to producers that poll for them: the right group and source, the sender's instance preferred."""
+"""Hands checks to producers that poll for them: to the half's group and source, and to its instance if that polls."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from notify.storage.transactions import TransactionStore
 from notify.wire import Payload, Poll
 
 ONLINE_US = 5_000_000
-"""A producer asks again as soon as its poll is over: after so long without one, none is there."""
+"""A producer polls again as soon as its poll is answered: a group without a poll for this long is offline."""
 
 READ_AT_ONCE = 16
-"""The halves of so many checks are read at a time: one may have 8 MiB, and so much goes into a reply."""
+"""Checks whose halves are read at a time. A half may have 8 MiB, which is as much as a reply may have."""
 UNMATCHED_RETRY_US = 1_000_000
-"""A due check that no waiting poller may answer is looked at again this much later; it uses up nothing."""
+"""After this time a due check that no waiting poller could answer is tried again; it used up no attempt."""
 
 
 class _Poller:
-    __slots__ = ("answer", "instance", "max", "sources", "taken", "topics")
+    __slots__ = ("answer", "checks", "instance", "max", "sources", "topics")
 
     def __init__(self, poll: Poll, answer: asyncio.Future[list[Due]]) -> None:
         self.instance = poll.instance
         self.sources = frozenset(poll.sources) if poll.sources else None
         self.topics = frozenset(poll.topics) if poll.topics else None
         self.max = poll.max
-        self.taken: list[Due] = []
+        self.checks: list[Due] = []
         self.answer = answer
 
     def fits(self, due: Due) -> bool:
         return (
-            len(self.taken) < self.max
+            len(self.checks) < self.max
             and (self.sources is None or due.source in self.sources)
             and (self.topics is None or self.topics.issuperset(due.topics))
         )
@@ -57,7 +57,7 @@ class Checks:
         log: CheckLog,
         with_spans: bool = False,
     ) -> None:
-        """`log` keeps who was asked; `with_spans`: add spans to the traces that messages carry."""
+        """`log` records which instance was asked; `with_spans`: add spans to the traces that messages carry."""
         self._store = store
         self._clock = clock
         self.schedule = schedule
@@ -69,7 +69,7 @@ class Checks:
         self._with_spans = with_spans
 
     async def poll(self, poll: Poll) -> list[dict[str, Any]]:
-        """Due checks for a producer, waiting up to `wait` seconds for the first."""
+        """The due checks for a producer; waits up to `wait` seconds for the first."""
         check_name("producer_group", poll.producer_group)
         check_between("wait", poll.wait, 0, LIMITS.wait_seconds)
         check_between("max", poll.max, 1, LIMITS.max_messages)
@@ -84,14 +84,14 @@ class Checks:
                 try:
                     await asyncio.wait_for(asyncio.shield(poller.answer), poll.wait)
                 except TimeoutError:
-                    pass  # an empty poll is an answer too
+                    pass  # the answer is an empty list
         finally:
             if poller in waiting:
                 waiting.remove(poller)
         now_us = self.last_poll_us[poll.producer_group] = self._clock()
         questions = []
-        for due, half in await self._halves(poller.taken):
-            # A half without messages was decided since its check was claimed, or they cannot be read any more.
+        for due, half in await self._halves(poller.checks):
+            # A half without messages was decided since its check was claimed, or its payloads are unreadable.
             if half or await self._store.checking(due.id, due.shard or None) is not None:
                 questions.append(self._question(due, half))
                 self._metrics.checks_sent += 1
@@ -102,19 +102,19 @@ class Checks:
                     tracing.record("ask", p.topic, p.headers, now_us, now_us, **{"notify.attempt": question["attempt"]})
         return questions
 
-    async def _halves(self, taken: Sequence[Due]) -> list[tuple[Due, Sequence[Payload]]]:
-        """Checks with their halves, as many as go into a reply, one at least. The others are given back, and due."""
-        found: list[tuple[Due, Sequence[Payload]]] = []
+    async def _halves(self, checks: Sequence[Due]) -> list[tuple[Due, Sequence[Payload]]]:
+        """Checks with their halves, as many as fit into a reply, at least one. The rest is released, and due again."""
+        halves: list[tuple[Due, Sequence[Payload]]] = []
         size = 0
-        for first in range(0, len(taken), READ_AT_ONCE):
-            some = taken[first : first + READ_AT_ONCE]
-            for due, half in zip(some, await self._store.half_contents(some), strict=True):
+        for first in range(0, len(checks), READ_AT_ONCE):
+            chunk = checks[first : first + READ_AT_ONCE]
+            for due, half in zip(chunk, await self._store.half_contents(chunk), strict=True):
                 size += sum(map(_size, half))
-                if found and size > LIMITS.reply_bytes:
-                    await self._store.release_checks(taken[len(found) :], self._clock())
-                    return found
-                found.append((due, half))
-        return found
+                if halves and size > LIMITS.reply_bytes:
+                    await self._store.release_checks(checks[len(halves) :], self._clock())
+                    return halves
+                halves.append((due, half))
+        return halves
 
     async def hand_out(self, group: str) -> None:
         """Give the group's due checks to its waiting pollers."""
@@ -131,26 +131,26 @@ class Checks:
             if chosen is None:
                 unmatched.append(due)
             else:
-                chosen.taken.append(due)
+                chosen.checks.append(due)
         if unmatched:
             await self._store.release_checks(unmatched, now_us + UNMATCHED_RETRY_US)
-        for poller in [p for p in waiting if p.taken]:
+        for poller in [p for p in waiting if p.checks]:
             waiting.remove(poller)
             if not poller.answer.done():
-                poller.answer.set_result(poller.taken)
+                poller.answer.set_result(poller.checks)
 
     def is_online(self, group: str) -> bool:
-        """Whether a producer of the group waits for checks, or did lately."""
+        """Whether a producer of the group is polling for checks, or did within ONLINE_US."""
         polled_us = self.last_poll_us.get(group)
         return bool(self._pollers.get(group)) or (polled_us is not None and self._clock() - polled_us < ONLINE_US)
 
     def next_event_us(self) -> int | None:
-        """When the next check of a group with a waiting poller may be due."""
+        """When the next check of a group with a waiting poller is due; None if no check waits."""
         times = [self._store.next_check_us(group) for group, waiting in self._pollers.items() if waiting]
         return min((t for t in times if t is not None), default=None)
 
     async def tick(self) -> None:
-        """Hand out what is due in every group that waits."""
+        """Hand out the due checks of every group that polls."""
         for group in [group for group, waiting in self._pollers.items() if waiting]:
             await self.hand_out(group)
 
@@ -166,6 +166,6 @@ class Checks:
 
 
 def _size(message: Payload) -> int:
-    """About how many bytes a message takes in a reply."""
+    """An estimate of a message's bytes in a reply."""
     headers = message.headers or {}
     return len(message.body) + sum([len(name) + len(value) for name, value in headers.items()]) + 256

@@ -1,4 +1,4 @@
-"""The server without HTTP: one storage, the roles it can play, and the task that acts when time passes."""
+"""The server without HTTP: one storage, the roles it plays, and the task that acts on what comes due."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ log = structlog.get_logger("notify.server")
 
 LONGEST_SLEEP_SECONDS = 0.25
 POSTPONED_SECONDS = 0.05
-"""After a step that the storage refused."""
+"""The pause after a step that failed."""
 LOOK_US = 500_000
 AWAY_US = 2_000_000
-"""Time that passes so much quicker between two looks was none for this process."""
+"""If the clock ran this much further between two looks than the timer did, the process was stopped meanwhile."""
 RETAIN_EVERY_US = 30_000_000
 NO_QUEUES = (
     "this server plays only the transactions role: a bridge or a relay moves its messages to a queue server; ask that "
@@ -50,7 +50,7 @@ QUEUES_OF_KAFKA = (
 
 
 class Core:
-    """Transactions and checks, and delivery where the storage has queues. `run` must be a task while it is used."""
+    """Transactions and checks, and delivery if the storage has queues. `run` must be running while it is used."""
 
     _looking: asyncio.TimerHandle | None = None
     _looked_us = 0
@@ -96,28 +96,28 @@ class Core:
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics, check_log, settings.tracing)
         self.refusals = Refusals(clock)
         self.one_search = asyncio.Lock()
-        """Held by the administrator's search that goes on: they share what searches may take of the server's time."""
+        """Held by the administrator's search that runs: the time for searches is bounded for all of them together."""
         self._retaining: asyncio.Task[None] | None = None
         self._retained_us = clock()
         self.retention_failed = ""
-        """Why retention failed when it was last tried; "" where it did not."""
+        """Why the last run of retention failed; "" if it did not."""
         self.ticked_us = clock()
-        """When time was last acted upon: health is progress."""
+        """When all steps last ran without a fault: health is progress."""
         self._steps: tuple[Callable[[], Awaitable[None]], ...] = (
             self._drop_oldest,
             self._deliver,
             self._ask,
             self._retain_now_and_then,
         )
-        """The steps of `act`. One that has to wait for room holds up none of the others."""
+        """What `run` does in each turn. A step that fails does not hold up the others."""
         self.faults = 0
-        """How often a step has failed for no known reason since the start."""
+        """How often a step has failed unexpectedly since the start."""
         self._postponed = LogRate(1)
-        self._asked_to_act: list[asyncio.Future[None]] = []
+        self._callers: list[asyncio.Future[None]] = []
         self._sleeping: asyncio.Future[None] | None = None
 
     def configure(self, settings: Settings, limits: RateLimits) -> None:
-        """Other settings and rates hold from now on."""
+        """Apply other settings and rates from now on."""
         self.settings = settings
         self.outcomes.schedule = self.checks.schedule = _schedule(settings)
         self.topics.on_first_use = settings.create_topics
@@ -133,22 +133,22 @@ class Core:
 
     @property
     def queues(self) -> Store:
-        """The storage in its queue role. Raises WrongRole where this server has none."""
+        """The storage in its queue role. Raises WrongRole if this server has no queues."""
         return self._as_queue().queues
 
     @property
     def delivery(self) -> Delivery:
-        """Raises WrongRole where this server has no queues."""
+        """Raises WrongRole if this server has no queues."""
         return self._as_queue().delivery
 
     @property
     def subscriptions(self) -> Subscriptions:
-        """Raises WrongRole where this server has no queues."""
+        """Raises WrongRole if this server has no queues."""
         return self._as_queue().subscriptions
 
     @property
     def bridges(self) -> Bridges:
-        """Raises WrongRole where this server has no queues."""
+        """Raises WrongRole if this server has no queues."""
         return self._as_queue().bridges
 
     @property
@@ -159,7 +159,7 @@ class Core:
     async def run(self) -> None:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""
         self._looked_us = self.clock()
-        if isinstance(self.clock, SteadyClock):  # a test's clock jumps so that leases end
+        if isinstance(self.clock, SteadyClock):  # a test's clock jumps on purpose, so that leases end
             self._look_now_and_then()
         try:
             await self._act_as_time_passes()
@@ -171,26 +171,25 @@ class Core:
         while True:
             if self._looking is not None:
                 self._look()
-            asked, self._asked_to_act = self._asked_to_act, []
+            callers, self._callers = self._callers, []
             failed = False
             for step in self._steps:
                 try:
                     await step()
                 except Unavailable as error:
-                    # No room on the disk, say: this waits, and is tried again; the other steps go on.
+                    # For example, the disk is full: this step is tried again, and the others go on.
                     if self._postponed.may():
                         log.warning("postponed", step=step.__name__, reason=str(error))
                     await asyncio.sleep(POSTPONED_SECONDS)
                 except Exception:
-                    # A fault of the server itself. Leases, delays and checks of everybody else go on; where it does not
-                    # pass, `/livez` says so.
+                    # A fault of the server itself. The other steps go on; if the fault stays, `/livez` answers 503.
                     failed = True
                     self.faults += 1
                     faults.unexpected("step_failed", step=step.__name__)
                     await asyncio.sleep(POSTPONED_SECONDS)
             if not failed:
                 self.ticked_us = self.clock()
-            _wake(*asked)
+            _wake(*callers)
             await self._sleep()
 
     async def _drop_oldest(self) -> None:
@@ -206,15 +205,15 @@ class Core:
             self._tended.tend(self.clock())
 
     async def act(self) -> None:
-        """Act at once on what is due by now, and return when that is done: for a clock that jumps, as a test's does."""
-        asked = asyncio.get_running_loop().create_future()
-        self._asked_to_act.append(asked)
+        """Act now on what is due, and return when that is done: for a test that moves its clock."""
+        done = asyncio.get_running_loop().create_future()
+        self._callers.append(done)
         if self._sleeping is not None:
             _wake(self._sleeping)
-        await asked
+        await done
 
     async def _retain_now_and_then(self) -> None:
-        """Retention runs beside everything else; what stops it (a full disk, say) is tried again later."""
+        """Start retention, which runs beside the steps; if it fails (the disk may be full), it is tried again later."""
         now_us = self.clock()
         store = self.store
         if now_us - self._retained_us < RETAIN_EVERY_US or not isinstance(store, Retaining):
@@ -233,23 +232,23 @@ class Core:
             self.retention_failed = ""
 
     async def stop(self) -> None:
-        """Wait for what runs beside `run`."""
+        """Wait for a retention that runs."""
         if self._retaining is not None:
             await asyncio.wait([self._retaining])
 
     def _look_now_and_then(self) -> None:
-        """By a timer: after a stop of the process that comes before any task acts on the time."""
+        """Look by a timer: after a stop of the process a timer runs before any task acts on the time."""
         self._look()
         self._looking = asyncio.get_running_loop().call_later(LOOK_US / 1e6, self._look_now_and_then)
 
     def _look(self) -> None:
-        """Where this process was stopped, or its clock was set, nobody could renew a lease: all go on for longer."""
+        """Notice that this process was stopped or its clock set, and extend all leases: nobody could renew them."""
         now_us = self.clock()
         away_us, self._looked_us = now_us - self._looked_us - LOOK_US, now_us
         if abs(away_us) < AWAY_US:
             return
         if away_us > 0:
-            log.warning("was_away", seconds=round(away_us / 1e6, 1), detail="leases go on for so much longer")
+            log.warning("was_away", seconds=round(away_us / 1e6, 1), detail="all leases are extended by this time")
         else:
             self._retained_us = min(self._retained_us, now_us)
             remedy = "start this server anew: retries and checks that were under way wait for the time that was"
@@ -258,14 +257,14 @@ class Core:
             self._queue_role.delivery.extend_leases(away_us)
 
     async def _sleep(self) -> None:
-        times = [self.checks.next_event_us()]
+        event_times = [self.checks.next_event_us()]
         if self._queue_role is not None:
-            times.append(self._queue_role.delivery.next_event_us())
-        due_us = min((t for t in times if t is not None), default=None)
+            event_times.append(self._queue_role.delivery.next_event_us())
+        due_us = min((event_us for event_us in event_times if event_us is not None), default=None)
         seconds = LONGEST_SLEEP_SECONDS
         if due_us is not None:
             seconds = min(seconds, max(0.001, (due_us - self.clock()) / 1_000_000))
-        if self._asked_to_act:
+        if self._callers:
             return
         loop = asyncio.get_running_loop()
         self._sleeping = loop.create_future()

@@ -1,4 +1,4 @@
-"""Admission of producers' messages: topics' backlogs, and rates of topics and producer groups."""
+"""Flow control for producers: the bound on a topic's backlog, and the rates of topics and producer groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notify.storage.topics import Backlog, Topic
 from notify.storage.transactions import TransactionStore
 
 HOLD_SECONDS = 2.0
-"""How long a producer waits for room where the policy is `hold`: less than the SDK waits for its half."""
+"""How long a producer waits for room if the policy is `hold`: less than the SDK waits for the answer to its half."""
 LOOK_SECONDS = 0.02
 LOOK_US = 5_000
 RETRY_BACKLOG_SECONDS = 1.0
@@ -25,14 +25,14 @@ RETRY_BACKLOG_SECONDS = 1.0
 
 @dataclass(slots=True)
 class RateLimits:
-    """Messages a second, by name; of producer groups transactions a second."""
+    """Rates by name: messages a second for topics and consumer groups, transactions a second for producer groups."""
 
     topics: dict[str, float] = field(default_factory=dict)
     producer_groups: dict[str, float] = field(default_factory=dict)
     consumer_groups: dict[str, float] = field(default_factory=dict)
 
     def concerning(self, principal: Principal) -> RateLimits:
-        """The rates of what a principal itself may do; all of them where it may `view`."""
+        """The rates of the topics and groups that a principal may use; all rates if it may `view`."""
         if principal.may("view"):
             return self
         return RateLimits(
@@ -43,7 +43,7 @@ class RateLimits:
 
 
 class Gate:
-    """Tells whether one topic with a bound takes another message."""
+    """Tells whether a topic with a bounded backlog or a rate takes another message."""
 
     __slots__ = ("_admitted", "_lag", "_looked_us", "bucket", "topic")
 
@@ -55,7 +55,7 @@ class Gate:
         self._admitted = 0
 
     def room(self, lag: Callable[[str], int], now_us: int) -> bool:
-        """Whether the slowest group is less far behind than the topic allows."""
+        """Whether the slowest group's lag is below the topic's bound."""
         if now_us - self._looked_us > LOOK_US or now_us < self._looked_us:
             self._lag, self._admitted, self._looked_us = lag(self.topic.name), 0, now_us
         return self._lag + self._admitted < self.topic.backlog
@@ -65,14 +65,14 @@ class Gate:
 
 
 class Flow:
-    """Admits messages to topics. Knows every topic, and a gate for those that have one."""
+    """Admits messages to topics. Holds a gate for each topic that has a bound or a rate."""
 
     def __init__(self, store: TransactionStore, delivery: Delivery | None, clock: Clock, metrics: Metrics) -> None:
         self._store = store
         self._queues = queues_of(store)
         self._delivery = delivery
         self._lag: Callable[[str], int] = (lambda topic: 0) if delivery is None else delivery.followers.lag
-        """How many messages the slowest group is behind in a topic; only a queue has groups."""
+        """The lag of the slowest group of a topic, in messages; 0 on a server without queues."""
         self._clock = clock
         self._metrics = metrics
         self.limits = RateLimits()
@@ -82,7 +82,7 @@ class Flow:
             self.changed(topic)
 
     def changed(self, topic: Topic) -> None:
-        """A topic has been made or changed."""
+        """Make, replace or drop the gate of a topic that was made or changed."""
         rate = self.limits.topics.get(topic.name)
         if topic.backlog or rate is not None:
             bucket = TokenBucket(rate, self._clock()) if rate is not None else None
@@ -91,7 +91,7 @@ class Flow:
             self.gates.pop(topic.name, None)
 
     def set_limits(self, limits: RateLimits) -> None:
-        """Other rates from now on."""
+        """Apply other rates from now on."""
         changed = {*self.limits.topics, *limits.topics}
         self.limits = limits
         for name in changed:
@@ -104,17 +104,20 @@ class Flow:
             self._delivery.set_rates(limits.consumer_groups)
 
     def has_rate(self, group: str) -> bool:
-        """Whether a producer group may send only so many transactions a second; then `check_group` counts each."""
+        """Whether a producer group has a rate; then call `check_group` for each of its transactions."""
         return group in self._groups
 
     def check_group(self, group: str) -> None:
-        """One more transaction of a producer group. Raises Backpressure."""
+        """Count one more transaction of a producer group. Raises Backpressure if its rate is used up."""
         bucket = self._groups.get(group)
         if bucket is not None:
             self._take(bucket, f"producer group {group!r} may send {bucket.per_second:g} transactions/s")
 
     async def check(self, gate: Gate, wait_until_us: int) -> None:
-        """One more message to a topic; where its policy is `hold`, waits for room. Raises Backpressure."""
+        """Count one more message to a topic. With the policy `hold` it waits for room until `wait_until_us`.
+
+        Raises Backpressure if the topic's rate is used up, or its backlog is full.
+        """
         if gate.bucket is not None:
             self._take(gate.bucket, f"topic {gate.topic.name!r} takes {gate.bucket.per_second:g} messages/s")
         topic = gate.topic
@@ -122,7 +125,7 @@ class Flow:
             return
         while not gate.room(self._lag, self._clock()):
             if topic.backlog_policy is Backlog.DROP_OLDEST:
-                break  # `drop_oldest` makes room behind
+                break  # `drop_oldest` makes room afterwards
             if topic.backlog_policy is Backlog.REFUSE or self._clock() >= wait_until_us:
                 self._metrics.refused_backlog += 1
                 raise Backpressure(
@@ -142,7 +145,7 @@ class Flow:
             raise
 
     def drop_oldest(self) -> None:
-        """Topics with that policy let go of what is beyond their backlog, for groups to pass over."""
+        """Trim each topic with that policy to its backlog; groups skip what was dropped."""
         queues = self._queues
         if queues is None or self._delivery is None:
             return
@@ -150,18 +153,18 @@ class Flow:
             topic = gate.topic
             if not topic.backlog or topic.backlog_policy is not Backlog.DROP_OLDEST:
                 continue
-            a_queue = -(-topic.backlog // topic.queues)
+            queue_backlog = -(-topic.backlog // topic.queues)
             for queue in range(topic.queues):
                 start, end = queues.bounds(topic.name, queue)
                 floor = self._delivery.followers.floor(topic.name, queue)
-                if floor is None or queues.count(topic.name, queue, max(start, floor), end) <= a_queue:
+                if floor is None or queues.count(topic.name, queue, max(start, floor), end) <= queue_backlog:
                     continue
-                if queues.count(topic.name, queue, end - a_queue, end) == a_queue:  # else they lie around a gap
-                    queues.trim(topic.name, queue, end - a_queue)
+                if queues.count(topic.name, queue, end - queue_backlog, end) == queue_backlog:  # no gap there
+                    queues.trim(topic.name, queue, end - queue_backlog)
 
 
 def retry_after(error: NotifyError) -> float | None:
-    """After how many seconds sending again may succeed; None where it never does."""
+    """Seconds after which the same request may succeed; None if it never will."""
     if isinstance(error, Backpressure):
         return error.retry_after
     return 1.0 if error.retryable else None

@@ -1,4 +1,4 @@
-"""Outcomes of halves: those that producers report, answers to checks among them, and how transactions stand."""
+"""Records the outcomes of halves, which producers report or answer to checks, and tells transactions' states."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LATER = Item("", 0)
 
 
 class Outcomes:
-    """Records outcomes item by item, on any storage. No I/O of its own."""
+    """Records outcomes item by item, on any storage. All I/O is the storage's."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Outcomes:
         check_log: CheckLog,
         jitter: random.Random | None = None,
     ) -> None:
-        """`check_log` keeps what was answered; `jitter` spreads checks that would come due together."""
+        """`check_log` records the answers to checks; `jitter` spreads checks that would come due together."""
         self.schedule = schedule
         self._store = store
         self._clock = clock
@@ -54,15 +54,15 @@ class Outcomes:
         self._jitter = jitter or random.Random()
 
     async def record(self, group: str, outcomes: Sequence[OutcomeItem]) -> list[Item]:
-        """Record outcomes; answers to checks among them."""
+        """Record outcomes, chunk of which may answer checks; the items are in the order of the outcomes."""
         check_name("producer_group", group)
         check_count(outcomes)
         items: list[Item | None] = []
         decisions: list[tuple[bytes, str | None, State]] = []
         answers: list[int | None] = []
-        """For each decision the token of the check that it answers, None where it answers none."""
+        """For each decision the token of the check that it answers, None if it answers no check."""
         shards: list[str | None] = []
-        """For each decision the shard that it names."""
+        """For each decision the shard that it names, None if it names none."""
         unknown: dict[int, bytes] = {}
         """The transaction of each UNKNOWN, by its place in the request."""
         several = len(self._shards) > 1
@@ -90,19 +90,19 @@ class Outcomes:
                 decisions.append((transaction_id, group, wanted))
                 items.append(None)
         results = await self._decide(decisions, answers, shards) if decisions else ()
-        told = self._answered(outcomes, items, iter(results))
+        answered = self._answered(outcomes, items, iter(results))
         places = list(unknown)
         for first in range(0, len(places), AT_ONCE):
-            some = places[first : first + AT_ONCE]
-            calls = [self._unknown_or_failed(unknown[place], group, outcomes[place]) for place in some]
-            for place, item in zip(some, await asyncio.gather(*calls), strict=True):
-                told[place] = item
-        return told
+            chunk = places[first : first + AT_ONCE]
+            calls = [self._unknown_or_failed(unknown[place], group, outcomes[place]) for place in chunk]
+            for place, item in zip(chunk, await asyncio.gather(*calls), strict=True):
+                answered[place] = item
+        return answered
 
     def _answered(
         self, outcomes: Sequence[OutcomeItem], refused: list[Item | None], results: Iterator[Decided | NotifyError]
     ) -> list[Item]:
-        """The item for each outcome: why it was refused, or what the storage says."""
+        """The item for each outcome: why it was refused, or the storage's result."""
         answered: list[Item] = []
         metrics = self._metrics
         for o, item in zip(outcomes, refused, strict=True):
@@ -140,17 +140,17 @@ class Outcomes:
         answers: Sequence[int | None],
         shards: Sequence[str | None],
     ) -> Sequence[Decided | NotifyError]:
-        """The result for each; an error is that outcome's alone.
+        """The result of each decision; an error concerns one decision only.
 
-        `answers`, `shards`: for each decision the token of the check that it answers, and the shard it names.
+        `answers` and `shards` have, for each decision, the check's token that it answers, and the shard it names.
         """
         tokens = {d[0]: token for d, token in zip(decisions, answers, strict=True) if token is not None}
         places = {d[0]: shard for d, shard in zip(decisions, shards, strict=True) if shard is not None}
         if not (tokens or places) or len({d[0] for d in decisions}) == len(decisions):
             return await self._decide_at_once(decisions, tokens, places)
-        # A storage takes one token and one shard for each id. Here an id has several outcomes, and each may have its
-        # own: a producer's outcome and its answer to a check leave in one request, or a half is on two shards. So the
-        # second outcomes of ids are decided once the first ones are, and so on.
+        # A storage takes one token and one shard for each id. Here an id has several outcomes, each with a token or
+        # shard: a producer's outcome and its answer to a check came in one request, or a half is on two shards. So the
+        # second outcomes of ids are decided after the first ones, and so on.
         rounds: list[list[int]] = []
         """The places of the first outcomes of ids, of the second ones, and so on."""
         seen: Counter[bytes] = Counter()
@@ -160,13 +160,13 @@ class Outcomes:
             rounds[seen[decision[0]]].append(place)
             seen[decision[0]] += 1
         results: dict[int, Decided | NotifyError] = {}
-        for some in rounds:
+        for round_places in rounds:
             decided = await self._decide_at_once(
-                [decisions[n] for n in some],
-                {decisions[n][0]: token for n in some if (token := answers[n]) is not None},
-                {decisions[n][0]: shard for n in some if (shard := shards[n]) is not None},
+                [decisions[n] for n in round_places],
+                {decisions[n][0]: token for n in round_places if (token := answers[n]) is not None},
+                {decisions[n][0]: shard for n in round_places if (shard := shards[n]) is not None},
             )
-            results.update(zip(some, decided, strict=True))
+            results.update(zip(round_places, decided, strict=True))
         return [results[place] for place in range(len(decisions))]
 
     async def _decide_at_once(
@@ -185,14 +185,14 @@ class Outcomes:
             return [error] * len(decisions)
 
     async def _unknown_or_failed(self, transaction_id: bytes, group: str, o: OutcomeItem) -> Item:
-        """As `_unknown`; what the storage refuses is said of this item alone."""
+        """As `_unknown`; the storage's error becomes the item's."""
         try:
             return await self._unknown(transaction_id, group, o)
         except NotifyError as error:
             return failed(o.id, error)
 
     async def _unknown(self, transaction_id: bytes, group: str, o: OutcomeItem) -> Item:
-        """UNKNOWN decides nothing. As the answer to the current check it counts, unless it was `unavailable`."""
+        """Record UNKNOWN. If it answers the current check, it counts as an attempt, unless it is `unavailable`."""
         checking = await self._store.checking(transaction_id, o.shard)
         if checking is None:
             return (await self._states(group, {o.id: transaction_id}))[o.id]
@@ -221,7 +221,7 @@ class Outcomes:
         return Item(o.id, 200, (State.PARKED if park else State.PREPARED).name)
 
     async def states(self, group: str, texts: Sequence[str]) -> list[Item]:
-        """How transactions of a producer group stand."""
+        """The state of each transaction of a producer group, in the order of `texts`, their ids."""
         check_name("producer_group", group)
         check_count(texts)
         parsed: dict[str, bytes] = {}
@@ -235,7 +235,7 @@ class Outcomes:
         return [items[text] for text in texts]
 
     async def _states(self, group: str, parsed: Mapping[str, bytes]) -> dict[str, Item]:
-        """The item of each id. Another producer group's is said to be one, and nothing more."""
+        """The item of each id. It tells no state of a transaction of another producer group."""
         if not parsed:
             return {}
         wanted = list(parsed.values())
@@ -252,12 +252,12 @@ class Outcomes:
 
 
 def _token(text: str) -> int:
-    """The token that a check's text stands for; what is none, stands for one that never was."""
+    """The token of a check that `text` writes; -1, which no check has, if it writes none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
 def _foreign(text: str) -> Item:
-    """Whose transaction it is not is not told how it stands."""
+    """The item for a transaction of another producer group, without its state."""
     return Item(text, 409, code="id_in_use", detail="the transaction belongs to another producer group")
 
 

@@ -1,10 +1,10 @@
-"""Push: messages of a group are posted to its webhook, for services that cannot ask for them.
+"""Push: messages of a group are posted to its webhook, for services that cannot receive them by themselves.
 
-The body is `{"group", "messages": […]}`, each message with the fields of `POST /v1/groups/{group}/receive` but its
+The body is `{"group", "messages": […]}`, each message with the fields of `POST /v1/groups/{group}/receive` except the
 receipt. A status of 2xx acknowledges all of them. A receiver that cannot be reached, or answers 429, 502, 503 or 504,
-is away: the same messages are posted until it is back, and no attempt counts. Any other answer, and none within the
-time of a call, is a failure. A batch that fails is posted again in halves, down to the messages that fail alone: an
-attempt counts for these alone. Retries and dead letters are the subscription's.
+is away: the same messages are posted until it is back, and no attempt counts. Any other answer is a failure, and so is
+a call that times out. A batch that fails is posted again in halves, down to the messages that fail alone: only these
+use up an attempt. The subscription says when a message is retried, and when it becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from notify.wire import Receive, SettleItem, encode_json, instant
 
 MOST_BATCH, MOST_AT_ONCE = 1000, 64
 MOST_IN_ALL = 1000
-"""Calls of all groups at once, at most."""
+"""The most calls of all groups at once."""
 MODES = ("shared", "ordered")
-"""The other modes give a topic to one process of many, and a webhook is none."""
+"""The other modes give a topic to one consumer process, and a webhook is not a process."""
 WAIT_SECONDS = 20.0
 LEASE_SECONDS = 60.0
 CHECK_US = 20_000_000
-"""So often, and whenever nothing came, a group's modes are looked at, to say why nothing is posted."""
+"""How often a group's modes are checked, to say why nothing is posted; also whenever no message came."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 1.0, 30.0
 REASON_CHARACTERS = 300
-"""A failure's reason has so much of the receiver's answer."""
+"""How much of the receiver's answer a failure's reason quotes."""
 AWAY = frozenset((429, 502, 503, 504))
 INSTANCE = "webhook"
 
 Messages = list[dict[str, Any]]
-"""Messages as `receive` answers with them, in JSON."""
+"""Messages in the JSON of an answer to `receive`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Where a group's messages are posted to."""
+    """The webhook of a group."""
 
     url: str
     batch: int = 1
-    """The most messages of a call."""
+    """The most messages in a call."""
     at_once: int = 4
-    """The most calls at once, of each server."""
+    """The most calls at once from each server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the last call of a group failed, and since when all have."""
+    """Why the last call of a group failed, and since when (microseconds since 1970) all calls have failed."""
 
     since_us: int
     reason: str
@@ -67,7 +67,7 @@ class Pushes:
     """Posts the messages of each group that has a webhook. Methods belong to the event loop."""
 
     def __init__(self, core: Core, shown: Callable[[list[Handed]], Messages]) -> None:
-        """`shown` makes what is handed out fit for JSON."""
+        """`shown` converts messages that were handed out to JSON's types."""
         self._core = core
         self._shown = shown
         self._running: dict[tuple[str, Push], list[asyncio.Task[None]]] = {}
@@ -75,13 +75,13 @@ class Pushes:
         """Groups whose last call failed."""
 
     def follow(self, pushes: Mapping[str, Push]) -> None:
-        """From now on these groups have these webhooks, and no others."""
+        """Post to these webhooks, by group, and to no others from now on."""
         if not self._core.has_queues:
             return
         wanted = set(pushes.items())
-        for key in set(self._running) - wanted:
-            self.failing.pop(key[0], None)
-            for task in self._running.pop(key):
+        for group_and_push in set(self._running) - wanted:
+            self.failing.pop(group_and_push[0], None)
+            for task in self._running.pop(group_and_push):
                 task.cancel()
         for group, push in wanted - set(self._running):
             loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class Pushes:
             self._running[(group, push)] = tasks
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """The webhooks by group, and what fails here: null and "" where nothing does."""
+        """The webhooks by group, each with since when it fails and why; null and "" if it does not."""
         rows = {}
         for group, push in sorted(self._running):
             failure = self.failing.get(group)
@@ -98,7 +98,8 @@ class Pushes:
         return rows
 
     def check(self, group: str, push: Push, others: Mapping[str, Push]) -> None:
-        """Raises InvalidRequest for what cannot be, NotFound for a group without a subscription."""
+        """Raises InvalidRequest if the address, the group's mode or the number of calls is not allowed, and NotFound if
+        the group has no subscription. `others`: the webhooks of all groups."""
         webhooks.check_address(push.url, self._core.settings)
         self._check_modes(group)
         calls = push.at_once + sum(other.at_once for name, other in others.items() if name != group)
@@ -126,20 +127,20 @@ class Pushes:
 
     async def _run(self, group: str, push: Push) -> None:
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
-        asked = Receive(instance=INSTANCE, max=push.batch, wait=WAIT_SECONDS, lease=LEASE_SECONDS)
+        request = Receive(instance=INSTANCE, max=push.batch, wait=WAIT_SECONDS, lease=LEASE_SECONDS)
         check_us = 0
         while True:
             try:
                 if (now_us := self._core.clock()) >= check_us or self._core.delivery.has_broadcast(group):
                     self._check_modes(group)
                     check_us = now_us + CHECK_US
-                # Asked again for each message that comes: the mode may have changed during the poll.
+                # `may` is called again for each message that comes: the mode may have changed during the poll.
                 may = functools.partial(self._may_post, group)
-                handed = await self._core.delivery.receive(group, asked, may)
+                handed = await self._core.delivery.receive(group, request, may)
                 check_us = check_us if handed else 0
                 try:
                     await self._deliver(group, push, handed)
-                except asyncio.CancelledError:  # the webhook's end or change is no fault of the messages
+                except asyncio.CancelledError:  # the webhook was removed or changed: no attempt counts
                     self._core.delivery.give_back(group, handed)
                     raise
                 backoff.reset()
@@ -152,7 +153,7 @@ class Pushes:
         return self._core.delivery.mode_of(group, topic) in MODES
 
     async def _deliver(self, group: str, push: Push, handed: list[Handed]) -> None:
-        """Post messages until the receiver has taken or refused each, or its lease is over, or the group is paused."""
+        """Post messages until each is taken or refused, its lease has expired, or the group is paused."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         messages = self._shown(handed)
         parts = [messages] if messages else []
@@ -179,14 +180,16 @@ class Pushes:
             parts = await self._renewed(group, parts)
 
     async def _post(self, group: str, push: Push, messages: Messages) -> tuple[bool, str]:
-        """Whether the receiver is away, and why it did not take the messages; "" where it did."""
-        shown = [{name: value for name, value in message.items() if name != "receipt"} for message in messages]
-        body = encode_json({"group": group, "messages": shown})
+        """(whether the receiver is away, why it did not take the messages: "" if it did)."""
+        without_receipts = [
+            {name: value for name, value in message.items() if name != "receipt"} for message in messages
+        ]
+        body = encode_json({"group": group, "messages": without_receipts})
         try:
             status, answer = await webhooks.send(push.url, body, self._core.settings)
         except Unavailable as error:
             return isinstance(error, webhooks.Unreachable), str(error)
-        except InvalidRequest as error:  # the server was started anew with another allow-list, or without a secret
+        except InvalidRequest as error:  # after a restart with another allow-list, or without a secret
             return True, str(error)
         if 200 <= status < 300:
             return False, ""
@@ -194,20 +197,20 @@ class Pushes:
         return status in AWAY, f"webhook {place_of(push.url)} answered {status}" + (f": {said}" if said else "")
 
     async def _renewed(self, group: str, parts: list[Messages]) -> list[Messages]:
-        """Renew the leases of messages; those that are still leased."""
+        """Renew the leases of messages; the result is the messages whose leases still hold."""
         if not parts:
             return []
         items = [SettleItem(m["receipt"], "renew", lease=LEASE_SECONDS) for part in parts for m in part]
         answers = iter(await self._core.delivery.settle(group, items))
-        kept = ([m for m in part if next(answers).status == 200] for part in parts)
-        return [part for part in kept if part]
+        still_leased = ([m for m in part if next(answers).status == 200] for part in parts)
+        return [part for part in still_leased if part]
 
     async def _settle(
         self, group: str, messages: Messages, action: Literal["ack", "retry"], reason: str | None = None
     ) -> None:
-        """Settle messages. Where the disk is full, say, it is tried until their leases are over.
+        """Settle messages. If the storage is unavailable (its disk may be full), try until their leases have expired.
 
-        Raises Unavailable then: the messages are posted once more.
+        Raises Unavailable then: the messages are posted again.
         """
         items = [SettleItem(m["receipt"], action, reason=reason) for m in messages]
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
@@ -222,5 +225,5 @@ class Pushes:
                 await asyncio.sleep(backoff.next())
 
     def _fails(self, group: str, reason: str) -> None:
-        known = self.failing.get(group)
-        self.failing[group] = Failure(self._core.clock() if known is None else known.since_us, reason)
+        previous = self.failing.get(group)
+        self.failing[group] = Failure(self._core.clock() if previous is None else previous.since_us, reason)

@@ -1,4 +1,4 @@
-"""The queue role: what a server has besides transactions where its storage has queues."""
+"""The queue role: what a server has besides transactions if its storage has queues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notify.storage.transactions import TransactionStore
 
 @dataclass(frozen=True, slots=True)
 class QueueRole:
-    """The queues of a storage, and who works on them."""
+    """The queues of a storage, and the parts of the server that work on them."""
 
     queues: Store
     delivery: Delivery
@@ -27,7 +27,7 @@ class QueueRole:
 def queue_role_of(
     store: TransactionStore, clock: Clock, metrics: Metrics, topics: Topics, with_spans: bool
 ) -> QueueRole | None:
-    """The queue role of a storage; None where it has no queues. `with_spans`: see Bridges."""
+    """The queue role of a storage; None if it has no queues. `with_spans`: see Bridges."""
     queues = queues_of(store)
     if queues is None:
         return None

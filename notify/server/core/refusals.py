@@ -1,7 +1,7 @@
-"""The reports of movers (bridges and relays) about the lists of refused messages beside their sources, for people.
+"""Reports of movers (bridges and relays) about the lists of refused messages beside their sources, for people.
 
-The lists themselves are in the sources' databases (notify/refused.py), which no server here can read. What was said is
-kept in memory: a mover says it again every few seconds.
+The lists are in the sources' databases (notify/refused.py), which a server cannot read. The reports are kept in memory:
+a mover repeats its report every few seconds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from notify.wire import RefusedReport, instant
 
 MOST_SOURCES = 1000
 MOST_SHOWN = 20
-"""So many transactions of a source's list are kept here."""
+"""How many transactions of a source's list a report may have."""
 TEXT_CHARACTERS = 500
 FORGET_US = 3_600_000_000
-"""A source that nobody has spoken of for so long is not shown any more."""
+"""A source without a report for this long is no longer shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Received:
     report: RefusedReport
     at_us: int
 
@@ -33,10 +33,10 @@ class Refusals:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._said: dict[str, _Said] = {}
+        self._received: dict[str, _Received] = {}
 
     def tell(self, source: str, report: RefusedReport) -> None:
-        """Note what a mover says of its source. Raises InvalidRequest, Backpressure for one source too many."""
+        """Keep a mover's report about its source. Raises InvalidRequest, and Backpressure beyond MOST_SOURCES."""
         check_name("source", source)
         check_between("waiting", report.waiting, 0, 1 << 53)
         check_between("the number of transactions", len(report.transactions), 0, MOST_SHOWN)
@@ -44,23 +44,23 @@ class Refusals:
             for name, text in (("id", line.id), ("topic", line.topic), ("code", line.code), ("detail", line.detail)):
                 check_between(f"the length of {name}", len(text), 0, TEXT_CHARACTERS)
         self._forget()
-        if source not in self._said and len(self._said) >= MOST_SOURCES:
+        if source not in self._received and len(self._received) >= MOST_SOURCES:
             raise Backpressure(f"{MOST_SOURCES} sources have lists of refused messages here already")
-        self._said[source] = _Said(report, self._clock())
+        self._received[source] = _Received(report, self._clock())
 
     def _forget(self) -> None:
         before_us = self._clock() - FORGET_US
-        for source in [source for source, said in self._said.items() if said.at_us < before_us]:
-            del self._said[source]
+        for source in [source for source, received in self._received.items() if received.at_us < before_us]:
+            del self._received[source]
 
     def shown(self) -> list[dict[str, Any]]:
-        """By source: how many wait for a decision, the first of them with their reasons, and when that was said."""
+        """The last report about each source, in the order of their names."""
         self._forget()
-        return [shown(source, said.report, said.at_us) for source, said in sorted(self._said.items())]
+        return [shown(source, received.report, received.at_us) for source, received in sorted(self._received.items())]
 
 
 def shown(source: str, report: RefusedReport, at_us: int) -> dict[str, Any]:
-    """A report as the routes show it, said at `at_us` (microseconds since 1970)."""
+    """A report as the routes show it, received at `at_us` (microseconds since 1970)."""
     return {
         "source": source,
         "waiting": report.waiting,

@@ -1,4 +1,4 @@
-"""Storing what producers send: halves, committed transactions of a relay, and messages without a transaction."""
+"""Stores what producers send: halves, committed transactions of a relay, and messages without a transaction."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from notify.wire import (
 
 HOLD_US = round(HOLD_SECONDS * 1_000_000)
 CHECK_AFTER_US = 5_000_000
-"""How long after a half the server asks what became of it, where its producer does not say."""
+"""How long after a half its first check is due, if the producer does not say."""
 _FLUSH = {flush: flush.name.lower() for flush in Flush}
 
 _Accepted = tuple[list[Item | None], list[NewTransaction]]
-"""For each item of a request why it is refused, or None; and the transactions of the others, in the same order."""
+"""(for each item of a request its refusal or None, the transactions of the items with None), in the request's order."""
 
 
 class Transactions:
-    """Stores transactions item by item, on any storage. No I/O of its own."""
+    """Stores transactions item by item, on any storage. All I/O is the storage's."""
 
     def __init__(
         self,
@@ -70,16 +70,16 @@ class Transactions:
     async def put(
         self, request: JsonTransactions | PackedTransactions, principal: Principal | None = None
     ) -> list[Item]:
-        """Durable halves (or committed transactions), item by item in request order.
+        """Store halves (or committed transactions) durably; the items are in the request's order.
 
-        `principal`: who sends them, and may do so to some topics.
+        `principal`: the sender, whose right to publish is checked; None: no right is checked.
         """
         self.check(request)
         now_us = self._clock()
         refused, accepted = await self._accept(request, now_us, _bound(principal))
         detail = "the id belongs to another transaction: other content, or another producer group"
-        names = [t.id for t in request.transactions]
-        items, stored = await self._store_all(names, refused, accepted, now_us, detail)
+        ids_of_items = [t.id for t in request.transactions]
+        items, stored = await self._store_all(ids_of_items, refused, accepted, now_us, detail)
         self._metrics.halves += stored
         if self._with_spans and accepted:
             self._trace(request, now_us)
@@ -102,11 +102,11 @@ class Transactions:
         accepted: list[NewTransaction] = []
         has_topic, make_topic = self._store.has_topic, self._topics.use
         is_limited = self._flow.has_rate(group)
-        late: set[tuple[str, str | None]] = set()
+        held_keys: set[tuple[str, str | None]] = set()
         for t in request.transactions:
             try:
-                if late and t.committed and not late.isdisjoint(keys := keys_of(t.messages)):
-                    late |= keys
+                if held_keys and t.committed and not held_keys.isdisjoint(keys := keys_of(t.messages)):
+                    held_keys |= keys
                     raise Backpressure("one before it with the same key was refused for now", "behind_another")
                 if not 0 < len(t.messages) <= LIMITS.messages_per_transaction:
                     raise InvalidRequest(
@@ -120,7 +120,7 @@ class Transactions:
                         "check_after", t.check_after, LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
                     )
                     check_after_us = round(t.check_after * 1_000_000)
-                if self._key_shards and not t.committed:  # a relay keeps its order by sending all to one
+                if self._key_shards and not t.committed:  # a relay sends all keys to one shard, to keep their order
                     self.check_place(t.messages)
                 if is_limited:
                     self._flow.check_group(group)
@@ -129,8 +129,8 @@ class Transactions:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
                 refused.append(failed(t.id, error))
-                if error.retryable and t.committed:  # what a relay sends is put in queues in this order
-                    late |= keys_of(t.messages)
+                if error.retryable and t.committed:  # a relay's later messages of the key must not overtake it
+                    held_keys |= keys_of(t.messages)
             else:
                 accepted.append(
                     NewTransaction(transaction_id, group, new, source, instance, check_after_us, t.committed)
@@ -139,48 +139,48 @@ class Transactions:
         return refused, accepted
 
     def check_place(self, messages: Sequence[JsonMessage | PackedMessage]) -> None:
-        """Raises WrongShard where keys are divided, and messages that are sent as one belong to another shard."""
+        """Raises WrongShard if keys are divided among shards, and the messages of a transaction belong to another."""
         if self._key_shards:
             check_place(messages, self.shard, self._key_shards)
 
     async def publish(
         self, request: JsonMessages | PackedMessages, principal: Principal | None = None, *, anywhere: bool = False
     ) -> list[Item]:
-        """Messages committed at once; each is a transaction of its own. `principal`: as in `put`.
+        """Store messages without a transaction, committed from the start. `principal`: as in `put`.
 
-        `anywhere`: also those whose key belongs to another shard, such as one whose half is here.
+        `anywhere`: also take a message whose key belongs to another shard, such as one whose half is here.
         """
         check_count(request.messages)
         now_us = self._clock()
         sender = _bound(principal)
         refused: list[Item | None] = []
         accepted: list[NewTransaction] = []
-        names: list[str] = []
+        ids_of_items: list[str] = []
         has_topic, make_topic = self._store.has_topic, self._topics.use
         for m in request.messages:
-            name = m.id or ""
+            message_id = m.id or ""
             try:
                 transaction_id, number = ids.parse_message_id(m.id) if m.id is not None else (ids.new_id(), 0)
                 if number:
                     raise InvalidRequest("a message without a transaction has the number 0", "invalid_id")
-                name = ids.message_id(transaction_id, 0)
+                message_id = ids.message_id(transaction_id, 0)
                 if not anywhere:
                     self.check_place((m,))
                 new = new_messages((m,), now_us, has_topic, make_topic, sender)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
-                refused.append(failed(name, error))
+                refused.append(failed(message_id, error))
             else:
                 accepted.append(NewTransaction(transaction_id, "", new, committed=True))
                 refused.append(None)
-            names.append(name)
-        items, stored = await self._store_all(names, refused, accepted, now_us, "the id is used already")
+            ids_of_items.append(message_id)
+        items, stored = await self._store_all(ids_of_items, refused, accepted, now_us, "the id is used already")
         self._metrics.published += stored
         return items
 
     async def _wait_for_room(self, messages: list[NewMessage], now_us: int) -> None:
-        """Raises Backpressure where a topic has a rate or a backlog's bound, and no room for one of these."""
+        """Raises Backpressure if a message's topic has a rate or a bounded backlog, and no room."""
         for m in messages:
             gate = self._gates.get(m.topic)
             if gate is not None:
@@ -188,32 +188,34 @@ class Transactions:
 
     async def _store_all(
         self,
-        names: list[str],
+        item_ids: list[str],
         refused: list[Item | None],
         accepted: list[NewTransaction],
         now_us: int,
         in_use: str,
     ) -> tuple[list[Item], int]:
-        """The item for each of `names`, and how many are new in the storage. `in_use`: what is said of an id that is
-        another's, which is not told how that one stands."""
+        """Store the accepted transactions: (the item for each of `item_ids`, how many are new in the storage).
+
+        `in_use` is the detail for an id that another transaction has; the item does not tell that one's state.
+        """
         if not accepted:
             return [item for item in refused if item is not None], 0
         results: Iterator[PutResult | NotifyError] = iter(await self._stored_or_refused(accepted, now_us))
         items: list[Item] = []
         stored = 0
-        for name, item in zip(names, refused, strict=True):
+        for item_id, item in zip(item_ids, refused, strict=True):
             if item is None:
                 result = next(results)
                 if isinstance(result, NotifyError):
-                    item = failed(name, result)
+                    item = failed(item_id, result)
                 elif result.put is Put.IN_USE:
-                    item = Item(name, 409, code="id_in_use", detail=in_use)
+                    item = Item(item_id, 409, code="id_in_use", detail=in_use)
                 else:
                     is_new = result.put is Put.STORED
                     stored += is_new
                     status = 201 if is_new else 200
                     item = Item(
-                        name, status, STATE_NAMES[result.state], result.shard or self.shard, _FLUSH[result.flush]
+                        item_id, status, STATE_NAMES[result.state], result.shard or self.shard, _FLUSH[result.flush]
                     )
             items.append(item)
         return items, stored
@@ -221,7 +223,7 @@ class Transactions:
     async def _stored_or_refused(
         self, accepted: list[NewTransaction], now_us: int
     ) -> Sequence[PutResult | NotifyError]:
-        """Results of the storage; where it refuses for a while (full disk), that refusal for each."""
+        """The storage's results; if it refuses all for a while (its disk may be full), that error for each."""
         try:
             return await self._store.put(accepted, now_us)
         except PartlyStored as partly:
@@ -232,7 +234,7 @@ class Transactions:
             return [error] * len(accepted)
 
     def _trace(self, request: JsonTransactions | PackedTransactions, now_us: int) -> None:
-        """Add what was stored to the traces of its messages."""
+        """Add a span for each stored half to the traces that its messages carry."""
         for t in request.transactions:
             for m in t.messages:
                 if m.headers is None or tracing.HEADER not in m.headers:
@@ -241,5 +243,5 @@ class Transactions:
 
 
 def _bound(principal: Principal | None) -> Principal | None:
-    """The principal, where it may not publish everything."""
+    """The principal; None if it may publish to every topic."""
     return None if principal is None or principal.rights is None else principal
