@@ -1,1 +1,1 @@
-"""The server: transactions, checks and delivery over a storage, spoken to over HTTP."""
+"""The server: transactions, checks and delivery over a storage, served over HTTP."""

@@ -1,5 +1,5 @@
-"""The application: it starts and stops what runs, and hands each request on: data routes straight to the core, probes
-to health, everything else through FastAPI."""
+"""The application: it starts and stops the server's parts, and routes each request: data routes to the core, probes to
+health, everything else to FastAPI."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _NotRunning:
 
 
 class _ShowsOnly:
-    """Answers data routes where the server takes no messages: it names the members, and refuses the rest."""
+    """Answers data routes of a server that takes no messages: it names the members, and refuses the rest."""
 
     def __init__(self, routes: DataAnswers) -> None:
         self._routes = routes
@@ -64,7 +64,7 @@ class _ShowsOnly:
 
 
 class App:
-    """One server process. Until `start` has recovered the storage every route but health answers 503."""
+    """One server process. Until `start` has recovered the storage, every route except health answers 503."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class App:
         on_failure: Callable[[], None] = _nothing,
         workers: Workers | None = None,
     ) -> None:
-        """`clock` holds where there is no registry, else its database's does. `on_start` is called once the server has
-        started, and may raise a NotifyError; `on_failure` once it has turned out that it cannot serve (`failed` says
-        why). `workers`: those of the machine that this is one of."""
+        """`clock` is used unless there is a registry, whose database then gives the time. `on_start` is called after
+        the start, and may raise a NotifyError; `on_failure` is called when the server cannot serve (`failed` says why).
+        `workers`: all workers of this machine, if this server is one of several."""
         self._workers = workers
         self._clock = clock
         self._started_with = settings
@@ -90,10 +90,10 @@ class App:
         self.unverified = Unverified()
         self.connections = Connections(settings.connections)
         self.failed: NotifyError | None = None
-        """Why it could not start, or not stop in good order."""
+        """Why the server could not start, or could not stop cleanly."""
         self._running: Running | None = None
         self.access: Access | None = None
-        """None while the server is starting or stopping: then nothing is answered."""
+        """None while the server is starting or stopping: then every request is refused."""
         self.data: DataAnswers = _NotRunning()
         self._parts = contextlib.AsyncExitStack()
         self.fastapi = FastAPI(
@@ -115,19 +115,19 @@ class App:
         self.data = self._running.data if takes_messages else _ShowsOnly(self._running.data)
 
     async def stop(self) -> None:
-        """Make everything durable and let go."""
+        """Make everything durable, and stop all parts."""
         self._running = self.access = None
         self.data = _NotRunning()
         await self._parts.aclose()
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """As FastAPI has it: what is in the context is served."""
+        """FastAPI's lifespan: the server runs while the context lasts."""
         try:
             await self.start()
             self._on_start()
         except NotifyError as error:
-            # Said in one line by whoever runs the server, instead of a traceback.
+            # The caller reports it in one line, instead of a traceback.
             self.failed = error
             self._on_failure()
         yield
@@ -148,11 +148,11 @@ class App:
 
     @property
     def settings(self) -> Settings:
-        """Those that hold now."""
+        """The settings that hold now."""
         return self._started_with if self._running is None else self._running.core.settings
 
     def probed(self, request: DataRequest) -> Answer:
-        """The answer to a probe."""
+        """The answer to a probe of health."""
         try:
             request.find_format(self.settings)
         except NotifyError as error:
@@ -160,7 +160,7 @@ class App:
         return health.answer(self._running, request.path)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Everything else, as ASGI."""
+        """Answer, as an ASGI application, all requests but those to data routes and probes."""
         if scope["type"] == "http":
             try:
                 await guard.admit(scope, self)
@@ -171,8 +171,8 @@ class App:
                 fault = fault_of("admission_failed", scope["method"], scope["path"])
                 await problems.refused(scope, fault)(scope, receive, send)
                 return
-            # FastAPI parses the cookies of every request, by functions that took minutes for some (CVE-2024-7592). The
-            # only one that counts has been read.
+            # FastAPI parses the cookies of every request, and took minutes for some (CVE-2024-7592). The guard has read
+            # the only cookie that matters.
             scope["headers"] = [field for field in scope["headers"] if field[0] != b"cookie"]
             receive = guard.bounded(receive, self.settings.body_timeout_seconds)
             await self._answer(scope, receive, send)
@@ -188,7 +188,7 @@ class App:
             await send(message)
 
         try:
-            with contextlib.suppress(Exception):  # raised once more behind the answer that `problems` gave
+            with contextlib.suppress(Exception):  # Starlette raises it again after `problems` has answered
                 await self._spread(scope, receive, sending)
         except asyncio.CancelledError:  # by uvicorn, some seconds after this server was told to stop
             if has_begun:
@@ -197,7 +197,7 @@ class App:
 
 
 def _add_routes(api: FastAPI, app: App, admin_routes: ASGIApp) -> None:
-    """`admin_routes` answers the console's pages."""
+    """`admin_routes`: the application that the console's pages ask."""
     api.include_router(health.router(app.running_or_none, app.connections))
     api.include_router(admin.router(app.running), prefix="/v1/admin")
     api.include_router(console.router(admin_routes, app))

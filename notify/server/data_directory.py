@@ -1,4 +1,4 @@
-"""The sentence for a data directory that cannot be used: why, and how to mend it, instead of a traceback."""
+"""The error for a data directory that cannot be used: it says why, and what to do, instead of a traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMEDIES = {
 
 
 def unusable(directory: str | Path, error: OSError) -> StorageFailed:
-    """The error to end with where a file of the data directory cannot be made, read or written."""
+    """The error to raise if a file of the data directory cannot be made, read or written."""
     remedy = _REMEDIES.get(error.errno or 0, "let this user read and write all of it, or choose another --data-dir")
     file = f" ({error.filename})" if error.filename else ""
     return StorageFailed(f"the data directory {directory} cannot be used: {error.strerror or error}{file}; {remedy}")

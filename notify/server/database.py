@@ -1,6 +1,6 @@
 """A server's own small SQLite database, admin.db in its data directory.
 
-Its jobs and silences are in it; and where there is no registry, what servers share, too
+It holds the server's jobs and silences. Without a registry it also holds what servers share
 (notify/server/configuration/records.py).
 """
 
@@ -18,16 +18,16 @@ from notify.storage.sql import administration
 
 
 def open_database(data_dir: str) -> Engine:
-    """The database in this directory, with its tables; made, for its owner's eyes only, where there is none.
+    """Open the database in this directory. A missing file is made, readable for its owner only; so are missing tables.
 
-    Raises OSError, and StorageFailed where the file cannot be written or is no database.
+    Raises OSError, and StorageFailed if the file cannot be written or is not a database.
     """
     path = Path(data_dir) / "admin.db"
     path.touch(mode=0o600, exist_ok=True)
     engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 10})
     try:
         with engine.begin() as connection:
-            connection.exec_driver_sql("BEGIN")  # all tables at once, and one sync for them
+            connection.exec_driver_sql("BEGIN")  # one transaction for all tables, and so one sync
             jobs.metadata.create_all(connection)
             silences.metadata.create_all(connection)
             administration.metadata.create_all(connection)

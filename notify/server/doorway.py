@@ -1,8 +1,8 @@
-"""The one port of several workers: the parent accepts each connection, and hands it to the worker that it is for.
+"""The one port of several workers: the parent accepts each connection, and hands it to the worker that it is meant for.
 
-The path of a connection's first request names the worker: `/worker-2/v1/…`. The parent peeks at the first bytes, reads
-nothing, and passes the open socket on, so that it has no part in what follows. A connection whose path names no worker
-goes to the first worker that is ready. TLS hides the path: then each worker has a port of its own instead.
+The path of a connection's first request names the worker: `/worker-2/v1/…`. The parent peeks at the first bytes without
+reading them, and hands the open socket over; it has no part in the requests. A connection whose path names no worker is
+handed to the first worker that is ready. TLS hides the path: with TLS each worker has a port instead.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from notify.server.connections.places import open_files
 log = structlog.get_logger("notify.server")
 
 SILENT_SECONDS = 5.0
-"""A connection that has sent nothing for so long is handed to any worker, whose own time limits apply from then on."""
+"""A connection that has sent nothing for this long is handed to any worker, whose time limits apply from then on."""
 WAITING_SECONDS = 10.0
 """How long a connection waits for its worker to be started again."""
 MOST = 500
-"""Connections that the parent holds, of each kind: silent ones, and those that wait for their worker. It holds fewer of
-each where they would take up more than a quarter of its files."""
+"""The most connections of each kind that the parent holds: silent ones, and those that wait for their worker. The bound
+is lower if this would be more than a quarter of the files that it may open."""
 AGAIN_SECONDS = 0.02
-"""How often the parent peeks again at a connection, or tries again to hand one to a worker that takes none."""
+"""How often the parent peeks again at a connection, or tries again to hand one to a busy worker."""
 PAUSE_SECONDS = 0.2
-"""How long the parent accepts nothing after it ran out of open files."""
+"""How long the parent accepts no connection after it ran out of open files."""
 AT_ONCE = 64
 """Connections that are accepted in one turn of the loop."""
 PEEKED = 64
@@ -43,20 +43,21 @@ _PART = re.compile(rb"[A-Z]{0,16}|[A-Z]{1,16} (?:/(?:w(?:o(?:r(?:k(?:e(?:r(?:-[0
 
 
 def worker_of(first: bytes) -> int | None:
-    """The number, from 0, of the worker that a connection's first bytes name; -1: none; None: too few have come."""
+    """The number, from 0, of the worker that a connection's first bytes name; -1 if they name none; None if more bytes
+    are needed to tell."""
     if len(first) < PEEKED and _PART.fullmatch(first):
         return None
-    named = _WHOLE.match(first)
-    return int(named[1]) - 1 if named and named[1] else -1
+    match = _WHOLE.match(first)
+    return int(match[1]) - 1 if match and match[1] else -1
 
 
 class Doorway:
-    """Belongs to the parent's loop: each socket is registered with a callable that the loop calls when it is ready."""
+    """Accepts and hands over connections, on the parent's loop, which calls what each socket is registered with."""
 
     def __init__(
         self, selector: selectors.BaseSelector, listening: socket.socket, hand: Callable[[int, socket.socket], bool]
     ) -> None:
-        """`hand` gives a connection to the worker of a number (-1: to any); False: it takes none at the moment."""
+        """`hand` hands a connection to the worker of a number (-1: to any), and returns False if it takes none now."""
         self._selector = selector
         self._listening = listening
         self._hand = hand
@@ -65,24 +66,24 @@ class Doorway:
         self._silent: deque[tuple[float, socket.socket]] = deque()
         """Connections that have not named a worker yet, each with the time at which it was accepted."""
         self._looked: set[socket.socket] = set()
-        """Those of them that have sent a part of a path: `tick` peeks at them again."""
+        """Silent connections that have sent a part of a path: `tick` peeks at them again."""
         self._waiting: deque[tuple[float, int, socket.socket]] = deque()
-        """Connections whose worker takes none at the moment: since when, the worker's number, the connection."""
+        """Connections whose worker takes none now: since when, the worker's number, the connection."""
         self._accept_at = 0.0
-        """When to accept again after the process ran out of open files; 0: it accepts."""
+        """When to accept again after the process ran out of open files; 0 while it accepts."""
 
     def open(self) -> None:
-        """Listen, and accept from now on."""
+        """Listen, and accept connections from now on."""
         self._listening.listen(4096)
         self._listening.setblocking(False)
         self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
 
     def close(self, *, stop_watching: bool) -> None:
-        """Close all sockets; `stop_watching`: unregister them first. A fork must not: its selector is its parent's."""
-        for held in (self._listening, *(c for _, c in self._silent), *(c for _, _, c in self._waiting)):
+        """Close all sockets; `stop_watching`: unregister them first. A fork must not: the selector is its parent's."""
+        for each_socket in (self._listening, *(c for _, c in self._silent), *(c for _, _, c in self._waiting)):
             if stop_watching:
-                self._unwatch(held)
-            held.close()
+                self._unwatch(each_socket)
+            each_socket.close()
         self._silent.clear()
         self._waiting.clear()
         self._looked.clear()
@@ -96,7 +97,7 @@ class Doorway:
         return SILENT_SECONDS
 
     def tick(self) -> None:
-        """Hand over what is due."""
+        """Hand over the connections that are due."""
         now = time.monotonic()
         if self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
@@ -129,7 +130,7 @@ class Doorway:
             self._look(connection)
 
     def _look(self, connection: socket.socket) -> None:
-        """Hand a connection over if it has named its worker, or names none."""
+        """Hand a connection over as soon as its first bytes tell for which worker."""
         try:
             first = connection.recv(PEEKED, socket.MSG_PEEK)
         except BlockingIOError:
@@ -144,7 +145,7 @@ class Doorway:
         if number is not None:
             self._send(number, connection)
         elif connection not in self._looked:
-            # The selector would report it in every turn, since these few bytes are not read.
+            # Unread bytes keep the socket ready: the selector would report it in every turn.
             self._unwatch(connection)
             self._looked.add(connection)
 
@@ -156,14 +157,14 @@ class Doorway:
             self._waiting.append((time.monotonic(), number, connection))
 
     def _forget(self, connection: socket.socket) -> None:
-        """Take a connection out of those that have not named a worker."""
+        """Stop watching a connection, and remove it from the silent ones."""
         self._unwatch(connection)
         self._looked.discard(connection)
-        for place, (_, silent) in enumerate(self._silent):
+        for index, (_, silent) in enumerate(self._silent):
             if silent is connection:
-                del self._silent[place]
+                del self._silent[index]
                 return
 
-    def _unwatch(self, held: socket.socket) -> None:
+    def _unwatch(self, watched: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(held)
+            self._selector.unregister(watched)

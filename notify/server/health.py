@@ -33,9 +33,9 @@ BUSIEST_TOPICS = 100
 
 
 def answer(running: Running | None, path: str) -> Answer:
-    """The answer to one of PROBES: 200 or 503, and one word in JSON. `running`: None before the start."""
+    """The answer to one of PROBES: 200 or 503, and one word in JSON. `running` is None before the start."""
     if path == "/livez":
-        # 503 where the core stands still.
+        # 503 if the core makes no progress.
         if running is not None and running.core.clock() - running.core.ticked_us > STALLED_US:
             return _status(503, "stalled")
         return _status(200, "live")
@@ -51,9 +51,9 @@ def _status(status: int, word: str, retry_after: int = 0, **more: str) -> Answer
 
 
 def router(what_runs: Callable[[], Running | None], connections: Connections) -> APIRouter:
-    """The routes as FastAPI serves and documents them; `notify serve` answers probes before they come to it.
+    """The routes as FastAPI serves and documents them; `notify serve` answers probes before they reach FastAPI.
 
-    `what_runs` gives None before the start.
+    `what_runs` returns None before the start.
     """
     routes = APIRouter()
 
@@ -73,54 +73,58 @@ def router(what_runs: Callable[[], Running | None], connections: Connections) ->
         running = what_runs()
         if running is None:
             return PlainTextResponse("", 503)
-        shown = await _exposition(running, connections)
-        return PlainTextResponse(shown.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        exposition = await _exposition(running, connections)
+        return PlainTextResponse(exposition.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 
 
 async def _exposition(running: Running, connections: Connections) -> Exposition:
-    """Every metric as it is now."""
+    """Every metric with its value now."""
     core = running.core
     now_us = core.clock()
     disk = await in_thread(shutil.disk_usage, core.settings.data_dir)
     doubt = await core.store.in_doubt()
-    shown = Exposition(core.metrics)
-    shown.counter("notify_unexpected_errors", "Faults of the server itself; its log has each traceback", faults.count())
-    shown.gauge(
+    exposition = Exposition(core.metrics)
+    exposition.counter(
+        "notify_unexpected_errors", "Faults of the server itself; its log has each traceback", faults.count()
+    )
+    exposition.gauge(
         "notify_oldest_undecided_seconds",
         "Age of the oldest undecided transaction that is not parked",
         (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0,
     )
-    shown.gauge("notify_parked_transactions", "Parked transactions (SQL storage counts up to 1000)", doubt.parked)
-    shown.gauge("notify_topics", "Topics", len(core.store.topics()))
-    shown.gauge("notify_disk_free_bytes", "Free room on the disk of the log", disk.free)
-    shown.gauge("notify_disk_size_bytes", "Size of the disk of the log", disk.total)
+    exposition.gauge("notify_parked_transactions", "Parked transactions (SQL storage counts up to 1000)", doubt.parked)
+    exposition.gauge("notify_topics", "Topics", len(core.store.topics()))
+    exposition.gauge("notify_disk_free_bytes", "Free room on the disk of the log", disk.free)
+    exposition.gauge("notify_disk_size_bytes", "Size of the disk of the log", disk.total)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    shown.gauge("notify_resident_bytes", "Largest resident size of the process", resident)
-    shown.gauge("notify_connections", "Open connections", connections.count)
-    shown.gauge("notify_connections_most", "The most connections at once", connections.most)
-    shown.gauge(
+    exposition.gauge("notify_resident_bytes", "Largest resident size of the process", resident)
+    exposition.gauge("notify_connections", "Open connections", connections.count)
+    exposition.gauge("notify_connections_most", "The most connections at once", connections.most)
+    exposition.gauge(
         "notify_connections_turned_away",
         "Connections and requests that got no place",
         connections.turned_away,
     )
     with contextlib.suppress(Unavailable, WrongRole):  # an alarm says that Kafka does not answer
-        _add_groups(shown, await running.queues.groups.states())
+        _add_groups(exposition, await running.queues.groups.states())
         letters = [((row["group"],), row["count"]) for row in await running.queues.letters.counted("", BUSIEST_TOPICS)]
-        shown.gauges("notify_dead_letters", "Dead letters of the groups with the most", ["group"], letters)
-        _add_refused(shown, await running.queues.groups.refused())
-        _add_sources(shown, await running.queues.groups.sources())
+        exposition.gauges("notify_dead_letters", "Dead letters of the groups with the most", ["group"], letters)
+        _add_refused(exposition, await running.queues.groups.refused())
+        _add_sources(exposition, await running.queues.groups.sources())
     if core.has_queues:
-        _add_queues(shown, core)
+        _add_queues(exposition, core)
     if running.shipping is not None:
-        _add_shipping(shown, running.shipping)
+        _add_shipping(exposition, running.shipping)
     if running.workers is not None:
         counts = running.workers.ended.counts
         text = "How often a worker was started again since its server's start, by what had ended it"
-        shown.counters("notify_worker_restarts", text, ["why"], [((why,), counts.get(why, 0)) for why in (DIED, HUNG)])
-    _add_alarms(shown, running.alarms)
-    return shown
+        exposition.counters(
+            "notify_worker_restarts", text, ["why"], [((why,), counts.get(why, 0)) for why in (DIED, HUNG)]
+        )
+    _add_alarms(exposition, running.alarms)
+    return exposition
 
 
 def _response(answered: Answer) -> Response:
@@ -128,9 +132,9 @@ def _response(answered: Answer) -> Response:
     return Response(answered.body, answered.status, headers, answered.kind)
 
 
-def _add_alarms(shown: Exposition, alarms: Alarms) -> None:
+def _add_alarms(exposition: Exposition, alarms: Alarms) -> None:
     raised = Counter(alarm.name for alarm in alarms.heard())
-    shown.gauges(
+    exposition.gauges(
         "notify_alarms",
         "Raised alarms by name; see the operating guide",
         ["alarm"],
@@ -138,46 +142,46 @@ def _add_alarms(shown: Exposition, alarms: Alarms) -> None:
     )
 
 
-def _add_shipping(shown: Exposition, shipping: Shipping) -> None:
+def _add_shipping(exposition: Exposition, shipping: Shipping) -> None:
     segments, size, seconds = shipping.behind()
-    shown.gauge("notify_shipping_behind_segments", "Finished segments that the store does not list", segments)
-    shown.gauge("notify_shipping_behind_bytes", "Bytes of the log that the store does not list", size)
-    shown.gauge("notify_shipping_behind_seconds", "Time whose writes would be lost with the disk", seconds)
-    shown.gauge("notify_shipping_listed_segments", "Segments that the store lists", shipping.standing.segments)
-    shown.counter("notify_shipping_bytes", "Bytes of the segments that were listed", shipping.shipped_bytes)
-    shown.counter("notify_shipping_failures", "Tries to ship that failed", shipping.failures)
-    shown.counter(
+    exposition.gauge("notify_shipping_behind_segments", "Finished segments that the store does not list", segments)
+    exposition.gauge("notify_shipping_behind_bytes", "Bytes of the log that the store does not list", size)
+    exposition.gauge("notify_shipping_behind_seconds", "Time whose writes would be lost with the disk", seconds)
+    exposition.gauge("notify_shipping_listed_segments", "Segments that the store lists", shipping.standing.segments)
+    exposition.counter("notify_shipping_bytes", "Bytes of the segments that were listed", shipping.shipped_bytes)
+    exposition.counter("notify_shipping_failures", "Tries to ship that failed", shipping.failures)
+    exposition.counter(
         "notify_shipping_unreadable", "Messages without a readable payload in shipped tables", shipping.unreadable
     )
 
 
-def _add_groups(shown: Exposition, groups: Sequence[GroupState]) -> None:
-    shown.gauge("notify_groups", "Consumer groups", len(groups))
-    # The number of consumers in each state: slow and stuck ones are worth an alarm.
+def _add_groups(exposition: Exposition, groups: Sequence[GroupState]) -> None:
+    exposition.gauge("notify_groups", "Consumer groups", len(groups))
+    # Operators raise alarms on the number of slow and stuck consumers.
     in_state: Counter[str] = Counter()
     for group in groups:
         in_state.update(group.consumers)
     consumers = [((state,), in_state[state]) for state in ("ok", "slow", "stuck", "gone")]
-    shown.gauges("notify_consumers", "Consumers by state", ["state"], consumers)
+    exposition.gauges("notify_consumers", "Consumers by state", ["state"], consumers)
     lags = [((group.name, topic), lag) for group in groups for topic, lag in group.lags.items()]
     most = heapq.nlargest(BUSIEST_TOPICS, lags, key=lambda row: row[1])
-    shown.gauges("notify_lag_messages", "Messages not settled yet", ["group", "topic"], most)
+    exposition.gauges("notify_lag_messages", "Messages not settled yet", ["group", "topic"], most)
 
 
-def _add_queues(shown: Exposition, core: Core) -> None:
+def _add_queues(exposition: Exposition, core: Core) -> None:
     leased = sum(g.in_flight() for g in core.delivery.groups.values())
-    shown.gauge("notify_leased_messages", "Messages under a lease", leased)
-    shown.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
+    exposition.gauge("notify_leased_messages", "Messages under a lease", leased)
+    exposition.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
 
 
-def _add_refused(shown: Exposition, refused: Sequence[Mapping[str, Any]]) -> None:
+def _add_refused(exposition: Exposition, refused: Sequence[Mapping[str, Any]]) -> None:
     waiting = [((row["source"],), row["waiting"]) for row in refused]
     text = "Refused transactions that wait for a decision beside their source"
-    shown.gauges("notify_refused_transactions", text, ["source"], waiting)
+    exposition.gauges("notify_refused_transactions", text, ["source"], waiting)
 
 
-def _add_sources(shown: Exposition, sources: Sequence[Mapping[str, Any]]) -> None:
-    # Alarms are raised on these: a bridge that lags, and one that is silent (it writes every 10 s at least).
+def _add_sources(exposition: Exposition, sources: Sequence[Mapping[str, Any]]) -> None:
+    # Operators raise alarms on a bridge that lags, and on one that is silent: it writes at least every 10 s.
     for name, field, text in (
         (
             "notify_bridge_lag_seconds",
@@ -188,5 +192,5 @@ def _add_sources(shown: Exposition, sources: Sequence[Mapping[str, Any]]) -> Non
         ("notify_bridge_transactions", "rows", "Transactions taken over from a source"),
         ("notify_bridge_refused", "refused", "Transactions of a source that no queue could take"),
     ):
-        known = [((row["source"],), row[field]) for row in sources if row[field] is not None]
-        shown.gauges(name, text, ["source"], known)
+        samples = [((row["source"],), row[field]) for row in sources if row[field] is not None]
+        exposition.gauges(name, text, ["source"], samples)

@@ -1,4 +1,4 @@
-"""A small file of the data directory that is written anew as a whole."""
+"""Replaces a small file of the data directory as a whole."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 
 def put(path: Path, data: bytes) -> None:
-    """Put this in the file's place, for its owner alone; after a crash there is the old or the new. Raises OSError.
+    """Replace the file's content; only its owner may read it. After a crash the file is the old or the new one.
 
-    On a disk without room nothing of it stays: the log needs what is left.
+    Raises OSError. If the disk is full, the unfinished new file is removed: the log needs the room.
     """
-    written = path.with_suffix(".new")
+    new_path = path.with_suffix(".new")
     try:
-        handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        handle = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # an older version left one that others may read
+            os.fchmod(file.fileno(), 0o600)  # an older version may have left one with wider rights
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        written.replace(path)
+        new_path.replace(path)
     except OSError:
-        written.unlink(missing_ok=True)
+        new_path.unlink(missing_ok=True)
         raise

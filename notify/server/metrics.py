@@ -62,8 +62,8 @@ Labelled = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Exposition:
-    """The text of `/metrics`, gathered metric by metric. prometheus-client writes it: a name in a label may hold
-    anything, quotes and line ends too."""
+    """The text of `/metrics`, gathered metric by metric. prometheus-client writes it, and escapes the names in labels,
+    which may have any characters."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._families: list[Metric] = [
@@ -93,7 +93,7 @@ class Exposition:
         self._families.append(family)
 
     def collect(self) -> list[Metric]:
-        """The metrics, as prometheus-client asks a collector for them."""
+        """The metrics gathered so far; prometheus-client calls this on a collector."""
         return self._families
 
     def text(self) -> str:

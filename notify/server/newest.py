@@ -1,4 +1,4 @@
-"""The newest messages of a topic first, a page at a time: queues are read from their ends, and merged by time."""
+"""Pages of a topic's messages, the newest first: the queues are read backwards from their ends and merged by time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
 
 CHUNK = 16
-"""Messages that are read at a time, so that a few large ones do not make a reply of gigabytes."""
+"""Messages that are read at a time, so that large messages do not fill the memory."""
 
 
 class Place(NamedTuple):
-    """The last message of a page: the next page goes on behind it, towards older ones."""
+    """The last, oldest message of a page: the next page begins with the one before it."""
 
     committed_us: int
     queue: int
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Place:
-        """Raises InvalidRequest for what no page ended with."""
+        """The place that `text` writes. Raises InvalidRequest if it is not one."""
         parts = text.split(".")
         if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 20 for p in parts):
             raise InvalidRequest("before is the `next` of an earlier answer", "invalid_query")
@@ -37,18 +37,18 @@ class Place(NamedTuple):
 def page(
     store: Store, topic: str, queues: int, from_us: int, until_us: int, before: Place | None, most: int
 ) -> tuple[list[StoredMessage], Place | None]:
-    """At most `most` messages committed in [from, until), the newest first, and where the next page goes on."""
+    """At most `most` messages committed in [from, until), the newest first, and `before` for the next page."""
     ends = [_end(store, topic, queue, until_us, before) for queue in range(queues)]
     tails = [backwards(store, topic, queue, end, from_us) for queue, end in enumerate(ends)]
-    found: list[StoredMessage] = []
+    messages: list[StoredMessage] = []
     size = 0
     merged = heapq.merge(*tails, key=_place_of, reverse=True)
     for m in merged:
-        if len(found) == most or size > LIMITS.reply_bytes:
-            return found, _place_of(found[-1])
-        found.append(m)
+        if len(messages) == most or size > LIMITS.reply_bytes:
+            return messages, _place_of(messages[-1])
+        messages.append(m)
         size += len(m.payload)
-    return found, None
+    return messages, None
 
 
 def _place_of(m: StoredMessage) -> Place:
@@ -56,18 +56,18 @@ def _place_of(m: StoredMessage) -> Place:
 
 
 def _end(store: Store, topic: str, queue: int, until_us: int, before: Place | None) -> int:
-    """The offset behind the newest message of a queue that the page may have."""
+    """The offset after the newest message of a queue that the page may have."""
     end = store.offset_at(topic, queue, until_us)
     if before is None:
         return end
     if queue == before.queue:
         return min(end, before.offset)
-    # Messages of one time go by their queue: those of lower queues are still to come.
+    # Messages of the same time are in the order of their queues, the highest first: lower queues still come.
     return min(end, store.offset_at(topic, queue, before.committed_us + (queue < before.queue)))
 
 
 def backwards(store: Store, topic: str, queue: int, end: int, from_us: int = 0) -> Iterator[StoredMessage]:
-    """The messages of a queue before an offset and since a time, the newest first; damaged ones are left out."""
+    """The messages of a queue before the offset `end` and since a time, the newest first, without damaged ones."""
     start, last = store.bounds(topic, queue)
     end = min(end, last)
     while end > start:
@@ -82,7 +82,7 @@ def backwards(store: Store, topic: str, queue: int, end: int, from_us: int = 0) 
 
 
 def _back(store: Store, topic: str, queue: int, start: int, end: int) -> int:
-    """The offset from which on there are CHUNK messages before `end`, or all of them; offsets have gaps."""
+    """The offset of the CHUNK-th message before `end`, or of the first message; offsets have gaps."""
     low, high = start, end - 1
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The parent of several workers: it forks them, hears of them, hands them connections, and ends them together."""
+"""The parent of several workers: it forks them, reads their reports, hands them connections, and stops all together."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from notify.workers import remember_logs
 log = structlog.get_logger("notify.server")
 
 STOP_SECONDS = 60.0
-"""After so long, workers that have not stopped are killed."""
+"""How long workers may take to stop before they are killed."""
 STOP_AGAIN_SECONDS = 5.0
-"""How often workers are told to stop: one that was just being forked does not hear the first signal."""
+"""How often workers are told to stop: a worker that was just being forked misses the first signal."""
 AGAIN_SECONDS, AGAIN_MAX_SECONDS = 0.05, 5.0
-"""The wait before a worker that has died is started again; it doubles with each of its deaths in the last minute."""
+"""The wait before a dead worker is started again; it doubles with each of its deaths in the last minute."""
 DEATHS, DEATHS_SECONDS = 10, 60.0
-"""A worker that dies so often within so long is not started again: all stop."""
+"""After this many deaths of a worker within this time all workers are stopped."""
 STACK_SECONDS = 1.0
-"""How long a worker that hangs has to write where it stands (STACK) before it is killed."""
+"""How long a worker that hangs may take to write its stack (at the signal STACK) before it is killed."""
 STACK = signal.SIGUSR1
 
 
@@ -49,32 +49,32 @@ class Worker:
 
     number: int
     bound: socket.socket | None
-    """The socket of its own port; None where the parent hands it connections."""
+    """The socket of its port; None if the parent hands it connections."""
     pid: int = 0
-    """0: it does not run."""
-    told: int = -1
-    """The end of a pipe from which the parent reads what the worker says."""
+    """0 while it does not run."""
+    reports: int = -1
+    """The end of a pipe from which the parent reads the worker's reports."""
     line: int = -1
-    """The end of a pipe in which the parent says who does not serve; its closing says that the parent is gone."""
+    """The end of a pipe in which the parent writes which workers do not serve; it is closed when the parent ends."""
     channel: socket.socket | None = None
     """The socket over which the parent hands it connections."""
-    said: bytes = b""
-    """The part of a line that was read from `told` so far."""
+    unfinished: bytes = b""
+    """The beginning of a line that was read from `reports`."""
     is_ready: bool = False
     is_silent: bool = False
-    """It is ready, and has given no sign of life for a while."""
+    """It is ready, but has sent no heartbeat for a while."""
     kill_at: float = 0.0
-    """When to kill it, since it hangs, by the monotonic clock; 0: it does not, as far as is known."""
+    """When to kill it because it hangs, by the monotonic clock; 0 if it is not known to hang."""
     failure: str = ""
-    """Why it cannot serve, as it said, or why it is killed."""
+    """Why it cannot serve, as it reported, or why it is killed."""
     start_at: float = 0.0
     """When to start it, by the monotonic clock."""
     deaths: deque[float] = dataclasses.field(default_factory=deque)
     """When it died, within the last minute."""
     ends: Counter[str] = dataclasses.field(default_factory=Counter)
-    """How often it was started again, by what had ended it: DIED or HUNG."""
+    """How often it was started again, by the cause: DIED or HUNG."""
     last_end: str = ""
-    """Why it was started again last."""
+    """Why it was last started again."""
 
     @property
     def serves(self) -> bool:
@@ -84,15 +84,15 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Child:
-    """The ends of pipes and sockets that a worker has from its parent."""
+    """A worker's ends of the pipes and sockets to its parent."""
 
     worker: Worker
     tell: int
-    """The pipe in which it says that it is ready, or why it cannot be."""
+    """The pipe in which it reports that it is ready, or why it cannot serve."""
     hear: int
-    """The pipe in which it hears which workers do not serve; it is closed when the parent ends."""
+    """The pipe from which it reads which workers do not serve; it is closed when the parent ends."""
     channel: socket.socket | None
-    """The socket over which it is handed connections."""
+    """The socket over which the parent hands it connections."""
 
 
 class Parent:
@@ -105,12 +105,12 @@ class Parent:
         sockets: Sequence[socket.socket],
         greet: Callable[[str, int], None] | None,
     ) -> None:
-        """`sockets`: one, whose connections this hands to the workers, or one for each worker. `greet` is called with
-        `url` and the number of topics, once all workers are ready."""
+        """`sockets`: one socket, whose connections the parent hands to the workers, or one for each worker. `greet` is
+        called with `url` and the number of topics when all workers are ready."""
         self.settings = settings
         self._url = url
         self.child: Child | None = None
-        """In a worker: what it has from its parent."""
+        """In a worker: its ends of the pipes and sockets; None in the parent."""
         self._greet = greet
         self._topics = 0
         self._was_ready = False
@@ -125,13 +125,13 @@ class Parent:
         self._doorway = Doorway(self._selector, sockets[0], self._hand) if one else None
 
     def run(self) -> bool:
-        """Watch over the workers until all have ended: True; False in each worker, as soon as it is forked.
+        """Watch the workers until all have ended, and return True. In each worker it returns False after the fork.
 
-        Raises StorageFailed where they have ended because of a failure.
+        Raises StorageFailed if the workers ended because of a failure.
         """
         before = self._catch_signals()
         gc.collect()
-        gc.freeze()  # so that collections of the workers leave the memory that they share as it is
+        gc.freeze()  # a collection in a worker would copy the memory that the workers share
         log.info("starting_workers", url=self._url, workers=len(self._workers))
         while not self._is_over():
             for worker in self._workers:
@@ -142,7 +142,7 @@ class Parent:
             self._wait()
             if self._doorway is not None:
                 self._doorway.tick()
-            self._heed_signals()  # before the ends of workers: a service manager may have told them, too
+            self._heed_signals()  # before `_reap`: a service manager may have stopped the workers as well
             self._reap()
             self._look_for_silent()
             self._kill_if_late()
@@ -187,7 +187,7 @@ class Parent:
 
     def _kill_if_late(self) -> None:
         if self._stopping_since and time.monotonic() > self._asked_to_stop + STOP_AGAIN_SECONDS:
-            self._stop()  # one that was just being forked has not heard it
+            self._stop()  # a worker that was just being forked missed the signal
         if self._stopping_since and time.monotonic() > self._stopping_since + STOP_SECONDS:
             self._kill()
             self._stopping_since = time.monotonic()
@@ -200,7 +200,7 @@ class Parent:
                 os.kill(worker.pid, signal.SIGKILL)
 
     def _forget_parent(self, before: dict[int, Any]) -> None:
-        """Let go of what is the parent's alone: at its end, and in a worker that was forked."""
+        """Close and undo what only the parent uses: at its end, and in a worker after the fork."""
         signal.set_wakeup_fd(-1)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -221,32 +221,32 @@ class Parent:
 
     def _fork(self, worker: Worker) -> bool:
         """True in the parent, False in the worker."""
-        told, tell = os.pipe()
+        reports, report_to = os.pipe()
         hear, line = os.pipe()
-        handing, taking = (None, None) if self._doorway is None else socket.socketpair()
+        parent_channel, worker_channel = (None, None) if self._doorway is None else socket.socketpair()
         pid = os.fork()
         if not pid:
-            os.close(told)
+            os.close(reports)
             os.close(line)
-            if handing is not None:
-                handing.close()
-            self.child = Child(worker, tell, hear, taking)
+            if parent_channel is not None:
+                parent_channel.close()
+            self.child = Child(worker, report_to, hear, worker_channel)
             return False
-        os.close(tell)
+        os.close(report_to)
         os.close(hear)
-        if taking is not None and handing is not None:
-            taking.close()
-            handing.setblocking(False)
-        worker.channel = handing
-        os.set_blocking(told, False)
+        if worker_channel is not None and parent_channel is not None:
+            worker_channel.close()
+            parent_channel.setblocking(False)
+        worker.channel = parent_channel
+        os.set_blocking(reports, False)
         os.set_blocking(line, False)
-        worker.pid, worker.told, worker.line = pid, told, line
-        worker.said, worker.failure, worker.kill_at = b"", "", 0.0
-        self._selector.register(told, selectors.EVENT_READ, partial(self._hear, worker))
+        worker.pid, worker.reports, worker.line = pid, reports, line
+        worker.unfinished, worker.failure, worker.kill_at = b"", "", 0.0
+        self._selector.register(reports, selectors.EVENT_READ, partial(self._hear, worker))
         return True
 
     def _wait(self) -> None:
-        """Wait for what workers say, for signals, and for the time at which one is started again."""
+        """Wait for reports of workers, for signals, and for the next start of a worker."""
         due = [worker.start_at for worker in self._workers if not worker.pid]
         seconds = self._silence.beat_seconds
         if due and not self._stopping_since:
@@ -261,7 +261,7 @@ class Parent:
             self._wake.recv(4096)
 
     def _hand(self, number: int, connection: socket.socket) -> bool:
-        """Hand a connection to a worker, -1: to the first that serves; False where it takes none now."""
+        """Hand a connection to a worker, -1: to the first that serves. Returns False if none takes it now."""
         if number >= len(self._workers):
             number = -1
         for worker in self._workers if number < 0 else (self._workers[number],):
@@ -269,40 +269,40 @@ class Parent:
                 try:
                     socket.send_fds(worker.channel, [b"c"], [connection.fileno()])
                 except OSError:
-                    continue  # the worker has not taken the connections before this one yet, or is ending
+                    continue  # the worker has not taken earlier connections yet, or is ending
                 return True
         return False
 
     def _hear(self, worker: Worker) -> None:
-        """A worker says a line of JSON once it is ready, one now and then from then on, and one when it fails."""
+        """Read a worker's reports, lines of JSON: one when it is ready, then its heartbeats, and one if it fails."""
         with contextlib.suppress(BlockingIOError):
-            data = os.read(worker.told, 65536)
-            worker.said += data
+            data = os.read(worker.reports, 65536)
+            worker.unfinished += data
             if not data:
                 self._close_pipes(worker)
-        lines, worker.said = said_in(worker.said)
-        for said in lines:
-            self._heard(worker, said)
+        reports, worker.unfinished = said_in(worker.unfinished)
+        for report in reports:
+            self._heard(worker, report)
 
-    def _heard(self, worker: Worker, said: dict[str, Any]) -> None:
+    def _heard(self, worker: Worker, report: dict[str, Any]) -> None:
         self._silence.heard(worker.number)
-        if "failed" in said:
-            worker.failure = str(said["failed"])
-        elif "topics" in said:
+        if "failed" in report:
+            worker.failure = str(report["failed"])
+        elif "topics" in report:
             worker.is_ready = True
-            self._topics = max(self._topics, int(said["topics"]))
+            self._topics = max(self._topics, int(report["topics"]))
             self._tell_who_serves()
 
     def _tell_who_serves(self) -> None:
-        """Tell each worker who does not serve; open the port, and say so, the first time that all do."""
-        names = {self._name(worker): worker for worker in self._workers}
-        away = [name for name, worker in names.items() if not worker.serves]
-        silent = [name for name, worker in names.items() if worker.is_silent or worker.kill_at]
-        told = json.dumps({"away": away, "silent": silent}).encode() + b"\n"
+        """Tell each worker which workers do not serve. When all serve for the first time, open the port and greet."""
+        by_name = {self._name(worker): worker for worker in self._workers}
+        away = [name for name, worker in by_name.items() if not worker.serves]
+        silent = [name for name, worker in by_name.items() if worker.is_silent or worker.kill_at]
+        report = json.dumps({"away": away, "silent": silent}).encode() + b"\n"
         for worker in self._workers:
             if worker.line >= 0:
                 with contextlib.suppress(OSError):
-                    os.write(worker.line, told)
+                    os.write(worker.line, report)
         if not away and not self._was_ready:
             self._was_ready = True
             if self._doorway is not None:
@@ -314,13 +314,13 @@ class Parent:
             try:
                 remember_logs(Path(self.settings.data_dir))
             except OSError as error:
-                log.warning("logs_not_remembered", reason=error.strerror)  # they are at the next start
+                log.warning("logs_not_remembered", reason=error.strerror)  # the next start tries again
             log.info("ready", url=self._url, workers=len(self._workers), data_dir=self.settings.data_dir)
             if self._greet is not None:
                 self._greet(self._url, self._topics)
 
     def _look_for_silent(self) -> None:
-        """Leave alone whoever gives no sign of life, until it does; kill it if it does not for too long."""
+        """Send no requests to a worker without heartbeats until its next one; after its timeout kill it."""
         self._silence.look()
         for worker in self._workers:
             if not worker.is_ready or self._stopping_since:
@@ -338,11 +338,11 @@ class Parent:
                 self._end_silent(worker)
 
     def _end_silent(self, worker: Worker) -> None:
-        """Have a worker that hangs write where it stands; it is killed a moment later, whatever comes of that."""
+        """Have a worker that hangs write its stack; it is killed after STACK_SECONDS, whether it did or not."""
         seconds = self.settings.worker_timeout_seconds
         if waits_for_disk(worker.pid):
             log.warning("worker_waits_for_disk", worker=self._name(worker), seconds=seconds)
-            self._silence.heard(worker.number)  # a kill would wait for the disk, too
+            self._silence.heard(worker.number)  # a kill would only take effect after the wait
             return
         worker.failure = f"it hung: it gave no sign of life for {seconds:g} s (worker_timeout_seconds), and was killed"
         remedy = "it is killed and started again; its stack is in this output"
@@ -356,8 +356,8 @@ class Parent:
                 continue
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid:
-                if worker.told >= 0:
-                    self._hear(worker)  # why it could not start
+                if worker.reports >= 0:
+                    self._hear(worker)  # it may have reported why it could not start
                 self._ended(worker, os.waitstatus_to_exitcode(status))
 
     def _ended(self, worker: Worker, code: int) -> None:
@@ -382,19 +382,19 @@ class Parent:
         self._tell_who_serves()
 
     def _close_pipes(self, worker: Worker) -> None:
-        if worker.told >= 0:
-            with contextlib.suppress(KeyError, ValueError, RuntimeError):  # the selector is closed, or has let go of it
-                self._selector.unregister(worker.told)
-            os.close(worker.told)
+        if worker.reports >= 0:
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):  # the selector is closed, or does not have it
+                self._selector.unregister(worker.reports)
+            os.close(worker.reports)
         if worker.line >= 0:
             os.close(worker.line)
         if worker.channel is not None:
             worker.channel.close()
-        worker.told = worker.line = -1
+        worker.reports = worker.line = -1
         worker.channel = None
 
 
 def said_in(data: bytes) -> tuple[list[dict[str, Any]], bytes]:
-    """The lines that a worker has said to its end, and the beginning of the one that is still to come."""
+    """(the lines of JSON in `data` that are complete, the bytes of a line that is not)."""
     *lines, rest = data.split(b"\n")
     return [json.loads(line) for line in lines], rest

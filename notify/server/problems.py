@@ -1,4 +1,4 @@
-"""Errors as FastAPI's answers: a problem of RFC 9457, or a page where a browser asks for one."""
+"""Turns errors into FastAPI's answers: a problem document (RFC 9457), or a page if a browser asks for one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from notify.wire import PROBLEM
 
 
 def refused(scope: Any, error: NotifyError) -> Response:
-    """The answer to a request that is not let in."""
+    """The answer to a request that the guard refuses."""
     return console.failed(Request(scope), error) if _wants_page(scope) else _problem(error)
 
 
@@ -52,7 +52,7 @@ def _what_is_wrong(error: Mapping[str, Any]) -> str:
 
 
 def answer_errors(api: FastAPI) -> None:
-    """Have `api` answer every error that a route raises."""
+    """Have `api` answer each error that a route raises."""
 
     @api.exception_handler(NotifyError)
     async def known(_: Request, error: NotifyError) -> Response:
@@ -60,7 +60,7 @@ def answer_errors(api: FastAPI) -> None:
 
     @api.exception_handler(ClientDisconnect)
     async def gone(_: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # nobody reads it
+        return Response(status_code=400)  # the client has disconnected, and does not read it
 
     async def away(request: Request, error: Exception) -> Response:
         faults.note("records_away", error, method=request.method, path=request.scope["path"][:200])
@@ -78,8 +78,8 @@ def answer_errors(api: FastAPI) -> None:
     @api.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        # FastAPI's frame refers to the error, whose traceback refers to the frame: they keep the body until a full
-        # collection.
+        # FastAPI's frame refers to the error, and its traceback to the frame: this circle would keep the body in memory
+        # until a full collection.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         where = ".".join(str(part) for part in first["loc"])
         said = InvalidRequest(f"{where}: {_what_is_wrong(first)}", "invalid_schema")

@@ -1,7 +1,7 @@
-"""The record of what runs: made when a server has started (notify/server/start.py), taken away when it stops.
+"""The record of a server's running parts: notify/server/start.py makes it after the start, and drops it at the stop.
 
-Routers take a callable that gives it, or raises Unavailable while there is none: none of them knows the application,
-and none has to ask which part of it is there already.
+Routers take a callable that returns it, or raises Unavailable while the server does not run. So no router knows the
+application, or has to ask which of its parts have started.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from notify.server.watch.silences import Silences
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The parts of a server that has started. Methods of all of them belong to the event loop."""
+    """The parts of a server that has started. Call their methods on the event loop only."""
 
     core: Core
     administration: Administration
-    """The settings that hold, who may come in, and the records of both."""
+    """The settings that hold, access control, and the records of both."""
     members: Callable[[], dict[str, Any]]
-    """Gives the answer of `GET /v1/members`."""
+    """Returns the answer of `GET /v1/members`."""
     history: History
     figures: Figures
     alarms: Alarms
@@ -40,9 +40,9 @@ class Running:
     jobs: Jobs
     data: DataRoutes
     queues: QueueEngine
-    """Groups, dead letters and topics as administrators see them."""
+    """The groups, dead letters and topics that administrators see."""
     pushes: Pushes
     shipping: Shipping | None = None
-    """Ships the log to an object store; None where that is not set."""
+    """Ships the log to an object store; None if `ship_to` is not set."""
     workers: Workers | None = None
-    """The workers that this is one of; None where it is the only one."""
+    """All workers of this machine, of which this server is one; None if it is alone."""

@@ -1,4 +1,4 @@
-"""Running the server: uvicorn with uvloop, and connections of our own."""
+"""Runs the server: uvicorn with uvloop, and Notify's own HTTP connections."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from notify.workers import check_count, refuse_one_of_several
 
 log = structlog.get_logger("notify.server")
 QUOTED = frozenset(" \t=\r\n\"'")
-"""A text with one of these is written by structlog as Python would, with escapes."""
+"""structlog writes a text with one of these characters as Python's `repr` does, with escapes."""
 
 SWITCH_SECONDS = 0.0001
-"""How long the event loop may keep the interpreter while the log's writer waits for it, back from a sync. With
-Python's 5 ms each sync is followed by up to 5 ms of waiting: 36,000 transactions/s instead of 45,000."""
+"""How long the event loop may keep the interpreter while the log's writer waits for it after a sync. With Python's
+default of 5 ms the writer waits up to 5 ms after each sync: 36,000 transactions/s instead of 45,000."""
 
 
 def check_host(settings: Settings) -> None:
-    """Raises InvalidRequest for an address that others could reach, unless they have to show who they are."""
+    """Raises InvalidRequest if other machines could reach the address without a token, or with one in the clear."""
     host = settings.host
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_loopback:
@@ -72,7 +72,7 @@ def check_host(settings: Settings) -> None:
 
 
 def _certificates(settings: Settings) -> Certificates | None:
-    """None where TLS is off. Raises InvalidRequest for files that are no certificate, key or authority."""
+    """The certificates; None if TLS is off. Raises InvalidRequest if a file is no certificate, key or authority."""
     if not settings.tls_certificate:
         if settings.tls_key or settings.tls_client_ca:
             raise InvalidRequest("tls_key and tls_client_ca need tls_certificate")
@@ -81,7 +81,7 @@ def _certificates(settings: Settings) -> Certificates | None:
 
 
 def _visibly(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A step of structlog's: names and reasons are other people's text, which a terminal would obey."""
+    """A processor for structlog. It escapes control characters in names and reasons: a terminal would obey them."""
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable() and QUOTED.isdisjoint(value):
             event[name] = visible(value)
@@ -89,7 +89,7 @@ def _visibly(logger: object, method: str, event: MutableMapping[str, Any]) -> Mu
 
 
 def prepare_log() -> None:
-    """Have this process log what a terminal may show, for as long as somebody reads it."""
+    """Have this process escape what it logs for a terminal, and go on if nobody reads its output any more."""
     if not structlog.is_configured():
         *steps, renderer = structlog.get_config()["processors"]
         structlog.configure(
@@ -99,9 +99,9 @@ def prepare_log() -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that a second SIGTERM or Ctrl-C ends at once, whatever its end waits for. Its log is as after a crash.
+    """A server that a second SIGTERM or Ctrl-C ends immediately. Its log is then as after a crash.
 
-    A worker of several is no such one: its parent repeats the signal, and kills it where that does not help.
+    One of several workers does not use this class: its parent repeats the signal, and kills it if that does not help.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -121,11 +121,11 @@ def serve(
     channel: socket.socket | None = None,
     workers: Workers | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code.
+    """Serve until SIGTERM or SIGINT; returns the exit code.
 
-    `greet` is called once the server is ready, with its address and the number of its topics. One of several `workers`
-    is given the socket that it listens on, `bound`, or a `channel` over which it is handed connections. Raises
-    InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
+    `greet` is called when the server is ready, with its address and the number of its topics. One of several `workers`
+    gets either `bound`, the socket that it listens on, or `channel`, over which its parent hands it connections. Raises
+    InvalidRequest if a setting is invalid, StorageFailed if the storage cannot be opened.
     """
     prepare_log()
     certificates = check_settings(settings)
@@ -133,7 +133,7 @@ def serve(
     following: list[asyncio.Task[None]] = []
 
     def stop_at_once(error: StorageFailed) -> None:
-        # Nothing that waits may be acknowledged, and nothing of this process's memory is worth keeping.
+        # No request that waits may be acknowledged any more, so that the process ends here.
         failed.append(error)
         os._exit(1)
 
@@ -142,11 +142,11 @@ def serve(
         if certificates is not None:
             following.append(asyncio.get_running_loop().create_task(certificates.follow()))
         if channel is not None:
-            of_uvicorn: Any = (config, server.server_state, server.lifespan.state)
-            Handed(channel, functools.partial(config.http_protocol_class, *of_uvicorn)).start()
+            uvicorn_arguments: Any = (config, server.server_state, server.lifespan.state)
+            Handed(channel, functools.partial(config.http_protocol_class, *uvicorn_arguments)).start()
         if channel is None:
-            # uvicorn listens after this: whoever reads the greeting may connect at once, and waits until it accepts.
-            # Where another process listens there by now, uvicorn would neither serve nor end.
+            # uvicorn would listen only after this. A client that reads the greeting may connect now, and waits until
+            # uvicorn accepts. If another process listens there by now, uvicorn would neither serve nor end.
             try:
                 listening.listen(config.backlog)
             except OSError as error:
@@ -155,7 +155,7 @@ def serve(
             greet(address, len(app.running().core.store.topics()))
 
     def stop_serving() -> None:
-        sockets.clear()  # uvicorn listens on what it finds here after this
+        sockets.clear()  # uvicorn listens afterwards on the sockets of this list
         server.should_exit = True
 
     store = _store(settings, stop_at_once)
@@ -176,7 +176,7 @@ def serve(
 
 
 def check_settings(settings: Settings) -> Certificates | None:
-    """The certificates, None where TLS is off. Raises InvalidRequest for settings that cannot be, or be together."""
+    """The certificates; None if TLS is off. Raises InvalidRequest if a setting is invalid, alone or beside another."""
     check_host(settings)
     certificates = _certificates(settings)
     roles_of(settings)
@@ -202,7 +202,7 @@ def check_settings(settings: Settings) -> Certificates | None:
 
 
 def _prepare(settings: Settings) -> None:
-    """Prepare this process and its data directory. Raises InvalidRequest where they cannot be."""
+    """Prepare this process and its data directory. Raises InvalidRequest if that is not possible."""
     if settings.tracing:
         try:
             tracing.export_from_environment()
@@ -213,7 +213,8 @@ def _prepare(settings: Settings) -> None:
 
 
 def make_directory(settings: Settings) -> None:
-    """Make the data directory, for its owner only. Raises InvalidRequest, also where it is divided among workers."""
+    """Make the data directory, for its owner only. Raises InvalidRequest if it cannot be made, or is divided among
+    another number of workers."""
     directory = Path(settings.data_dir)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -221,15 +222,15 @@ def make_directory(settings: Settings) -> None:
         raise InvalidRequest(f"cannot make the data directory {settings.data_dir}: {error.strerror}") from None
     _keep_to_owner(directory)
     if settings.shard in settings.key_shards:
-        return  # a worker's, whose parent has looked
+        return  # a worker's directory, whose parent has checked
     check_count(directory, settings.workers)
     refuse_one_of_several(directory)
 
 
 def _store(settings: Settings, on_failure: Callable[[StorageFailed], None]) -> TransactionStore:
-    """The storage of the settings, not opened yet. `on_failure` is called where a log cannot be written any more.
+    """The storage that the settings name, not opened yet. `on_failure` is called if a log cannot be written any more.
 
-    Raises InvalidRequest for URLs of databases that cannot be.
+    Raises InvalidRequest if a database's URL is invalid.
     """
     retention_us = round(settings.retention_seconds * 1_000_000)
     if settings.storage:
@@ -237,7 +238,7 @@ def _store(settings: Settings, on_failure: Callable[[StorageFailed], None]) -> T
 
         return open_storage(settings.storage, settings.shard, retention_us=retention_us, writers=settings.sql_writers)
     if settings.kafka:
-        return MemoryStore()  # it stays empty: this server only shows
+        return MemoryStore()  # it stays empty: this server only shows Kafka's groups
     return LogStore(
         Path(settings.data_dir) / "log",
         segment_bytes=settings.segment_bytes,
@@ -253,7 +254,7 @@ def _config(app: App, settings: Settings, certificates: Certificates | None) -> 
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        # TLS is begun by the connection itself, so that a handshake has a place among the connections.
+        # The connection itself begins TLS, so that a handshake counts among the connections.
         http=Protocol if certificates is None else functools.partial(Handshake, certificates.context),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
@@ -269,23 +270,23 @@ def _config(app: App, settings: Settings, certificates: Certificates | None) -> 
 
 
 def _keep_to_owner(directory: Path) -> None:
-    """Messages, tokens' hashes and the first token are its owner's only, also where the directory was made before."""
+    """Let only the directory's owner read messages and tokens, also in a directory that existed before."""
     with contextlib.suppress(OSError):
         (directory / first_token.FILE).chmod(0o600)
-    found = directory.stat()
-    others = stat.S_IMODE(found.st_mode) & 0o077
+    status = directory.stat()
+    others = stat.S_IMODE(status.st_mode) & 0o077
     if not others:
         return
-    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX:  # one that is shared on purpose is left alone
+    if status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:  # a sticky one is shared on purpose
         with contextlib.suppress(OSError):
             directory.chmod(0o700)
-            log.warning("data_directory_closed", directory=str(directory), was=f"{stat.S_IMODE(found.st_mode):04o}")
+            log.warning("data_directory_closed", directory=str(directory), was=f"{stat.S_IMODE(status.st_mode):04o}")
             return
     log.warning("data_directory_is_open", directory=str(directory), remedy=f"chmod 700 {directory}")
 
 
 def _settle_garbage() -> None:
-    """Exempt what is alive now from collections.
+    """Exempt the objects of this moment from garbage collection.
 
     A full collection would walk every imported module's objects, and stop the loop for 80 ms and more.
     """
@@ -294,15 +295,15 @@ def _settle_garbage() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def address_of(settings: Settings, listening: socket.socket) -> str:
+def address_of(settings: Settings, bound: socket.socket) -> str:
     """The address of a socket that this server listens on."""
-    host, port = listening.getsockname()[:2]
+    host, port = bound.getsockname()[:2]
     scheme = "https" if settings.tls_certificate else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A socket that is bound to the host and port of the settings. Raises InvalidRequest where it cannot be."""
+    """A socket that is bound to the host and port of the settings. Raises InvalidRequest if they cannot be bound."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -315,6 +316,6 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def cannot_listen(settings: Settings, error: OSError) -> InvalidRequest:
-    """The error for an address that cannot be bound, or that another process has begun to listen on meanwhile."""
+    """The error for an address that cannot be bound, or on which another process has begun to listen meanwhile."""
     place = f"{settings.host}:{settings.port}"
     return InvalidRequest(f"cannot listen on {place}: {error.strerror}; choose another --host or --port")

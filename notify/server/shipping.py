@@ -1,7 +1,7 @@
-"""Shipping the log beside the server's work: a process of its own does it (notify/storage/shipped/worker.py).
+"""Has the log shipped by a separate process (notify/storage/shipped/worker.py) beside the server's work.
 
-The server finishes a segment every `ship_every` seconds, keeps its retention from dropping what is not listed yet, and
-starts the process again when it ends. Whatever the store does, producers and consumers go on.
+The server finishes a segment every `ship_every` seconds, keeps its retention from dropping segments that the store does
+not list yet, and starts the process again when it ends. Producers and consumers never wait for the store.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = structlog.get_logger("notify.server")
 
 WORKER = "notify.storage.shipped.worker"
 STALL_SECONDS = 60.0
-"""How long the store may give no sign of life before a try is given up."""
+"""How long the store may send nothing before a try is given up."""
 SILENT_SECONDS = 120.0
-"""A process that says nothing for so long hangs, and is ended."""
+"""A process that reports nothing for this long hangs, and is ended."""
 START_SECONDS = 15.0
-"""How long the first start with a store waits to learn whether it takes this log; after that it goes on without."""
+"""How long the first start with a store waits to learn whether it takes this log; then the server starts anyway."""
 STOP_SECONDS = 5.0
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 1.0, 60.0
 LINE_BYTES = 64 << 10
@@ -46,7 +46,7 @@ MOST_MARKS = 1000
 
 
 class Shipping:
-    """Has one log shipped. Methods belong to the event loop."""
+    """Has one log shipped. Call its methods on the event loop only."""
 
     def __init__(self, store: Shippable, settings: Settings, clock: Clock) -> None:
         self._store = store
@@ -57,12 +57,12 @@ class Shipping:
         self._ended_failures = 0
         self._ended_bytes = 0
         self._ended_unreadable = 0
-        """Counted by processes that have ended."""
+        """The counts of processes that have ended."""
         self._covered_us = clock()
         self._marks: deque[tuple[int, int]] = deque()
-        """(position, instant): what was written up to an instant lies below a position."""
-        self._is_told = asyncio.Event()
-        """Set once the store has taken or refused the log."""
+        """(position, instant): everything written before the instant lies below the position."""
+        self._has_answered = asyncio.Event()
+        """Set when the store has taken or refused the log."""
         self._tasks: list[asyncio.Task[None]] = []
         self._child: asyncio.subprocess.Process | None = None
 
@@ -84,15 +84,15 @@ class Shipping:
         return self._ended_unreadable + self.standing.unreadable
 
     def behind(self) -> tuple[int, int, float]:
-        """(finished segments that are not listed, bytes that are not listed, seconds): what a lost disk would take."""
+        """What a lost disk would take: (finished segments, bytes, seconds) that the store does not list."""
         segments, size = self._store.behind(self.standing.listed_to or 0)
         if not size:
             return 0, 0, 0.0
         return segments, size, max(0.0, (self._clock() - self._covered_us) / 1e6)
 
     def alarm(self, most_seconds: float) -> str:
-        """Why an operator has to act, "" where nobody has to. `most_seconds`: how far behind the store may be beyond
-        `ship_every`, 0 for however far."""
+        """Why an operator has to act; "" if nobody has to. `most_seconds`: how far the store may be behind, beyond
+        `ship_every`; 0 for no bound."""
         if self.standing.refused:
             return f"The log is not shipped any more: {self.standing.refused}"
         seconds = self.behind()[2]
@@ -102,7 +102,7 @@ class Shipping:
         return f"The store {self._settings.ship_to} is {duration(seconds)} behind the log{reason}"
 
     def shown(self) -> dict[str, Any]:
-        """As `GET /v1/admin/overview` shows it."""
+        """The state of shipping as `GET /v1/admin/overview` shows it."""
         segments, size, seconds = self.behind()
         standing = self.standing
         return {
@@ -118,10 +118,10 @@ class Shipping:
     # --- starting and stopping --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to ship. Raises InvalidRequest for a URL that names no store, or one that holds another log, where this
-        directory's log was not shipped there before.
+        """Begin to ship. At the first start with a store this raises InvalidRequest if the URL names no store, or the
+        store holds another log.
 
-        Otherwise the server does not wait for the store; one that does not answer is tried again, and an alarm says so.
+        A log that was shipped there before does not wait for the store: it is tried again, and an alarm says so.
         """
         self._store.hold_from(0)
         is_known = await in_thread(self._is_known)
@@ -130,17 +130,17 @@ class Shipping:
         if is_known:
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_told.wait(), START_SECONDS)
+            await asyncio.wait_for(self._has_answered.wait(), START_SECONDS)
         if self.standing.refused and not self.standing.is_superseded:
             raise InvalidRequest(f"setting ship_to: {self.standing.refused}")
 
     def _is_known(self) -> bool:
         """Whether this directory's log was shipped to the store before. Raises Corrupt."""
-        own = identity.read(Path(self._directory))
-        return own is not None and self._settings.ship_to.rstrip("/") in own.stores
+        log_identity = identity.read(Path(self._directory))
+        return log_identity is not None and self._settings.ship_to.rstrip("/") in log_identity.stores
 
     async def stop(self) -> None:
-        """End the process: what it has not listed yet is shipped after the next start."""
+        """End the process. Segments that it has not listed yet are shipped after the next start."""
         await ended(*self._tasks)
         await self._end_child()
 
@@ -159,20 +159,20 @@ class Shipping:
     # --- what runs --------------------------------------------------------------------------------------------
 
     async def _finish_segments(self) -> None:
-        """Finish the segment that is written to every `ship_every` seconds, and once at the start."""
+        """Finish the open segment now, and then every `ship_every` seconds."""
         while True:
             try:
                 self._mark(self._store.begin_segment())
             except NotifyError as error:
-                log.warning("segment_not_finished", reason=str(error))  # a full disk, say
+                log.warning("segment_not_finished", reason=str(error))  # the disk may be full
             except Exception as error:
                 faults.note("segment_not_finished", error)
             await asyncio.sleep(self._settings.ship_every)
 
     def _mark(self, position: int) -> None:
-        """Everything that is written by now lies below `position`."""
+        """Note that everything written by now lies below `position`."""
         if len(self._marks) == MOST_MARKS:
-            self._marks.pop()  # the newest gives way: with it the store's age would be told too low
+            self._marks.pop()  # the newest is replaced: older ones are reached sooner
         self._marks.append((position, self._clock()))
         self._cover()
 
@@ -183,11 +183,11 @@ class Shipping:
 
     async def _run(self) -> None:
         """Keep the process running until the store refuses the log."""
-        waits = Backoff(FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS)
+        backoff = Backoff(FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS)
         while not self.standing.refused:
             try:
                 await self._follow_child()
-                waits.reset()
+                backoff.reset()
             except Exception as error:
                 faults.note("shipping_failed", error)
             finally:
@@ -202,10 +202,10 @@ class Shipping:
                 failing="the process that ships ended",
             )  # fmt: skip
             log.warning("shipping_ended", remedy="it is started again")
-            await asyncio.sleep(waits.next())
+            await asyncio.sleep(backoff.next())
 
     async def _follow_child(self) -> None:
-        """Start the process, and take over what it says until it ends."""
+        """Start the process, and follow its reports until it ends."""
         child = self._child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -222,20 +222,20 @@ class Shipping:
         while line := await asyncio.wait_for(child.stdout.readline(), SILENT_SECONDS):
             self._hear(msgspec.json.decode(line, type=Standing))
 
-    def _hear(self, said: Standing) -> None:
-        before, self.standing = self.standing, said
-        if said.listed_to is None:
-            said.listed_to = before.listed_to
+    def _hear(self, report: Standing) -> None:
+        previous, self.standing = self.standing, report
+        if report.listed_to is None:
+            report.listed_to = previous.listed_to
         else:
-            self._store.hold_from(said.listed_to)
+            self._store.hold_from(report.listed_to)
             self._cover()
-        if said.failing and said.failing != before.failing:
-            log.warning("shipping_failed", reason=said.failing)
-        elif before.failing and not said.failing:
-            log.info("shipping_resumed", listed_to=said.listed_to)
-        if said.dropped > before.dropped:
-            log.info("shipped_segments_dropped", segments=said.dropped - before.dropped)
-        if said.refused:
-            log.error("shipping_refused", reason=said.refused)
-        if said.refused or said.listed_to is not None:
-            self._is_told.set()
+        if report.failing and report.failing != previous.failing:
+            log.warning("shipping_failed", reason=report.failing)
+        elif previous.failing and not report.failing:
+            log.info("shipping_resumed", listed_to=report.listed_to)
+        if report.dropped > previous.dropped:
+            log.info("shipped_segments_dropped", segments=report.dropped - previous.dropped)
+        if report.refused:
+            log.error("shipping_refused", reason=report.refused)
+        if report.refused or report.listed_to is not None:
+            self._has_answered.set()

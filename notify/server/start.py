@@ -1,4 +1,4 @@
-"""Starting a server's parts, each when what it needs is there, and stopping them in the opposite order."""
+"""Starts a server's parts, each after the parts that it needs, and stops them in the opposite order."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ async def started(
     reply_bytes: Callable[[int], int],
     workers: Workers | None = None,
 ) -> AsyncIterator[Running]:
-    """Recover the storage and begin to serve; leaving the context makes everything durable and lets go of it.
+    """Recover the storage and start all parts; leaving the context makes everything durable and stops them.
 
-    `url` is the address to announce, `clock` holds where there is no registry (else its database's does),
-    `reply_bytes` gives how large a reply may be at this moment, and `workers` are those that this is one of. Raises
-    StorageFailed, Corrupt, or InvalidRequest for a registry that is none. What had started by then is stopped.
+    `url` is the address to announce. `clock` is used unless there is a registry, whose database then gives the time.
+    `reply_bytes` returns how large a reply may be now. `workers`: all workers of this machine, if this server is one of
+    several. Raises StorageFailed, Corrupt, or InvalidRequest if the registry is not one; parts that had started are
+    stopped then.
     """
     async with contextlib.AsyncExitStack() as parts:
         store = open_store()
@@ -108,7 +109,7 @@ async def started(
         await jobs.resume()
         members = _members(core, url, membership, workers)
         if membership is not None:
-            # The last to start is the first to stop: others stop sending here before anything else ends.
+            # It starts last, and so stops first: others no longer send here when the other parts stop.
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
@@ -117,7 +118,7 @@ async def started(
 
 @contextlib.asynccontextmanager
 async def _shared(workers: Workers) -> AsyncIterator[Engine]:
-    """The database of settings and credentials, which are the same for all workers."""
+    """The database of settings and credentials, which all workers share."""
     engine = open_database(str(workers.directory))
     try:
         yield engine
@@ -136,7 +137,7 @@ async def _watching(
     pushes: Pushes,
     workers: Workers | None,
 ) -> AsyncIterator[tuple[History, Figures, Alarms, Silences]]:
-    """Have the server watched while the context lasts: its figures, and alarms."""
+    """Gather the server's figures and raise alarms while the context lasts."""
     silences = Silences(database)
     await silences.load()
     history, figures = History(core, queues.groups.lag), Figures(queues.counted, core.clock)
@@ -155,7 +156,7 @@ async def _watching(
 async def _queues(settings: Settings, core: Core) -> AsyncIterator[QueueEngine]:
     """The queues that administrators see.
 
-    Raises InvalidRequest for a URL or settings that Kafka's client refuses, and where that client is not installed.
+    Raises InvalidRequest if Kafka's client refuses the URL or the settings, or is not installed.
     """
     if not settings.kafka:
         yield own_engine(core)
@@ -168,7 +169,7 @@ async def _queues(settings: Settings, core: Core) -> AsyncIterator[QueueEngine]:
 
 
 def cluster_of(settings: Settings) -> Cluster:
-    """The Kafka cluster of the settings. Raises InvalidRequest for a bad URL, and where Kafka's client is missing."""
+    """The Kafka cluster of the settings. Raises InvalidRequest if the URL is bad or Kafka's client is missing."""
     try:
         from notify.kafka.cluster import Cluster
     except ImportError as error:
@@ -178,9 +179,9 @@ def cluster_of(settings: Settings) -> Cluster:
 
 @contextlib.asynccontextmanager
 async def _shipping(settings: Settings, store: TransactionStore) -> AsyncIterator[Shipping | None]:
-    """Ships this server's log while the context lasts; None where that is not set.
+    """Ship this server's log while the context lasts; None if `ship_to` is not set.
 
-    Raises InvalidRequest where there is no log, and what `Shipping.start` raises.
+    Raises InvalidRequest if this server has no log, and what `Shipping.start` raises.
     """
     if not settings.ship_to:
         yield None
@@ -203,24 +204,24 @@ async def _shipping(settings: Settings, store: TransactionStore) -> AsyncIterato
 
 
 def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | None]]:
-    """A function that reads the newest audit, and gives the one before while the records' database is away."""
-    audits: list[dict[str, Any]] = []
+    """A function that reads the newest audit, and returns the last one it read while the records' database is away."""
+    last_read: list[dict[str, Any]] = []
 
     async def newest() -> dict[str, Any] | None:
         try:
-            audits[:] = await in_thread(records.audits, 1)
+            last_read[:] = await in_thread(records.audits, 1)
         except faults.DATABASE_AWAY as error:
-            faults.note("audits_not_read", error)  # the other alarms do not wait for it
-        return audits[0] if audits else None
+            faults.note("audits_not_read", error)  # the other alarms go on
+        return last_read[0] if last_read else None
 
     return newest
 
 
 def _membership(settings: Settings, url: str, store: TransactionStore) -> Membership | None:
-    """This server's place in the registry, if there is one. Raises InvalidRequest or StorageFailed for a bad one."""
+    """This server's membership in the registry, if it has one. Raises InvalidRequest or StorageFailed if it is bad."""
     queues = queues_of(store)
     if not settings.registry and queues is not None:
-        return None  # what follows needs more than the extra `server`
+        return None  # the imports below need more than the extra `server`
     from notify.storage.sql import schema
     from notify.storage.sql.engines import open_engine
     from notify.storage.sql.shards import SqlShards
@@ -240,12 +241,12 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
     roles = ("transactions",) if queues is None else roles_of(settings)
     name = f"server-{uuid.uuid4().hex[:12]}"
     shards = shard_names(store, settings.shard)
-    me = Member(name, "server", url, roles, shards, settings.room)
-    return Membership(engine, me, store if isinstance(store, SqlShards) else None)
+    member = Member(name, "server", url, roles, shards, settings.room)
+    return Membership(engine, member, store if isinstance(store, SqlShards) else None)
 
 
 def roles_of(settings: Settings) -> tuple[str, ...]:
-    """The roles that a server with queues announces. Raises InvalidRequest for one that does not exist, or for none."""
+    """The roles that a server with queues announces. Raises InvalidRequest for an unknown role, or if there is none."""
     roles = tuple(role.strip() for role in settings.roles.split(",") if role.strip())
     for role in roles or ("",):
         if role not in ("transactions", "queue"):
@@ -256,14 +257,14 @@ def roles_of(settings: Settings) -> tuple[str, ...]:
 def _members(
     core: Core, url: str, membership: Membership | None, workers: Workers | None
 ) -> Callable[[], dict[str, Any]]:
-    """A function that gives the answer of `GET /v1/members`."""
+    """A function that returns the answer of `GET /v1/members`."""
     if workers is not None:
         return partial(workers.shown, core.settings, roles_of(core.settings))
     return partial(_alone, core, url) if membership is None else membership.shown
 
 
 def _alone(core: Core, url: str) -> dict[str, Any]:
-    """The members where there is no registry: this server."""
+    """The members without a registry: this server alone."""
     settings = core.settings
     server = Member("server", "server", url, roles_of(settings), (settings.shard,), settings.room)
     return {"version": 0, "members": [shown(server)]}

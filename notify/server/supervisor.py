@@ -1,8 +1,8 @@
-"""`notify serve --workers N`: a parent of N servers, each on a core of its own and with a log of its own.
+"""`notify serve --workers N`: one parent process and N servers, each with its own core and its own log.
 
-The parent forks them, so that what they import is in memory once, and listens for them, so that a connection waits
-while its worker is started again. It starts one that has died, stops all together, and serves nothing itself. A worker
-whose parent is gone stops: it notices the end of a pipe that only the parent holds.
+The parent forks the workers, so that imported modules are in memory once, and listens for them, so that a connection
+waits while its worker is started again. It restarts a worker that has died, stops all together, and serves nothing
+itself. A worker stops when its parent is gone: it notices that the pipe from the parent was closed.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ log = structlog.get_logger("notify.server")
 
 LOCK = "workers.lock"
 LOCK_SECONDS = 30.0
-"""How long a start waits for the workers of a parent that was killed: they stop as soon as they notice."""
+"""How long a start waits for the workers of an earlier parent that was killed, until they have noticed and stopped."""
 ORPHAN_SECONDS = 15.0
-"""A worker whose parent is gone stops in good order within so long, else at once."""
+"""How long a worker whose parent is gone may take to stop cleanly; then it exits."""
 
 
 def supervise(settings: Settings, greet: Callable[[str, int], None] | None = None) -> int:
-    """Serve with `settings.workers` workers until SIGTERM or SIGINT; the exit code, in the parent and in each worker.
+    """Serve with `settings.workers` workers until SIGTERM or SIGINT; returns the exit code in the parent and in each
+    worker.
 
-    `greet`: as for `serve`, once all workers are ready. Raises InvalidRequest for what cannot be served so, and
-    StorageFailed where the directory cannot be used, or a worker cannot start, or dies again and again.
+    `greet`: as for `serve`, called when all workers are ready. Raises InvalidRequest if a setting does not go with
+    workers, and StorageFailed if the directory cannot be used, or a worker cannot start or keeps dying.
     """
     prepare_log()
     _refuse_others(settings)
@@ -59,7 +60,7 @@ def supervise(settings: Settings, greet: Callable[[str, int], None] | None = Non
     make_directory(settings)
     directory = Path(settings.data_dir)
     try:
-        lock = _locked(directory)  # the workers have it, too: until the last has ended nobody else serves the directory
+        lock = _locked(directory)  # forks hold it too: it is free when the last worker has ended
         divide(directory, settings.workers)
         _make_database(directory, settings)
     except OSError as error:
@@ -75,7 +76,7 @@ def supervise(settings: Settings, greet: Callable[[str, int], None] | None = Non
 
 
 def _refuse_others(settings: Settings) -> None:
-    """Raises InvalidRequest for settings that mean something else than several logs of one machine."""
+    """Raises InvalidRequest if a setting does not go with several logs on one machine."""
     for name, why in {
         "storage": "servers over a database are stateless: start as many as there are cores, each with its --port",
         "kafka": "a server that shows Kafka's groups has no log",
@@ -89,7 +90,7 @@ def _refuse_others(settings: Settings) -> None:
 
 
 def _locked(directory: Path) -> int:
-    """The descriptor that holds the lock of a data directory. Raises InvalidRequest where others hold it."""
+    """The file descriptor that holds a data directory's lock. Raises InvalidRequest if another process holds it."""
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
@@ -106,7 +107,7 @@ def _locked(directory: Path) -> int:
 
 
 def _make_database(directory: Path, settings: Settings) -> None:
-    """Make the database that the workers share, and the first token in it, before several of them do so at once."""
+    """Make the database that the workers share, and its first token, before the workers would all make it."""
     database = open_database(str(directory))
     try:
         if settings.access:
@@ -116,9 +117,9 @@ def _make_database(directory: Path, settings: Settings) -> None:
 
 
 def _sockets(settings: Settings) -> Sequence[socket.socket]:
-    """The sockets to listen on: one; with TLS one for each worker, on the port and on those behind it.
+    """The sockets to listen on: one, or with TLS one for each worker, on the port and the ports after it.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest if a port cannot be bound.
     """
     if not settings.tls_certificate:
         return [listen(settings)]
@@ -130,20 +131,20 @@ def _sockets(settings: Settings) -> Sequence[socket.socket]:
         for port in ports:
             bound.append(listen(dataclasses.replace(settings, port=port)))
     except InvalidRequest:
-        for one in bound:
-            one.close()
+        for each_socket in bound:
+            each_socket.close()
         raise
     return bound
 
 
 def _urls(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ...]:
-    """The address of each worker for clients; the setting `url` is the first one's, and the others' follow from it."""
-    own = [address_of(settings, bound) for bound in sockets]
-    if len(own) == 1:
-        base = settings.url.rstrip("/") or own[0]
+    """The address of each worker for clients. The setting `url` is the first worker's; the others follow from it."""
+    bound_urls = [address_of(settings, bound) for bound in sockets]
+    if len(bound_urls) == 1:
+        base = settings.url.rstrip("/") or bound_urls[0]
         return tuple(f"{base}/{name}" for name in settings.key_shards)
     if not settings.url:
-        return tuple(f"{url}/{name}" for url, name in zip(own, settings.key_shards, strict=True))
+        return tuple(f"{url}/{name}" for url, name in zip(bound_urls, settings.key_shards, strict=True))
     base, _, port = settings.url.rstrip("/").rpartition(":")
     if not port.isdigit():
         raise InvalidRequest(
@@ -154,29 +155,29 @@ def _urls(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ..
 
 
 def _near(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ...]:
-    """The addresses at which workers reach each other. Each names its worker, which so answers for itself alone."""
+    """The addresses at which workers reach each other. Each names one worker, so that only this one answers."""
     scheme = "https" if settings.tls_certificate else "http"
-    found = []
+    urls = []
     for number, name in enumerate(settings.key_shards):
         host, port = sockets[number % len(sockets)].getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # any address: this machine's own
-        found.append(f"{scheme}://[{host}]:{port}/{name}" if ":" in host else f"{scheme}://{host}:{port}/{name}")
-    return tuple(found)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # the wildcard address is reached on loopback
+        urls.append(f"{scheme}://[{host}]:{port}/{name}" if ":" in host else f"{scheme}://{host}:{port}/{name}")
+    return tuple(urls)
 
 
 # --- in a worker ----------------------------------------------------------------------------------------------
 
 
 def _serve(settings: Settings, urls: Sequence[str], near: Sequence[str], child: Child) -> int:
-    """Serve as the worker that was forked; the exit code. `urls`, `near`: where clients, and workers, reach each."""
+    """Serve as the forked worker; returns the exit code. `urls`, `near`: addresses for clients, and for workers."""
     worker, tell = child.worker, child.tell
-    os.setpgid(0, 0)  # Ctrl-C is for the parent, which stops its workers
-    os.set_blocking(tell, False)  # a parent that is stopped must not stop this loop
+    os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which stops its workers
+    os.set_blocking(tell, False)  # a suspended parent that does not read must not block this loop
     if sys.stderr is not None:
-        faulthandler.register(STACK, sys.stderr)  # written without the interpreter, which may be what hangs
+        faulthandler.register(STACK, sys.stderr)  # works without the interpreter, which may hang
     name = settings.key_shards[worker.number]
     directory = Path(settings.data_dir)
-    own = dataclasses.replace(settings, data_dir=str(directory / name), shard=name, url=urls[worker.number])
+    worker_settings = dataclasses.replace(settings, data_dir=str(directory / name), shard=name, url=urls[worker.number])
     workers = Workers(worker.number, urls, near, directory, Ended(worker.ends, worker.last_end))
     threading.Thread(target=_follow_parent, args=(child.hear, workers), name="notify-parent", daemon=True).start()
 
@@ -185,7 +186,7 @@ def _serve(settings: Settings, urls: Sequence[str], near: Sequence[str], child: 
         give(partial(_say, tell, lives=True), beat_seconds(settings.worker_timeout_seconds))
 
     try:
-        return serve(own, greet, worker.bound, child.channel, workers)
+        return serve(worker_settings, greet, worker.bound, child.channel, workers)
     except NotifyError as error:
         _say(tell, failed=str(error))
         return 2
@@ -194,18 +195,18 @@ def _serve(settings: Settings, urls: Sequence[str], near: Sequence[str], child: 
         raise
 
 
-def _say(tell: int, **what: Any) -> None:
-    with contextlib.suppress(OSError):  # the parent is gone, which this worker will notice, or is stopped
-        os.write(tell, json.dumps(what).encode() + b"\n")
+def _say(tell: int, **report: Any) -> None:
+    with contextlib.suppress(OSError):  # the parent is gone, which `_follow_parent` notices, or is suspended
+        os.write(tell, json.dumps(report).encode() + b"\n")
 
 
 def _follow_parent(hear: int, workers: Workers) -> None:
-    """Note who does not serve, and stop this process once its parent is gone."""
+    """Note which workers do not serve, and stop this process when its parent is gone."""
     rest = b""
     while data := os.read(hear, 4096):
-        lines, rest = said_in(rest + data)
-        for said in lines:
-            workers.away, workers.silent = tuple(said["away"]), frozenset(said["silent"])
+        reports, rest = said_in(rest + data)
+        for report in reports:
+            workers.away, workers.silent = tuple(report["away"]), frozenset(report["silent"])
     log.error("parent_is_gone", remedy="this worker stops: start notify serve again")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_SECONDS)

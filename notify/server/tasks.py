@@ -1,4 +1,4 @@
-"""Work that is done again and again beside the requests, and its end."""
+"""Background tasks: work that is repeated beside the requests, and the end of such tasks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from notify import faults
 async def repeated(
     work: Callable[[], Awaitable[None]], seconds: Callable[[], float], failed: str, *, at_once: bool = False
 ) -> None:
-    """Do the work every so many seconds until cancelled; `at_once`: first before any wait.
+    """Await `work` every `seconds()` until cancelled; with `at_once` also before the first wait.
 
-    A failure is noted under the name `failed`, and the work is done again after the next wait.
+    A failure is logged as the event `failed`, and the work is repeated after the next wait.
     """
     if not at_once:
         await asyncio.sleep(seconds())
@@ -28,7 +28,7 @@ async def repeated(
 
 
 async def ended(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks, and wait until each has ended. What one raises besides is raised."""
+    """Cancel tasks, and wait until each has ended. Raises what a task raises, except its cancellation."""
     for task in tasks:
         if task is not None:
             task.cancel()

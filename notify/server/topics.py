@@ -1,4 +1,4 @@
-"""Making and changing topics: the one place that does it, so that everyone who must know of a topic is told at once."""
+"""Makes and changes topics: the only place that does, so that all parts that follow topics hear of each change."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from notify.storage.transactions import TransactionStore
 
 
 class Topics:
-    """The topics of a server. Methods belong to the event loop."""
+    """The topics of a server. Call its methods on the event loop only."""
 
     def __init__(self, store: TransactionStore, *, on_first_use: bool = True) -> None:
         self._store = store
         self._queues = queues_of(store)
         self.on_first_use = on_first_use
-        """Whether a topic that is only named is made."""
-        self._told: list[Callable[[Topic], None]] = []
+        """Whether `use` makes a topic that does not exist."""
+        self._listeners: list[Callable[[Topic], None]] = []
 
     def tell(self, listener: Callable[[Topic], None]) -> None:
-        """Call `listener` with each topic that is made or changed, before anything can be appended to it."""
-        self._told.append(listener)
+        """Call `listener` with each topic that is made or changed, before a message can be appended to it."""
+        self._listeners.append(listener)
 
     def use(self, name: str) -> Topic:
-        """The topic of a name, made if it is named for the first time; durable before what names it.
+        """The topic of a name, made on its first use. It is durable before the message that names it.
 
-        Raises InvalidRequest for what is no name, UnknownTopic where topics are not made on their first use.
+        Raises InvalidRequest if `name` is not a valid name, UnknownTopic if topics are not made on their first use.
         """
         topic = self._store.topic(name)
         if topic is not None:
@@ -47,17 +47,17 @@ class Topics:
         return self.put_soon(Topic(name))
 
     def put_soon(self, topic: Topic) -> Topic:
-        """Make or change a topic without waiting; whatever is durable later comes after it. Raises what the storage
-        refuses with; nothing has changed then."""
+        """Make or change a topic without waiting: it becomes durable before all that is written after it. Raises the
+        storage's errors; then nothing has changed."""
         self._store.create_topic_soon(topic, () if self._store.has_topic(topic.name) else self._followers(topic))
         made = self._store.topic(topic.name)
         assert made is not None
-        for listener in self._told:
+        for listener in self._listeners:
             listener(made)
         return made
 
     def _followers(self, topic: Topic) -> Sequence[Subscription]:
-        """The subscriptions that patterns make to a new topic, one a group."""
+        """The subscriptions that patterns make to a new topic, one for each group."""
         patterns = () if self._queues is None else self._queues.patterns()
         groups: dict[str, Subscription] = {}
         for pattern in patterns:
@@ -67,12 +67,12 @@ class Topics:
 
 
 def is_meant(pattern: str, topic: str) -> bool:
-    """Whether a pattern means a topic: it means no topics of the server's own."""
+    """Whether a pattern matches a topic. It matches no internal topic, such as those of dead letters and retries."""
     return fnmatchcase(topic, pattern) and not topic.startswith(DEAD_LETTER_PREFIX) and "/" not in topic
 
 
 def check_retry(ttl_us: int, group: str, topic: str, retry_min_us: int) -> None:
-    """Raises InvalidRequest where a topic's time to live is over before a group's first retry."""
+    """Raises InvalidRequest if a topic's messages expire before a group's first retry."""
     if 0 < ttl_us < retry_min_us:
         raise InvalidRequest(
             f"messages of topic {topic!r} expire after {ttl_us / 1e6:g} s, before group {group!r} tries one again "
@@ -82,7 +82,7 @@ def check_retry(ttl_us: int, group: str, topic: str, retry_min_us: int) -> None:
 
 
 def policy(topic: Topic) -> dict[str, Any]:
-    """A topic's policy as the routes show it; times in seconds."""
+    """A topic's policy as the routes show it; times are in seconds."""
     return {
         "retention": topic.retention_us / 1e6,
         "retention_bytes": topic.retention_bytes,
@@ -94,7 +94,7 @@ def policy(topic: Topic) -> dict[str, Any]:
 
 
 def described(queues: Store, topic: Topic) -> dict[str, Any]:
-    """A topic as the routes show it: its queues with the offsets they hold, and its policy."""
+    """A topic as the routes show it: its queues with their offsets, and its policy."""
     rows = [_queue(queues, topic.name, number) for number in range(topic.queues)]
     return {"name": topic.name, "number": topic.number, "queues": rows} | policy(topic)
 

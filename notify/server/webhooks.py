@@ -1,7 +1,7 @@
-"""Requests that the server makes itself: to addresses on an allow-list only, signed, timestamped, never redirected.
+"""Requests that the server sends to webhooks: only to addresses on an allow-list, signed, dated, without redirects.
 
 The signature is `Notify-Signature: t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA-256 of `SECONDS.BODY` under the
-setting `webhook_secret`. A receiver compares it in constant time and refuses what is older than a few minutes.
+setting `webhook_secret`. A receiver compares it in constant time and refuses requests older than a few minutes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from notify.threads import in_thread
 from notify.urls import HIDDEN, place_of
 
 SECONDS = 10.0
-"""For the whole of a call, from the look-up of the name to the last byte of the answer."""
+"""The most time for a whole call, from the look-up of the name to the last byte of the answer."""
 ANSWER_BYTES = 1 << 20
 HEAD_BYTES = 64 << 10
 """The most bytes of an answer besides its body."""
 LOOKUP_THREADS = 8
-"""Names are looked up in threads of their own: a look-up may hang for longer than a call, and nothing else may wait
-for it."""
+"""Threads that only look up names: a look-up may hang for longer than a call, and nothing else may wait for it."""
 FOUND_SECONDS = 30.0
-"""A name that was found is not looked up again for so long."""
+"""How long the addresses of a name are used before it is looked up again."""
 MOST_FOUND = 1000
 
 _lookups = ThreadPoolExecutor(LOOKUP_THREADS, "notify-webhook")
 _found: OrderedDict[tuple[str, int], tuple[float, Future[list[str]]]] = OrderedDict()
-"""Addresses by name and port, and until when they hold; also those that are looked up now, once for all calls."""
+"""By (name, port): until when its addresses hold, and the look-up, which all calls share while it runs."""
 _found_lock = threading.Lock()
 
 
@@ -50,11 +49,11 @@ class _Address:
     hostname: str
     port: int
     target: str
-    """Path and query, as they are sent."""
+    """Path and query, as the request line has them."""
 
 
 def _parsed(url: str) -> _Address:
-    """Raises InvalidRequest for what is not an address."""
+    """The parts of a URL. Raises InvalidRequest if it is not the address of a webhook."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -69,33 +68,34 @@ def _parsed(url: str) -> _Address:
 
 
 def check_address(url: str, settings: Settings) -> None:
-    """Raises InvalidRequest for an address that is not on the allow-list, or not one at all."""
-    to = _parsed(url)
-    place = f"{to.hostname}:{to.port}"
+    """Raises InvalidRequest if a URL is not an address, or is not on the allow-list, or webhooks have no secret."""
+    webhook = _parsed(url)
+    host_and_port = f"{webhook.hostname}:{webhook.port}"
     allowed = [part.strip() for part in settings.webhook_hosts.split(",") if part.strip()]
-    if place not in allowed:
+    if host_and_port not in allowed:
         raise InvalidRequest(
-            f"{place} is not on the allow-list: start the servers with NOTIFY_WEBHOOK_HOSTS={place}", "invalid_webhook"
+            f"{host_and_port} is not on the allow-list: start the servers with NOTIFY_WEBHOOK_HOSTS={host_and_port}",
+            "invalid_webhook",
         )
     if not settings.webhook_secret:
         raise InvalidRequest("webhooks are signed: give the servers NOTIFY_WEBHOOK_SECRET", "invalid_webhook")
 
 
 def signature(secret: str, at: int, body: bytes) -> str:
-    """The value of the header for a body that is sent at this second."""
+    """The value of the header for a body that is sent at the second `at` (since 1970)."""
     proof = hmac.new(secret.encode(), b"%d." % at + body, hashlib.sha256).hexdigest()
     return f"t={at},v1={proof}"
 
 
 class Unreachable(Unavailable):
-    """There was no connection to the receiver: it has not seen the request."""
+    """No connection to the receiver was made: it has not seen the request."""
 
 
 async def send(url: str, body: bytes, settings: Settings) -> tuple[int, bytes]:
-    """Send JSON; the answer's status and body.
+    """Send JSON; returns the answer's status and body.
 
-    Raises InvalidRequest for a bad address, Unreachable, and Unavailable where the request may have been seen and no
-    whole answer came.
+    Raises InvalidRequest if the address is bad, Unreachable if there was no connection, and Unavailable if no complete
+    answer came; the receiver may then have seen the request.
     """
     check_address(url, settings)
     to = _parsed(url)
@@ -140,19 +140,19 @@ def said(url: str, answer: bytes, most: int) -> str:
 
 
 async def post(url: str, body: bytes, settings: Settings) -> bytes:
-    """Send JSON; the answer's body. Raises InvalidRequest for a bad address, Unavailable for anything but a 200."""
-    status, found = await send(url, body, settings)
+    """Send JSON; returns the answer's body. Raises InvalidRequest for a bad address, Unavailable unless it answers 200."""
+    status, answer_body = await send(url, body, settings)
     if status != 200:
-        raise Unavailable(f"webhook {place_of(url)} answered {status}; 200 is wanted")
-    return found
+        raise Unavailable(f"webhook {place_of(url)} answered {status}, not 200")
+    return answer_body
 
 
 class _NoAnswer(Exception):
-    """The receiver closed, or sends more than it may."""
+    """The receiver closed the connection, or sends too much."""
 
 
 class _Answer:
-    """The answer, as far as it has come."""
+    """The part of an answer that has come."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -160,19 +160,19 @@ class _Answer:
         self.status = 0
         self.is_complete = False
         self.is_declared = False
-        """It says how long it is; else it ends with its connection."""
+        """Its head tells its length; otherwise the answer ends with the connection."""
 
     def add(self, part: bytes) -> None:
-        """Take the next bytes. Raises HttpParserError for what is no answer."""
+        """Parse the next bytes. Raises HttpParserError if they are not HTTP, _NoAnswer if they change the protocol."""
         try:
             self._parser.feed_data(part)
         except httptools.HttpParserUpgrade:
             raise _NoAnswer(f"it answered {self._parser.get_status_code()}, to speak another protocol") from None
         except httptools.HttpParserError:
-            if not self.is_complete:  # what comes behind it concerns nobody
+            if not self.is_complete:  # bytes after the answer do not matter
                 raise
 
-    # Callbacks of the parser.
+    # The parser calls the following methods.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -189,14 +189,14 @@ class _Answer:
     def on_message_complete(self) -> None:
         if self.status >= 200:
             self.is_complete = True
-        else:  # such as 103: the answer is still to come
+        else:  # a status such as 103 comes before the answer
             self.status, self.is_declared = 0, False
 
 
 async def _asked(
     to: _Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, secret: str
 ) -> tuple[int, bytes]:
-    """Status and body. No thread waits for the receiver, so that a slow one holds up nobody."""
+    """Send the request; returns the answer's status and body. A slow receiver occupies no thread."""
     try:
         host = f"[{to.hostname}]" if ":" in to.hostname else to.hostname
         head = (
@@ -211,16 +211,16 @@ async def _asked(
         writer.write("\r\n".join((*head, "", "")).encode() + body)
         await writer.drain()
         answer = _Answer()
-        taken = 0
+        size = 0
         while not answer.is_complete:
             part = await reader.read(HEAD_BYTES)
             if not part:
                 if not answer.status or answer.is_declared:
-                    raise _NoAnswer("it closed before its answer was there")
+                    raise _NoAnswer("it closed before its answer was complete")
                 break
             answer.add(part)
-            taken += len(part)
-            if len(answer.body) > ANSWER_BYTES or taken > ANSWER_BYTES + HEAD_BYTES:
+            size += len(part)
+            if len(answer.body) > ANSWER_BYTES or size > ANSWER_BYTES + HEAD_BYTES:
                 raise _NoAnswer(f"its answer has more than {ANSWER_BYTES} bytes")
         return answer.status, bytes(answer.body)
     finally:
@@ -228,14 +228,14 @@ async def _asked(
 
 
 def _look_up(hostname: str, port: int) -> Future[list[str]]:
-    """The addresses behind a name. Of calls at the same time one looks: a name whose server hangs takes one thread."""
+    """The look-up of a name's addresses. Calls share it, so that a name server that hangs occupies one thread."""
     now = time.monotonic()
     with _found_lock:
         until, looking = _found.get((hostname, port), (0.0, None))
         if looking is not None and (not looking.done() or (now < until and looking.exception() is None)):
             return looking
         looking = Future()
-        looking.set_running_or_notify_cancel()  # a call that ends early cannot cancel the look-up of the others
+        looking.set_running_or_notify_cancel()  # a call that is cancelled must not cancel the others' look-up
         _lookups.submit(_find, hostname, port, looking)
         _found[(hostname, port)] = (now + FOUND_SECONDS, looking)
         _found.move_to_end((hostname, port))
@@ -246,27 +246,27 @@ def _look_up(hostname: str, port: int) -> Future[list[str]]:
 
 def _find(hostname: str, port: int, looking: Future[list[str]]) -> None:
     try:
-        places = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)
-        looking.set_result(list(dict.fromkeys(str(place[4][0]) for place in places)))
+        results = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)
+        looking.set_result(list(dict.fromkeys(str(result[4][0]) for result in results)))
     except BaseException as error:
         looking.set_exception(error)
 
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Made once: it reads the system's authorities, which takes tens of milliseconds of CPU."""
+    """The TLS context, made once: reading the system's authorities takes tens of milliseconds of CPU."""
     return ssl.create_default_context()
 
 
 async def _connected(to: _Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to the first address behind the name that takes one. Raises OSError."""
-    places = await asyncio.wrap_future(_look_up(to.hostname, to.port))
+    """A connection to the first of the name's addresses that accepts one. Raises OSError."""
+    addresses = await asyncio.wrap_future(_look_up(to.hostname, to.port))
     tls = await in_thread(_tls) if to.is_https else None
     failure = OSError(f"{to.hostname} has no address")
-    for place in places:
+    for address in addresses:
         try:
             return await asyncio.open_connection(
-                place, to.port, ssl=tls, server_hostname=to.hostname if to.is_https else None
+                address, to.port, ssl=tls, server_hostname=to.hostname if to.is_https else None
             )
         except OSError as error:
             failure = error

@@ -78,8 +78,8 @@ class Transactions:
         now_us = self._clock()
         refused, accepted = await self._accept(request, now_us, _bound(principal))
         detail = "the id belongs to another transaction: other content, or another producer group"
-        ids_of_items = [t.id for t in request.transactions]
-        items, stored = await self._store_all(ids_of_items, refused, accepted, now_us, detail)
+        item_ids = [t.id for t in request.transactions]
+        items, stored = await self._store_all(item_ids, refused, accepted, now_us, detail)
         self._metrics.halves += stored
         if self._with_spans and accepted:
             self._trace(request, now_us)
@@ -107,7 +107,7 @@ class Transactions:
             try:
                 if held_keys and t.committed and not held_keys.isdisjoint(keys := keys_of(t.messages)):
                     held_keys |= keys
-                    raise Backpressure("one before it with the same key was refused for now", "behind_another")
+                    raise Backpressure("an earlier message with the same key was refused for now", "behind_another")
                 if not 0 < len(t.messages) <= LIMITS.messages_per_transaction:
                     raise InvalidRequest(
                         f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages, not {len(t.messages)}",
@@ -155,7 +155,7 @@ class Transactions:
         sender = _bound(principal)
         refused: list[Item | None] = []
         accepted: list[NewTransaction] = []
-        ids_of_items: list[str] = []
+        item_ids: list[str] = []
         has_topic, make_topic = self._store.has_topic, self._topics.use
         for m in request.messages:
             message_id = m.id or ""
@@ -174,8 +174,8 @@ class Transactions:
             else:
                 accepted.append(NewTransaction(transaction_id, "", new, committed=True))
                 refused.append(None)
-            ids_of_items.append(message_id)
-        items, stored = await self._store_all(ids_of_items, refused, accepted, now_us, "the id is used already")
+            item_ids.append(message_id)
+        items, stored = await self._store_all(item_ids, refused, accepted, now_us, "the id is used already")
         self._metrics.published += stored
         return items
 
