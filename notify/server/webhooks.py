@@ -140,7 +140,7 @@ def said(url: str, answer: bytes, most: int) -> str:
 
 
 async def post(url: str, body: bytes, settings: Settings) -> bytes:
-    """Send JSON and return the answer's body. Raises InvalidRequest for a bad URL, Unavailable unless it answers 200."""
+    """Send JSON and return the answer's body. Raises InvalidRequest for a bad URL, Unavailable without a 200."""
     status, answer_body = await send(url, body, settings)
     if status != 200:
         raise Unavailable(f"webhook {place_of(url)} answered {status}, not 200")
