@@ -84,7 +84,7 @@ class Shipping:
         return self._ended_unreadable + self.standing.unreadable
 
     def behind(self) -> tuple[int, int, float]:
-        """What a lost disk would take: (finished segments, bytes, seconds) that the store does not list."""
+        """The loss of the disk would take (finished segments, bytes, seconds) that the store does not list."""
         segments, size = self._store.behind(self.standing.listed_to or 0)
         if not size:
             return 0, 0, 0.0

@@ -63,10 +63,9 @@ async def started(
 ) -> AsyncIterator[Running]:
     """Recover the storage and start all parts; leaving the context makes everything durable and stops them.
 
-    `url` is the address to announce. `clock` is used unless there is a registry, whose database then gives the time.
-    `reply_bytes` returns how large a reply may be now. `workers`: all workers of this machine, if this server is one of
-    several. Raises StorageFailed, Corrupt, or InvalidRequest if the registry is not one; parts that had started are
-    stopped then.
+    `url`: the address to announce; `clock`: the time unless a registry's database gives it; `reply_bytes` returns how
+    large a reply may be now; `workers`: all workers of the machine, if this is one of several. Raises StorageFailed,
+    Corrupt, or InvalidRequest if the registry is not one, after it has stopped the parts that had started.
     """
     async with contextlib.AsyncExitStack() as parts:
         store = open_store()

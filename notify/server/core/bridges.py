@@ -1,4 +1,4 @@
-"""What bridges append: a source's committed transactions in the source's order, and the position after them."""
+"""Appends of bridges: a source's committed transactions in the source's order, and the position after them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREPARED_CHECK_US = 86_400_000_000
 
 @dataclass(slots=True)
 class _Report:
-    """What a bridge reports of itself with its batches."""
+    """A bridge's report of itself, which it sends with its batches."""
 
     lag_us: int = 0
     note: str = ""
@@ -50,9 +50,8 @@ class Bridges:
     async def append(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch) -> Bridged:
         """Append a batch. The answer names the transactions that no queue could take; the others are stored.
 
-        If the batch has `refuse_whole` and a transaction is refused, nothing is stored: the bridge can note the refused
-        transactions before its source goes on. Raises Conflict if another bridge writes for this source, Unavailable
-        and StorageFailed if the storage takes nothing now.
+        With `refuse_whole` a refusal stores nothing, so that the bridge can note it before its source goes on. Raises
+        Conflict if another bridge writes for this source, Unavailable, StorageFailed if the storage takes nothing now.
         """
         check_name("source", source)
         if not 0 < batch.epoch < 1 << 62:

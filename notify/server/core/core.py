@@ -109,7 +109,7 @@ class Core:
             self._ask,
             self._retain_now_and_then,
         )
-        """What `run` does in each turn. A step that fails does not hold up the others."""
+        """The steps of each turn of `run`. One that fails does not hold up the others."""
         self.faults = 0
         """How often a step has failed unexpectedly since the start."""
         self._postponed = LogRate(1)

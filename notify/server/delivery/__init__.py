@@ -1,4 +1,4 @@
-"""Delivery: per group a position and leases above it; the log itself is shared."""
+"""Delivery: each group has a position in each queue and leases above it; all groups share the log."""
 
 from notify.server.delivery.delivery import Delivery
 

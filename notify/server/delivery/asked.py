@@ -1,4 +1,4 @@
-"""One request to receive: who asks, for what, and how much of each topic it may still be handed."""
+"""One request to receive: its instance, its topics, and how many messages of each topic it may still get."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from notify.server.delivery.instances import Instance
 
 @dataclass(slots=True)
 class Asked:
-    """Belongs to one call of `Group.receive`."""
+    """A request to receive, for the duration of one call of `Group.receive`."""
 
     instance: Instance
     topics: frozenset[str] | None
     """None: every topic of the group."""
     limit: int
-    """The most messages that it is handed, of all topics together."""
+    """The most messages of all topics together."""
     lease_us: int
     now_us: int
     may: Callable[[str], bool] | None
-    """Whether who asks may receive a topic, asked now; None: every one."""
+    """Whether the consumer has the right to receive a topic now; None: it may receive every topic."""
     is_beside_others: bool
-    """Other instances of the group ask, too: what is kept from this one they can have."""
+    """Other instances of the group are active: they get what this one does not."""
     _rooms: dict[str, int] = field(default_factory=dict)
-    """Messages that it may still be handed, by topic, where the instance has a bound."""
+    """By topic for which the instance has a bound: how many messages the request may still get."""
 
     def wants(self, cursor: Cursor) -> bool:
-        """Whether it asks for this topic, and may be handed more of it."""
+        """Whether the request asks for the cursor's topic, and may get more messages of it."""
         topic = cursor.serves
         return (
             (self.topics is None or topic in self.topics)
@@ -37,7 +37,7 @@ class Asked:
         )
 
     def room_of(self, topic: str) -> int:
-        """How many messages of a topic it may still be handed."""
+        """How many messages of a topic the request may still get."""
         if not (self.is_beside_others and topic in self.instance.bounds):
             return self.limit
         if topic not in self._rooms:
@@ -45,7 +45,7 @@ class Asked:
         return self._rooms[topic]
 
     def handed(self, topic: str, count: int) -> None:
-        """So many messages of a topic were handed out for this request."""
+        """Count messages of a topic that were handed out for this request."""
         if topic in self._rooms:
             self._rooms[topic] -= count
         self.instance.handed(topic, count, self.now_us)

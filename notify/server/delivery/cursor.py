@@ -1,4 +1,4 @@
-"""One group in one queue: what it is given next, and what comes back to it."""
+"""One group's cursor in one queue: which messages it gets next, and which are retried."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from notify.storage.records import StoredMessage
 from notify.wire import decode_payload
 
 RUNS_BOUND = 100_000
-"""Runs of settled offsets above the floor, and retries, at most: beyond it a queue pauses for the group until some of
-its gaps close. A message that fails again and again is one gap, however many behind it are settled meanwhile."""
+"""The most runs of settled offsets above the floor, and retries: beyond it the queue pauses for the group until gaps
+close. A message that keeps failing is one gap, however many messages after it are settled meanwhile."""
 
 READ_BYTES = 8 << 20
 MOST_SKIPPED = 50_000
 MOST_EVALUATED = 2_000
-"""Messages that are looked at in one go for a few that match, by their tags or by an expression: then others have their
-turn."""
+"""The most messages that are looked at in one turn for a few that match, by tags (MOST_SKIPPED) or by an expression."""
 WIDEST_SCAN = 8192
 
 
 class Cursor:
-    """Position and retries of a group in a queue. Leases are kept by the group."""
+    """Position and retries of a group in a queue. The group holds the leases."""
 
     keeps_order = False
-    """Whether messages wait for others to be settled: then `finished` must be called."""
+    """Whether messages wait until others are settled: then `finished` must be called."""
 
     __slots__ = (
         "_ahead",
@@ -64,32 +63,32 @@ class Cursor:
         """Heap of (due, offset): to be delivered again."""
         heapq.heapify(self.retries)
         self._ahead = set(self.progress.retry_at)
-        """Offsets that are retries although the position has not passed them: from before the last start."""
+        """Retries from before the last start, which the position has not passed yet."""
         self.serves = subscription.of_topic or subscription.topic
-        """The topic its messages were sent to: another one than it reads where they are retried."""
+        """The topic that its messages were sent to; for redriven messages not the retry topic that the cursor reads."""
         self.is_awake = False
         self.turn_left = 0
         self.until: int | None = None
-        """The first offset that has to wait until all queues of the topic are through with a growth of it."""
+        """The first offset that waits until all queues of the topic have passed its growth; None: no offset waits."""
         self.change(subscription)
 
     def change(self, subscription: Subscription) -> None:
-        """Go on where it stands, with other tags or bounds."""
+        """Continue at the same position with another filter or other bounds."""
         self.subscription = subscription
         self._hashes = frozenset(tag_hash(tag) for tag in subscription.tags)
         self._filter = None
         self.refused = ""
-        """Why the filter is not evaluated: it is one that an earlier version took. Then nothing more is looked at."""
+        """Why the filter, accepted by an earlier version, cannot be evaluated; then the cursor is paused."""
         if subscription.filter:
             try:
                 self._filter = Filter(subscription.filter)
             except InvalidRequest as error:
                 self.refused = str(error)
         self.evaluates = self._filter is not None
-        """Whether each message costs an evaluation of its filter."""
+        """Whether a filter has to be evaluated for each message."""
 
     def lag(self) -> int:
-        """Messages not settled yet. Where a topic is broadcast, each instance has a cursor that counts its own."""
+        """Messages not settled yet; 0 for a broadcast topic, whose lag is counted by each instance's cursor."""
         if self.subscription.mode == "broadcast":
             return 0
         start, end = self._store.bounds(self.topic, self.queue)
@@ -99,24 +98,23 @@ class Cursor:
         return max(0, end - start - settled.between(start, end))
 
     def is_paused(self) -> bool:
-        """Whether it looks no further: it has too many gaps to keep account of more, or its filter is refused."""
+        """Whether the cursor reads no further: there are too many gaps to remember, or its filter is refused."""
         if self.refused:
             return True
         settled = self.progress.settled
-        # Few offsets are few runs: those need not be counted.
+        # Counting runs is slow, and there are never more runs than offsets.
         return settled.offsets + len(self.retries) >= RUNS_BOUND and len(settled) + len(self.retries) >= RUNS_BOUND
 
     def is_through(self, offset: int) -> bool:
-        """Whether later messages of the same keys may go, in queues that they have been in since a growth at this
-        offset: everything below it was handed out once, is settled, or is no longer retained."""
+        """Whether each message below `offset`, where the topic grew, was handed out once, is settled or no longer
+        retained: then later messages of the same keys may be delivered from their new queues."""
         start = self._store.bounds(self.topic, self.queue)[0]
         return max(self.next, self.progress.next_unsettled(start)) >= offset
 
     def take(self, limit: int, now_us: int) -> list[StoredMessage]:
         """Up to `limit` messages to deliver now, retries first.
 
-        Raises what the storage refuses with where nothing can be delivered: the position and the retries are then as
-        they were.
+        Raises the storage's error if no message can be delivered: position and retries are then unchanged.
         """
         taken: list[StoredMessage] = []
         try:
@@ -129,7 +127,7 @@ class Cursor:
         return taken
 
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
-        """Add messages from the position on, until there are `limit`."""
+        """Add messages from the position on, until `taken` has `limit` messages."""
         most = MOST_SKIPPED if self._filter is None else self._filter.at_once
         scan, skipped = min(limit, most), 0
         while len(taken) < limit and skipped < most and not self.is_paused():
@@ -143,21 +141,21 @@ class Cursor:
             scan = min(WIDEST_SCAN, most, scan * 2)
 
     def is_behind(self, messages: int) -> bool:
-        """Whether so many messages lie ahead."""
+        """Whether more than `messages` messages lie ahead of the position."""
         return self._store.bounds(self.topic, self.queue)[1] - self.progress.next_unsettled(self.next) > messages
 
     def has_more(self) -> bool:
-        """Whether messages lie ahead that it could look at now."""
+        """Whether messages lie ahead that may be read now."""
         end = self._store.bounds(self.topic, self.queue)[1]
         end = end if self.until is None else min(end, self.until)
         return self.next < end and not self.is_paused() and self.progress.next_unsettled(self.next) < end
 
     def may_sleep(self) -> bool:
-        """Whether it has nothing to hand out until something happens to it: no retry, and no message ahead."""
+        """Whether the cursor has nothing to hand out until it is woken: no retry, and no message ahead."""
         return not self.retries and not self.has_more()
 
     def _take_retries(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
-        """Add the retries that are due, until there are `limit`."""
+        """Add due retries until `taken` has `limit` messages."""
         while self.retries and self.retries[0][0] <= now_us and len(taken) < limit:
             offset = self.retries[0][1]
             taken += self._take_one(offset, now_us)
@@ -165,52 +163,52 @@ class Cursor:
             self.progress.retry_at.pop(offset, None)
 
     def _take_one(self, offset: int, now_us: int) -> list[StoredMessage]:
-        """The message of an offset that was passed before; none if it is settled, damaged or no longer retained."""
+        """The message at an offset that was passed before; empty if it is settled, damaged or no longer retained."""
         if self.progress.is_settled(offset):
             return []
-        found = self._store.read(self.topic, self.queue, offset, 1, READ_BYTES)
-        if found and found[0].offset == offset:
-            return self._deliverable(found, now_us)
+        messages = self._store.read(self.topic, self.queue, offset, 1, READ_BYTES)
+        if messages and messages[0].offset == offset:
+            return self._deliverable(messages, now_us)
         self._settle([(offset, 1)], SettleKind.EXPIRED)
         return []
 
     def _take_new(self, limit: int, scan: int, now_us: int) -> tuple[list[StoredMessage], int]:
-        """Those of the next `scan` messages that are to be delivered, at most `limit`; and how many the cursor passed.
+        """(at most `limit` messages to deliver among the next `scan` ones, how many offsets the cursor passed).
 
-        The position moves only when everything that is left out is settled in the storage.
+        The position moves only after all skipped messages are settled in the storage.
         """
         begin = self.progress.next_unsettled(self.next)
         if self.until is not None and begin >= self.until:
             return [], 0
-        found, end = self._read_tagged(begin, limit, scan) if self._hashes else self._read(begin, limit)
+        messages, end = self._read_tagged(begin, limit, scan) if self._hashes else self._read(begin, limit)
         if self.progress.settled.offsets or self._ahead:
-            found = [m for m in found if m.offset not in self.progress.settled and m.offset not in self._ahead]
-        found = self._deliverable(found, now_us)
+            messages = [m for m in messages if m.offset not in self.progress.settled and m.offset not in self._ahead]
+        messages = self._deliverable(messages, now_us)
         if self._filter is not None or self._hashes:
-            wanted = [m for m in found if self._wants(m)]
-            kept = {m.offset for m in wanted}
-            self._leave_out(to_runs(m.offset for m in found if m.offset not in kept))
-            found = wanted
+            wanted = [m for m in messages if self._wants(m)]
+            wanted_offsets = {m.offset for m in wanted}
+            self._leave_out(to_runs(m.offset for m in messages if m.offset not in wanted_offsets))
+            messages = wanted
         if self._ahead:
             self._ahead = {offset for offset in self._ahead if offset >= end}
         self.next = end
-        return found, end - begin
+        return messages, end - begin
 
     def _read(self, begin: int, limit: int) -> tuple[list[StoredMessage], int]:
-        """The next messages, and the offset behind them; gaps between them are settled."""
-        found = self._store.read(self.topic, self.queue, begin, limit, READ_BYTES)
+        """(the next messages, the offset after them); gaps between them are settled."""
+        messages = self._store.read(self.topic, self.queue, begin, limit, READ_BYTES)
         if self.until is not None:
-            found = self._before_until(found, self.until)
-        if not found:
-            return found, begin
-        end = found[-1].offset + 1
-        if end - begin != len(found):
-            self._settle_gaps(found, begin)
-        return found, end
+            messages = self._before_until(messages, self.until)
+        if not messages:
+            return messages, begin
+        end = messages[-1].offset + 1
+        if end - begin != len(messages):
+            self._settle_gaps(messages, begin)
+        return messages, end
 
     def _read_tagged(self, begin: int, limit: int, scan: int) -> tuple[list[StoredMessage], int]:
-        """The next messages with one of the subscription's tags, by the index, and the offset behind what was looked
-        at; messages with other tags are settled."""
+        """(the next messages with one of the subscription's tags, found by the index, the offset after the last one
+        looked at); messages with other tags are settled."""
         start = self._store.bounds(self.topic, self.queue)[0]
         if begin < start:
             self._settle([(begin, start - begin)], SettleKind.EXPIRED)
@@ -228,53 +226,53 @@ class Cursor:
     def _before_until(messages: list[StoredMessage], until: int) -> list[StoredMessage]:
         return [m for m in messages if m.offset < until]
 
-    def _between(self, found: list[StoredMessage], begin: int, end: int) -> list[tuple[int, int]]:
-        """The runs of [begin, end) that are neither among these messages nor settled."""
+    def _between(self, messages: list[StoredMessage], begin: int, end: int) -> list[tuple[int, int]]:
+        """The runs of offsets in [begin, end) that are neither among these messages nor settled."""
         runs: list[tuple[int, int]] = []
-        for offset in [*[m.offset for m in found], end]:
+        for offset in [*[m.offset for m in messages], end]:
             if offset > begin:
                 runs += self.progress.unsettled(begin, offset)
             begin = offset + 1
         return runs
 
     def _leave_out(self, runs: list[tuple[int, int]]) -> None:
-        """These are not what the group wants."""
+        """Settle messages that the group's tags or filter exclude."""
         if runs:
             self._settle(runs, SettleKind.FILTERED)
             self._metrics.filtered += sum([count for _, count in runs])
 
     def _wants(self, message: StoredMessage) -> bool:
         if self._hashes and decode_payload(message.payload).tag not in self.subscription.tags:
-            return False  # another tag of the same hash
+            return False  # another tag has the same hash
         return self._filter is None or self._filter.matches(message.payload)
 
     def _deliverable(self, messages: list[StoredMessage], now_us: int) -> list[StoredMessage]:
-        """Without those that are damaged, or whose time to live is over."""
+        """The messages without damaged and expired ones, which are settled."""
         for m in messages:
             if m.corrupt or m.expires_us:
                 return self._unexpired(self._sound(messages), now_us)
         return messages
 
-    def _sound(self, found: list[StoredMessage]) -> list[StoredMessage]:
-        """Without messages whose bytes are damaged: those can never be delivered, so they are settled as corrupt."""
-        corrupt = [m.offset for m in found if m.corrupt]
+    def _sound(self, messages: list[StoredMessage]) -> list[StoredMessage]:
+        """The messages without damaged ones, which can never be delivered, and are settled as corrupt."""
+        corrupt = [m.offset for m in messages if m.corrupt]
         if not corrupt:
-            return found
+            return messages
         self._settle(to_runs(corrupt), SettleKind.CORRUPT)
-        return [m for m in found if not m.corrupt]
+        return [m for m in messages if not m.corrupt]
 
-    def _unexpired(self, found: list[StoredMessage], now_us: int) -> list[StoredMessage]:
-        """Without messages whose time to live is over: the topic or the producer allowed to drop them."""
-        expired = [m.offset for m in found if m.expires_us and m.expires_us <= now_us]
+    def _unexpired(self, messages: list[StoredMessage], now_us: int) -> list[StoredMessage]:
+        """The messages without expired ones, which are settled: the topic or the producer set their time to live."""
+        expired = [m.offset for m in messages if m.expires_us and m.expires_us <= now_us]
         if not expired:
-            return found
+            return messages
         self._settle(to_runs(expired), SettleKind.EXPIRED)
-        gone = set(expired)
-        return [m for m in found if m.offset not in gone]
+        expired_offsets = set(expired)
+        return [m for m in messages if m.offset not in expired_offsets]
 
-    def _settle_gaps(self, found: list[StoredMessage], expected: int) -> None:
-        """Offsets that retention or a backlog's bound dropped are done with, or the floor could never pass them."""
-        gaps = self._between(found, expected, found[-1].offset)
+    def _settle_gaps(self, messages: list[StoredMessage], expected: int) -> None:
+        """Settle offsets that retention or a backlog's bound dropped: otherwise the floor could never pass them."""
+        gaps = self._between(messages, expected, messages[-1].offset)
         if gaps:
             self._settle(gaps, SettleKind.EXPIRED)
 
@@ -286,7 +284,7 @@ class Cursor:
             self.finished(range(first, first + count))
 
     def finished(self, offsets: Iterable[int]) -> None:
-        """These are settled for good: what waits for them may go."""
+        """Note that these offsets are settled; messages that waited for them may be delivered."""
 
     def come_back(self, offset: int, due_us: int) -> None:
         """Deliver an offset again from `due_us` on."""

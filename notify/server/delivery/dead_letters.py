@@ -1,4 +1,4 @@
-"""Dead letters: a message that is tried no more, with headers that say where it comes from and why."""
+"""Dead letters: a message that is not retried any more, with headers that say where it comes from and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery: consumer groups receive and settle, and leases, retries and delays come due."""
+"""Delivery: consumer groups receive and settle messages, and leases, retries and delays come due."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORGET_EVERY_US = 60_000_000
 
 
 class Delivery:
-    """Consumer groups over a storage. Methods belong to the event loop."""
+    """Consumer groups over a storage. Call its methods on the event loop only."""
 
     def __init__(self, store: Store, clock: Clock, metrics: Metrics, topics: Topics) -> None:
         self._store = store
@@ -41,11 +41,12 @@ class Delivery:
     async def receive(
         self, name: str, request: Receive, may: May | None = None, *, subscribes: bool = True
     ) -> list[Handed]:
-        """Messages for an instance of a group, waiting up to `wait` seconds for the first.
+        """Messages for an instance of a group; waits up to `wait` seconds for the first.
 
-        `may` is asked again whenever something is handed out; None: who asks may consume everything. Without
-        `subscribes` NotFound (`not_subscribed`) is raised where the group lacks a subscription to one of the topics,
-        or, if none are named, to a pattern: who asks has subscribed before, and this log has lost it.
+        `may` tells whether the consumer may consume a topic, and is called whenever messages are handed out; None: it
+        may consume every topic. With `subscribes` False this raises NotFound (`not_subscribed`) if the group has no
+        subscription to one of the topics, or to a pattern if no topics are named: the consumer had subscribed, and this
+        log has lost the subscription.
         """
         check_name("group", name)
         if not 0 < len(request.instance) <= 255:
@@ -68,12 +69,12 @@ class Delivery:
         if group is None:
             if not self.following.has_pattern(name):
                 raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
-            group = self.followers.made(name)  # no topic meets its pattern yet
+            group = self.followers.made(name)  # no topic matches its pattern yet
         group.refuse_second(request.instance, topics, self._clock(), may)
         return await self._waiters.messages(group, Waiter(request, topics, may), request.wait)
 
     def visible(self, topics: set[str]) -> None:
-        """Messages became durable in these topics: serve who waits."""
+        """Serve the polls that wait for these topics, whose new messages have become durable."""
         to_serve: dict[str, None] = {}
         for topic in topics:
             for name in self.followers.by_topic.get(topic, ()):
@@ -84,7 +85,7 @@ class Delivery:
             self._waiters.serve(name)
 
     async def settle(self, name: str, items: list[SettleItem], may: May | None = None) -> list[SettledItem]:
-        """Settle receipts of a group; a receipt that is not the group's is stale. `may`: as for `receive`."""
+        """Settle receipts of a group; another group's receipt is stale. `may`: as for `receive`."""
         check_name("group", name)
         check_count(items)
         group = self.groups.get(name)
@@ -99,10 +100,10 @@ class Delivery:
             return await group.settle(items, self._clock(), may)
         finally:
             self._schedule.note(group)
-            self._waiters.serve(group.name)  # the next of a key, or room of its own, may be what somebody waits for
+            self._waiters.serve(group.name)  # a poll may wait for the next message of a key, or for room
 
     async def _settle_by_instance(self, group: Group, items: list[SettleItem], may: May | None) -> list[SettledItem]:
-        """Each item by the group whose lease its receipt is of; in request order."""
+        """Settle each item in the instance's group that holds the receipt's lease; results are in request order."""
         by_group: dict[str, list[int]] = {}
         for number, item in enumerate(items):
             lease_id = lease_of(item.receipt)
@@ -117,7 +118,10 @@ class Delivery:
         return [answered[number] for number in range(len(items))]
 
     def leave(self, name: str, instance: str, may: May | None = None) -> None:
-        """An instance of a group stops: what it has to itself goes to another at once. `may`: as for `receive`."""
+        """End the polls and the ownership of topics of an instance that stops; another may take them immediately.
+
+        `may`: as for `receive`.
+        """
         check_name("group", name)
         group = self.groups.get(name)
         if group is not None:
@@ -127,7 +131,7 @@ class Delivery:
             self._schedule.note(group)
 
     def mode_of(self, name: str, topic: str) -> str:
-        """The mode in which a group receives a topic, now; "" where it does not."""
+        """The mode in which a group receives a topic now; "" if it does not."""
         group = self.groups.get(name)
         cursor = None if group is None else group.cursors.get((topic, 0))
         return "" if cursor is None else cursor.subscription.mode
@@ -138,20 +142,20 @@ class Delivery:
         return group is not None and group.has_broadcast
 
     def give_back(self, name: str, handed: list[Handed]) -> None:
-        """These messages, where they are still leased, go to others at once; it was no attempt."""
+        """Return messages that did not reach their consumer: they are available now, and no attempt counts."""
         group = self.groups.get(name)
         if group is not None:
             group.give_back(handed, self._clock())
             self._waiters.serve(name)
 
     def set_rates(self, per_second: dict[str, float]) -> None:
-        """How many messages a second each of these groups is given; the others as many as they take."""
+        """Set the rates of groups, in messages a second; groups that are not named have no rate."""
         self.followers.set_rates(per_second)
         for name in list(self.groups):
             self._waiters.serve(name)
 
     async def pause(self, name: str, paused: bool) -> None:
-        """Stop handing out to a group, or go on. It stays so over restarts. Raises NotFound."""
+        """Pause a group, or resume it. A pause outlasts restarts. Raises NotFound."""
         if name not in self.groups:
             raise NotFound(f"there is no group {name!r}")
         groups = [self.groups[name], *self.followers.instances_of(name)]
@@ -163,27 +167,27 @@ class Delivery:
                 self._waiters.serve(group.name)
 
     def is_paused(self, name: str) -> bool:
-        """Whether nothing is handed out to a group."""
+        """Whether a group is paused."""
         group = self.groups.get(name)
         return group is not None and group.paused
 
     # --- time -------------------------------------------------------------------------------------------------
 
     def extend_leases(self, us: int) -> None:
-        """All leases go on for so much longer, and owners keep their topics: nobody could be heard meanwhile."""
+        """Extend all leases and ownerships by `us` microseconds in which no renewal could be received."""
         for group in self.groups.values():
             group.extend_leases(us)
             self._schedule.note(group)
 
     def next_event_us(self) -> int | None:
-        """When something happens without a request: a lease, a retry, a delayed message."""
+        """When the next lease, retry or delayed message comes due; None if there is none."""
         scheduled_us, due_us = self._schedule.next_us(), self._store.next_due_us()
         if due_us is not None:
             due_us = max(due_us, self._release_again_us)
         return min((time_us for time_us in (scheduled_us, due_us) if time_us is not None), default=None)
 
     async def tick(self) -> None:
-        """Do what is due now. What the storage refuses for a while is tried again, and holds nothing else up."""
+        """Act on what is due now. What the storage refuses for a while is tried again later; the rest goes on."""
         now_us = self._clock()
         if now_us >= self._release_again_us:
             try:
@@ -197,7 +201,7 @@ class Delivery:
             try:
                 group.expire(now_us)
             except Unavailable:
-                pass  # these leases go on, and have a new time
+                pass  # these leases stay, with a new time to look at them
             self._waiters.serve(group.name)
             self._schedule.note(group)
         if now_us - self._forgot_us > FORGET_EVERY_US:

@@ -1,4 +1,4 @@
-"""All groups, and which topics each of them follows."""
+"""All groups of a server, and the topics that each of them follows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from notify.storage.queues import Store
 
 
 class Followers:
-    """The groups of a server by name, and by topic. An instance of a broadcasting group is a group of its own, named
+    """The groups of a server by name, and by topic. Each instance of a broadcasting group is a separate group, named
     `group@instance`."""
 
     def __init__(self, store: Store, clock: Clock, metrics: Metrics, schedule: Schedule) -> None:
@@ -26,7 +26,7 @@ class Followers:
         self.by_topic: dict[str, set[str]] = {}
         """The names of the groups that follow a topic."""
         self.holders: dict[int, str] = {}
-        """Whose each lease of a broadcast's instance is, by the name of its group."""
+        """The group `group@instance` of each lease of a broadcast, by the lease's id."""
         self._store = store
         self._clock = clock
         self._metrics = metrics
@@ -39,7 +39,7 @@ class Followers:
         self._lease_ids = _lease_ids()
 
     def made(self, name: str) -> Group:
-        """The group of a name, made if it is named for the first time."""
+        """The group of a name; it is made if it does not exist."""
         group = self.by_name.get(name)
         if group is None:
             base, _, instance = name.partition("@")
@@ -54,7 +54,7 @@ class Followers:
         return group
 
     def follow(self, subscription: Subscription, moved: bool) -> None:
-        """Have a group follow a topic; with `moved` from where its progress in the storage now stands."""
+        """Have a group follow a topic; with `moved` it continues at its progress in the storage."""
         group = self.made(subscription.group)
         topic = self._store.topic(subscription.topic)
         assert topic is not None
@@ -69,7 +69,7 @@ class Followers:
         self.by_topic.get(topic, set()).discard(group)
 
     def instances_of(self, group: str) -> list[Group]:
-        """The instances of a broadcasting group; none for another group."""
+        """The instances of a broadcasting group; empty for another group."""
         return self._instances.get(group, [])
 
     def all_instances(self) -> list[Group]:
@@ -77,25 +77,25 @@ class Followers:
         return [group for instances in self._instances.values() for group in instances]
 
     def drop_instance(self, group: Group) -> None:
-        """Nothing is kept for an instance of a broadcast any more; where it has come back it asks, and begins, anew."""
+        """Forget an instance of a broadcast; if it comes back, it begins as a new instance."""
         instances = self._instances.get(group.name.partition("@")[0], [])
         if group in instances:
             instances.remove(group)
         self.by_name.pop(group.name, None)
 
     def set_rates(self, per_second: dict[str, float]) -> None:
-        """How many messages a second each of these groups is given; the others as many as they take."""
+        """Set the rates of groups, in messages a second; groups that are not named have no rate."""
         now_us = self._clock()
         self._rates = {group: TokenBucket(rate, now_us) for group, rate in per_second.items()}
         for group in self.by_name.values():
             group.rate = self._rates.get(group.name.partition("@")[0])
 
     def lag(self, topic: str) -> int:
-        """How far the slowest group is behind in a topic, in messages; 0 where no group subscribes to it."""
+        """The lag of the slowest group of a topic, in messages; 0 if no group subscribes to it."""
         return max((self.lag_of(group, topic) for group in self.by_topic.get(topic, ())), default=0)
 
     def subscriptions_of(self, topic: str) -> list[tuple[Subscription, int]]:
-        """Who subscribes to a topic, and how far each is behind, in messages."""
+        """The subscriptions to a topic, each with its group's lag in messages."""
         subscriptions = []
         for name in sorted(self.by_topic.get(topic, ())):
             cursor = self.by_name[name].cursors.get((topic, 0))
@@ -104,13 +104,13 @@ class Followers:
         return subscriptions
 
     def floor(self, topic: str, queue: int) -> int | None:
-        """Below it every group has settled everything in a queue; None where no group subscribes."""
+        """The offset of a queue below which all groups have settled all messages; None if no group subscribes."""
         cursors = [self.by_name[name].cursors.get((topic, queue)) for name in self.by_topic.get(topic, ())]
         floors = [c.progress.floor for c in cursors if c is not None and c.subscription.mode != "broadcast"]
         return min(floors, default=None)
 
     def lag_of(self, name: str, topic: str) -> int:
-        """How far a group is behind in a topic, in messages."""
+        """A group's lag in a topic, in messages."""
         cursors = self.by_name[name].cursors
         lag = queue = 0
         while (cursor := cursors.get((topic, queue))) is not None:
@@ -120,7 +120,7 @@ class Followers:
 
 
 def _lease_ids() -> Iterator[int]:
-    """Numbers that nobody can guess, since a receipt stands for the right to settle; and none is given twice, so that
-    a receipt of an earlier run is stale."""
+    """Random ids of leases. Nobody can guess a receipt, which gives the right to settle. No id is used twice, so that a
+    receipt from before a restart is stale."""
     while True:
         yield secrets.randbits(63)

@@ -1,4 +1,4 @@
-"""Changes of what groups follow: subscriptions and patterns are made, changed and ended, in the storage and here."""
+"""Makes, changes and ends subscriptions and patterns, in the storage and then in the groups."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from notify.storage.topics import Topic
 
 
 class Following:
-    """Changes what groups follow, in the storage first."""
+    """Changes which topics groups follow, in the storage first."""
 
     def __init__(
         self, store: Store, topics: Topics, clock: Clock, followers: Followers, serve: Callable[[str], None]
     ) -> None:
-        """`serve` hands out to those who wait for messages of a group. What the storage has is followed at once."""
+        """`serve` hands messages to a group's waiting polls. Groups follow their stored subscriptions from now on."""
         self._store = store
         self._topics = topics
         self._clock = clock
@@ -34,29 +34,29 @@ class Following:
         for subscription in store.subscriptions():
             followers.follow(subscription, moved=True)
         self._recovered = frozenset(followers.by_name) | {pattern.group for pattern in store.patterns()}
-        """Groups that were there before the start. Their consumers may come back, and are not known until then."""
+        """Groups from before the start. Their consumers may come back, and are unknown until then."""
         self._started_us = clock()
         topics.tell(self.topic_changed)
 
     def may_come_back(self, group: str) -> bool:
-        """Whether consumers of a group may have asked shortly before this server started."""
+        """Whether a group may have had active consumers when this server started, within ACTIVE_US from now."""
         return group in self._recovered and self._clock() - self._started_us < ACTIVE_US
 
     async def subscribe(self, subscription: Subscription, start: Start | None) -> Subscription:
-        """Make or change a subscription. `start` None leaves an existing position alone (new ones: latest)."""
+        """Make or change a subscription. `start` None keeps the position, or starts a new one at `latest`."""
         check_name("group", subscription.group)
         check_name("topic", subscription.topic)
         return await self.put(subscription, start)
 
     async def put(self, subscription: Subscription, start: Start | None) -> Subscription:
-        """As `subscribe`, for names that are known to be good."""
+        """As `subscribe`, without checking the names."""
         topic = self._store.topic(subscription.topic) or self._topics.put_soon(Topic(subscription.topic))
-        known = self._store.subscription(subscription.group, subscription.topic)
+        existing = self._store.subscription(subscription.group, subscription.topic)
         offsets: list[int] | None = None
-        if start is not None or known is None:
+        if start is not None or existing is None:
             offsets = [self.offset_of(topic.name, queue, start or "latest") for queue in range(topic.queues)]
-        elif known.epoch > subscription.epoch:
-            subscription = dataclasses.replace(subscription, epoch=known.epoch)
+        elif existing.epoch > subscription.epoch:
+            subscription = dataclasses.replace(subscription, epoch=existing.epoch)
         self._store.subscribe_soon(subscription, offsets)
         self._followers.follow(subscription, moved=offsets is not None)
         self._serve(subscription.group)
@@ -64,11 +64,11 @@ class Following:
         return subscription
 
     def offset_of(self, topic: str, queue: int, start: Start) -> int:
-        """The offset of a queue at which a subscription starts. Raises InvalidRequest for what is no such place."""
+        """The offset of a queue at which a subscription starts. Raises InvalidRequest if `start` is not a position."""
         return offset_of(self._store, topic, queue, start, self._clock())
 
     async def follow_retries(self, subscription: Subscription) -> None:
-        """Hand a group, beside a topic of its own, what is sent to it again: from the first message on."""
+        """Have a group follow a retry topic, to which its dead letters are redriven, from the first message on."""
         topic = self._store.topic(subscription.topic)
         assert topic is not None
         self._store.subscribe_soon(subscription, [0] * topic.queues)
@@ -76,12 +76,15 @@ class Following:
         await self._store.sync()
 
     async def reset(self, subscription: Subscription, to: Start) -> Subscription:
-        """Move a group in a topic; what it has leased there is stale, and a new epoch begins."""
+        """Move a group in a topic; its leases there become stale, and a new epoch begins."""
         moved = dataclasses.replace(subscription, epoch=subscription.epoch + 1)
         return await self.put(moved, to)
 
     async def subscribe_pattern(self, subscription: Subscription, start: Start | None) -> list[str]:
-        """Subscribe to topics of a pattern, those to come from their first message on; the names of those there are."""
+        """Subscribe to a pattern's topics, future topics included, and return the names of the present ones.
+
+        `start` holds for present topics; a future topic is received from its first message on.
+        """
         names = [t.name for t in self._store.topics() if is_meant(subscription.topic, t.name)]
         self._change_followed(subscription, names)
         await self._store.set_pattern(subscription)
@@ -91,28 +94,28 @@ class Following:
         return names
 
     def _change_followed(self, pattern: Subscription, names: Sequence[str]) -> None:
-        """Give a pattern's new settings to the topics that follow its settings as they were.
+        """Give a pattern's new settings to the subscriptions that have its old settings.
 
-        A topic whose settings are others was subscribed by its name, and keeps them. Nothing is awaited: where the
-        storage refuses, the pattern is as it was, and the same request can be sent again.
+        A subscription with other settings was made by the topic's name, and keeps them. Nothing is awaited here: if the
+        storage refuses, the pattern is unchanged, and the same request can be sent again.
         """
         before = next((p for p in self._store.patterns() if (p.group, p.topic) == (pattern.group, pattern.topic)), None)
         if before is None or _settings(before) == _settings(pattern):
             return
         for name in names:
-            known = self._store.subscription(pattern.group, name)
-            if known is not None and _settings(known) == _settings(before):
-                changed = dataclasses.replace(known, **_settings(pattern))
+            followed = self._store.subscription(pattern.group, name)
+            if followed is not None and _settings(followed) == _settings(before):
+                changed = dataclasses.replace(followed, **_settings(pattern))
                 self._store.subscribe_soon(changed, None)
                 self._followers.follow(changed, moved=False)
         self._serve(pattern.group)
 
     def has_pattern(self, group: str) -> bool:
-        """Whether a group follows topics of a pattern, which may be still to come."""
+        """Whether a group has a pattern, even one that matches no topic yet."""
         return any(pattern.group == group for pattern in self._store.patterns())
 
     def topic_changed(self, topic: Topic) -> None:
-        """A topic was made, or has other queues: its groups follow them, and so do groups with a pattern for it."""
+        """After a topic was made or got more queues, have its groups and those with a pattern for it follow it."""
         for name in list(self._followers.by_topic.get(topic.name, ())):
             subscription = self._store.subscription(name, topic.name)
             if subscription is not None:
@@ -122,18 +125,18 @@ class Following:
                 topic.name, ()
             ):
                 subscription = self._store.subscription(pattern.group, topic.name)
-                if subscription is not None:  # made with the topic; a group may also have left one that is older
+                if subscription is not None:  # made with the topic; None if the group has left an older topic
                     self._followers.follow(subscription, moved=True)
 
     async def set_priorities(self, group: str, priorities: Priorities) -> None:
-        """Other classes, weights or shares from now on."""
+        """Apply other classes, weights or shares from now on."""
         await self._store.set_priorities(group, priorities)
         follower = self._followers.by_name.get(group)
         if follower is not None:
             follower.turns.change(priorities, follower.cursors.values())
 
     async def unsubscribe(self, group: str, topic: str) -> None:
-        """Drop a subscription, and those of the instances it is broadcast to. Raises NotFound."""
+        """Drop a subscription, and those of its instances if it is broadcast. Raises NotFound."""
         await self._store.unsubscribe(group, topic)
         self._followers.forget(group, topic)
         for instance in list(self._followers.instances_of(group)):
@@ -141,13 +144,13 @@ class Following:
                 await self.end(instance.name, topic)
 
     async def end(self, group: str, topic: str) -> None:
-        """Drop a subscription, if nobody else has dropped it meanwhile."""
+        """Drop a subscription, or nothing if it was dropped meanwhile."""
         with contextlib.suppress(NotFound):
             await self._store.unsubscribe(group, topic)
         self._followers.forget(group, topic)
 
     def refuse_lost(self, group: str, topics: Sequence[str] | None) -> None:
-        """Raises NotFound where the group has no subscription to one of these topics; for None, to any pattern."""
+        """Raises NotFound if the group has no subscription to one of `topics`; for None, if it has no pattern."""
         if topics is None:
             missing = [] if self.has_pattern(group) else ["a pattern"]
         else:
@@ -156,20 +159,20 @@ class Following:
             raise NotFound(f"group {group!r} has no subscription to {missing[0]}: subscribe it", "not_subscribed")
 
     async def subscribe_missing(self, group: str, topics: Sequence[str]) -> None:
-        """Subscribe a group to those of these topics that it does not follow yet, from the latest message on."""
-        known = (
+        """Subscribe a group, from the latest message on, to the topics that it does not follow yet."""
+        followed = (
             {topic for topic, _ in self._followers.by_name[group].cursors}
             if group in self._followers.by_name
             else set()
         )
         for name in topics:
-            if name not in known:
+            if name not in followed:
                 self._topics.use(name)
                 await self.subscribe(Subscription(group, name), None)
 
 
 SETTINGS = ("mode", "tags", "filter", "max_attempts", "retry_min_us", "retry_max_us")
-"""The fields of a subscription that say what a group wants; the others say where it stands."""
+"""The fields of a subscription that users set; the others are its progress."""
 
 
 def _settings(subscription: Subscription) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One consumer group: its subscriptions, and what it hands out under leases, and to whom."""
+"""One consumer group: its subscriptions, and the messages that it leases to its instances."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READ_BYTES = 8 << 20
 
 
 class Group:
-    """A consumer group: by its subscriptions' modes, any instance and many messages in flight, or in an order."""
+    """A consumer group. A subscription's mode says which instance gets a message, and in which order."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Group:
         recent: Recent,
         holders: dict[int, str] | None = None,
     ) -> None:
-        """`lease_ids` gives the id of each new lease; `recent`: the server's; `holders`: see Leases."""
+        """`lease_ids` yields the id of each new lease; `recent` is shared by all groups; `holders`: see Leases."""
         self.name = name
         self._store = store
         self._metrics = metrics
@@ -51,18 +51,18 @@ class Group:
         self.paused = False
         self.has_broadcast = False
         self.cursors: dict[tuple[str, int], Cursor] = {}
-        """Its position in each queue, by topic and queue."""
+        """The cursor in each queue, by (topic, queue)."""
         self.turns = Turns(store.priorities(name))
         self.rate: TokenBucket | None = None
-        """How many messages it is given in a second."""
+        """The bound on its messages a second; None: no bound."""
         self.scheduled_us: int | None = None
-        """When `expire` is to be called next, as far as its caller has been told."""
+        """When `expire` is scheduled next."""
         self.has_skipped = False
-        """The last receive stopped among messages that the group does not want: there may be some behind them."""
+        """The last receive stopped after it skipped many messages: more that match may follow."""
         self.wait_seconds = 0.0
-        """How long to wait where it has skipped some: the filters' share of the server's time is spent."""
+        """How long to wait if `has_skipped` because the filters' share of the server's time is used up."""
         self.is_to_be_served = False
-        """Who waits is served again soon: it has skipped some."""
+        """A call that serves its waiting polls again is scheduled, because it has skipped messages."""
         self.instances = Instances()
         self._held = Leases(name, lease_ids, holders)
         self._owners = Owners()
@@ -74,12 +74,12 @@ class Group:
     # --- subscriptions ----------------------------------------------------------------------------------------
 
     def subscribe(self, subscription: Subscription, queues: int, moved: bool) -> None:
-        """Follow a topic; with `moved` from where its progress now stands, dropping leases and retries."""
+        """Follow a topic; with `moved` continue at its progress in the storage, and drop leases and retries."""
         for queue in range(queues):
             key = (subscription.topic, queue)
             cursor = self.cursors.get(key)
             if cursor is None or moved or cursor.subscription.mode != subscription.mode:
-                # From the first message that is not settled; what was leased is delivered again.
+                # The new cursor begins at the first message that is not settled: leased messages are delivered again.
                 self._held.drop(subscription.topic, queue)
                 if cursor is not None:
                     self._forget(cursor)
@@ -100,7 +100,7 @@ class Group:
             self._growth.look()
 
     def _forget(self, cursor: Cursor) -> None:
-        """Another cursor takes its place, or none."""
+        """Remove a cursor of the group."""
         self.turns.drop(cursor)
         del self.cursors[(cursor.topic, cursor.queue)]
         if self.has_broadcast:
@@ -111,7 +111,7 @@ class Group:
         return {topic: cursor.subscription.mode for (topic, _), cursor in self.cursors.items()}
 
     def wake(self, topic: str) -> None:
-        """There are more messages in a topic."""
+        """Wake the cursors of a topic, which has new messages."""
         queue = 0
         while (cursor := self.cursors.get((topic, queue))) is not None:
             if not cursor.is_awake and cursor.subscription.mode != "broadcast":
@@ -137,9 +137,9 @@ class Group:
         now_us: int,
         may: Callable[[str], bool] | None = None,
     ) -> list[Handed]:
-        """Up to `limit` messages under leases, by the topics' classes and in turn.
+        """Lease up to `limit` messages to the instance `name`; classes and turns say from which topics.
 
-        `may`: whether who asks may receive a topic, asked now: a right can have ended while a poll waited.
+        `may` tells whether the consumer may receive a topic: a right can have ended while the poll waited.
         """
         self.has_skipped = False
         self.wait_seconds = 0.0
@@ -165,10 +165,10 @@ class Group:
         return handed
 
     def _hand_out(self, handed: list[Handed], asked: Asked) -> None:
-        """Add leases to `handed`, queue by queue, until there are as many messages as were asked for, or no more."""
+        """Add leases to `handed`, queue by queue, up to the number of messages that the request asks for."""
         size = count = 0
         limit, now_us = asked.limit, asked.now_us
-        aside: list[Cursor] = []
+        put_aside: list[Cursor] = []
         turns = self.turns
         is_busy = self._pace.is_busy
         started = 0.0
@@ -176,7 +176,7 @@ class Group:
             while count < limit and size < READ_BYTES:
                 cursor = turns.next()
                 if cursor is None:
-                    # The message that it has just passed may be the last one from before a growth.
+                    # The message just passed may be the last one from before a growth of the topic.
                     if self._growth.before and self._growth.look():
                         continue
                     break
@@ -186,7 +186,7 @@ class Group:
                     or (cursor.evaluates and self._must_wait())
                 ):
                     turns.put_aside(cursor)
-                    aside.append(cursor)
+                    put_aside.append(cursor)
                     continue
                 if is_busy and not started and cursor.is_behind(BEHIND // turns.awake()):
                     started = time.perf_counter()
@@ -202,21 +202,21 @@ class Group:
                     self.has_skipped = True
                     break
                 if cursor.evaluates:
-                    break  # what it may evaluate in one go is evaluated, or nearly so
+                    break  # one turn of evaluations is used up, or nearly so
         finally:
-            turns.put_back(aside)
+            turns.put_back(put_aside)
             if started:
                 self._paced_until_us = now_us + self._pace.pause_us(time.perf_counter() - started)
 
     def _must_wait(self) -> bool:
-        """Whether the filters' share of the server's time is spent; `wait_seconds` says for how long."""
+        """Whether the filters' share of the server's time is used up; sets `wait_seconds`."""
         self.wait_seconds = self._pace.evaluation_wait()
         self.has_skipped = self.has_skipped or self.wait_seconds > 0
         return self.wait_seconds > 0
 
     def _take_evaluating(self, cursor: Cursor, limit: int, now_us: int) -> list[StoredMessage]:
-        """Messages of one queue that meet its filter. What evaluating it takes is noted."""
-        started = time.thread_time()  # CPU: who waits for a core costs nobody anything
+        """Messages of one queue that match its filter. The CPU time of the evaluation is counted."""
+        started = time.thread_time()  # CPU time: waiting for a core costs nothing
         taken = cursor.take(limit, now_us)
         self._pace.evaluated(time.thread_time() - started)
         return taken
@@ -228,9 +228,9 @@ class Group:
         now_us: int,
         may: Callable[[str], bool] | None = None,
     ) -> None:
-        """Raises Conflict if another instance has an exclusive topic: a standby is a mistake there.
+        """Raises Conflict if another instance owns an exclusive topic, where a standby is a mistake.
 
-        `may`: whether who asks may consume a topic; what it may not is nothing to it.
+        `may`: whether the consumer may consume a topic; other topics are not checked.
         """
         for topic, owner in self._owners.by_topic.items():
             if owner.instance == instance or owner.until_us <= now_us or (topics is not None and topic not in topics):
@@ -246,13 +246,13 @@ class Group:
                 )
 
     def _owns(self, asked: Asked, topic: str) -> bool:
-        """Whether the instance has the topic, taking it if nobody has it any more."""
+        """Whether the instance owns the topic; it becomes the owner if there is none any more."""
         instance, now_us = asked.instance, asked.now_us
         owner = self._owners.by_topic.get(topic)
         if owner is not None and owner.instance != instance.name:
             if owner.until_us > now_us:
                 return False
-            # Its last owner's messages are available again, in order; each is at its next attempt.
+            # The last owner's leases end as expired: its messages are available again, in order.
             self._settling.come_back(self._held.open_of(topic), now_us)
             self._owners.forget(topic)
         self._owners.keep(topic, instance.name, now_us + asked.lease_us)
@@ -272,16 +272,18 @@ class Group:
         return Handed(token, taken, attempts, replay)
 
     def give_back(self, handed: list[Handed], now_us: int) -> None:
-        """These messages did not leave for their consumer: they are available at once, and it was no attempt."""
-        for of_lease in handed:
-            lease_id = lease_of(of_lease.token)
+        """Return messages that were not sent to their consumer: they are available now, and no attempt counts."""
+        for handed_lease in handed:
+            lease_id = lease_of(handed_lease.token)
             lease = None if lease_id is None else self.leases.get(lease_id)
             if lease is not None:
                 self._settling.give_back(lease, now_us)
 
     def leave(self, name: str, may: Callable[[str], bool] | None = None) -> None:
-        """An instance stops in good order: it gives up the topics that it has to itself, but for those of which it
-        still holds messages. `may`: whether who asks may consume a topic."""
+        """End the ownership of topics of an instance that stops, except of topics of which it still leases messages.
+
+        `may`: whether the consumer may consume a topic.
+        """
         for topic, owner in list(self._owners.by_topic.items()):
             if owner.instance != name or (may is not None and not may(self.cursors[(topic, 0)].serves)):
                 continue
@@ -291,55 +293,55 @@ class Group:
     async def settle(
         self, items: list[SettleItem], now_us: int, may: Callable[[str], bool] | None = None
     ) -> list[SettledItem]:
-        """Carry out what a consumer says of its messages; see Settling."""
+        """Settle, retry or renew leased messages as a consumer asks; see Settling."""
         return await self._settling.settle(items, now_us, may)
 
     # --- time -------------------------------------------------------------------------------------------------
 
     def extend_leases(self, us: int) -> None:
-        """Leases, and topics that one instance has alone, go on for so much longer."""
+        """Extend leases and ownerships of topics by `us` microseconds."""
         self._held.extend(us)
         for _, owner in self._owners.by_topic.items():
             owner.until_us += us
 
     def next_event_us(self, now_us: int) -> int | None:
-        """When a lease runs out, a retry comes due, an owner's time is over, or the rate allows more."""
-        times: list[int] = []
+        """When the next lease or ownership expires, retry comes due, or the rate or pace allows more; None: never."""
+        event_times: list[int] = []
         if self._owners.by_topic:
-            times += [owner.until_us for owner in self._owners.by_topic.values() if owner.until_us > now_us]
+            event_times += [owner.until_us for owner in self._owners.by_topic.values() if owner.until_us > now_us]
         lease_us, retry_us = self._held.next_us(), self._retries.next_us()
         if lease_us is not None:
-            times.append(lease_us)
+            event_times.append(lease_us)
         if retry_us is not None:
-            times.append(retry_us)
+            event_times.append(retry_us)
         if self._paced_until_us > now_us:
-            times.append(self._paced_until_us)
+            event_times.append(self._paced_until_us)
         if self.rate is not None and not self.rate.available(now_us):
-            times.append(self.rate.refilled_us(now_us))
-        return min(times, default=None)
+            event_times.append(self.rate.refilled_us(now_us))
+        return min(event_times, default=None)
 
     def expire(self, now_us: int) -> None:
-        """End what ran out: those messages are available again at once, or dead after their last attempt.
+        """End expired leases: their messages are available again now, or become dead letters after the last attempt.
 
-        Raises what the storage refuses with; those leases go on, and are looked at again a moment later.
+        Raises the storage's error; those leases stay, and are looked at again after LOOK_AGAIN_US.
         """
         for cursor in self._retries.take_due(now_us):
             if self.cursors.get((cursor.topic, cursor.queue)) is cursor:
                 self.turns.wake(cursor)
         leases = self._held.run_out(now_us)
-        over = [(lease, place) for lease in leases for place in sorted(lease.open)
+        expired = [(lease, place) for lease in leases for place in sorted(lease.open)
                 if lease.extended.get(place, 0) <= now_us]  # fmt: skip
         try:
-            self._settling.come_back(over, now_us)
+            self._settling.come_back(expired, now_us)
         finally:
             self._held.look_again(leases, now_us)
 
     def is_paced(self, now_us: int) -> bool:
-        """Whether the group waits because it reads far behind while producers are busy."""
+        """Whether the group is paused for a moment because it catches up while producers are busy."""
         return self._paced_until_us > now_us
 
     def owners(self) -> Iterable[tuple[str, Owner]]:
-        """The topics that one instance has alone, and which one."""
+        """The topics that one instance owns, each with its owner."""
         return self._owners.by_topic.items()
 
     def lag(self) -> int:

@@ -1,4 +1,4 @@
-"""Why a group, or one of its consumers, gets nothing more at the moment, in sentences for an operator."""
+"""Says in sentences for operators why a group, or one of its consumers, gets no messages at the moment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from notify.server.delivery.instances import HORIZON_SECONDS, Instance
 from notify.wire import instant
 
 MOST = 20
-"""The most sentences: an operator looks at the first ones first."""
+"""The most sentences that are shown."""
 
 
 def reasons(group: Group, now_us: int) -> list[str]:
-    """The causes that keep messages from the group's consumers now; empty where there are none."""
+    """The causes that keep messages from the group's consumers now; empty if there are none."""
     return [sentence for sentence, _ in zip(_all(group, now_us), range(MOST), strict=False)]
 
 
@@ -40,10 +40,10 @@ def _all(group: Group, now_us: int) -> Iterator[str]:
             )
     for i in group.instances.values():
         if group.instances.others_ask(i, now_us):
-            yield from _of_instance(i)
+            yield from _reasons_of(i)
 
 
-def _of_instance(i: Instance) -> Iterator[str]:
+def _reasons_of(i: Instance) -> Iterator[str]:
     for topic, bound in i.bounds.items():
         yield (
             f"Consumer {i.name} has {bound.in_flight} messages of topic {topic}, and gets more only up to "

@@ -1,7 +1,7 @@
-"""From when on a group's inbox is whole: messages from before that do not come again unasked.
+"""The time from which on a group's inbox is complete: older messages are delivered again only with `force`.
 
-An inbox is a table of the consumer's own database; a purge takes its oldest rows, and then nothing tells whether such a
-message took effect. `inbox_from_us` of a subscription says from when on there is a row for each message that did.
+An inbox is a table of the consumer's database. A purge deletes its oldest rows; then nothing tells whether an older
+message took effect. `inbox_from_us` of a subscription is the time from which on each message that did has a row.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from notify.storage.records import StoredMessage
 from notify.wire import Payload, instant
 
 NEVER_TOLD = -1
-"""`inbox_from_us` of a subscription whose consumers have not told of an inbox."""
+"""`inbox_from_us` of a subscription whose consumers have not reported an inbox."""
 READ_BYTES = 1
 
 
 def refuse_before(s: Subscription, times_us: Iterable[int]) -> None:
-    """Raises Conflict if one of these messages, by when it was committed, is older than what the inbox has rows of."""
+    """Raises Conflict if one of these times of commit is before the time from which on the inbox is complete."""
     if any(time_us < s.inbox_from_us for time_us in times_us):
         raise Conflict(
             f"the inbox of group {s.group!r} has rows of topic {s.topic!r} only from {instant(s.inbox_from_us)} on: "
@@ -34,12 +34,12 @@ def refuse_before(s: Subscription, times_us: Iterable[int]) -> None:
 
 
 def first_from(queues: Store, topic: str, queue: int, offset: int) -> list[int]:
-    """When the first message from an offset on was committed; empty where there is none."""
+    """When the first message from an offset on was committed; empty if there is none."""
     return [m.committed_us for m in queues.read(topic, queue, offset, 1, READ_BYTES)]
 
 
 def refuse_letter(queues: Store, s: Subscription, m: StoredMessage, p: Payload) -> None:
-    """As `refuse_before`, for a dead letter: by its commit where it is still in its queue, else by its first id."""
+    """As `refuse_before`, for a dead letter: by its time of commit, or its first id's if its queue has dropped it."""
     headers = p.headers or {}
     try:
         transaction, _ = ids.parse_message_id(headers.get(FIRST_ID, ""))
@@ -48,7 +48,7 @@ def refuse_letter(queues: Store, s: Subscription, m: StoredMessage, p: Payload) 
     began_us = ids.milliseconds(transaction) * 1000
     queue, offset = headers.get("notify-dead-letter-queue", ""), headers.get("notify-dead-letter-offset", "")
     if began_us < s.inbox_from_us and queue.isdecimal() and offset.isdecimal():
-        # The id has the time of its producer's clock.
+        # The id has the producer's time, which may be wrong; the commit has the server's.
         for original in queues.read(p.topic, int(queue), int(offset), 1, READ_BYTES):
             if original.transaction_id == transaction:
                 began_us = original.committed_us
@@ -56,12 +56,15 @@ def refuse_letter(queues: Store, s: Subscription, m: StoredMessage, p: Payload) 
 
 
 def although(s: Subscription, force: bool) -> Subscription:
-    """With `force` an inbox that has never been told of is taken for whole: somebody wants the effects again."""
+    """With `force` an inbox that was never reported counts as complete: the effects are wanted again."""
     return dataclasses.replace(s, inbox_from_us=max(s.inbox_from_us, 0)) if force else s
 
 
 def whole_from(queues: Store, s: Subscription, from_us: int, now_us: int, is_fresh: bool) -> int:
-    """Messages settled before a group's inbox began have no rows in it. Raises Conflict for an earlier start."""
+    """From when on an inbox, reported with rows from `from_us` on, is complete.
+
+    Messages settled before the report have no rows in it. Raises Conflict if a new subscription starts earlier.
+    """
     if s.inbox_from_us != NEVER_TOLD:
         return max(s.inbox_from_us, from_us)
     topic = queues.topic(s.topic)

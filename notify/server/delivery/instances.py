@@ -1,28 +1,28 @@
-"""Counts what each consumer of a group asks for and finishes, and hence how much it may have in flight."""
+"""Counts what each consumer of a group finishes, which bounds how many messages it may have in flight."""
 
 from __future__ import annotations
 
 HORIZON_SECONDS = 5.0
-"""While others wait, an instance has at most what it finishes in this time."""
+"""While others wait, an instance holds at most as many messages as it finishes in this time."""
 AT_LEAST = 32
 UNKNOWN_RATE_BOUND = 2048
-"""While nothing is known of its rate, an instance has AT_LEAST messages, and one more for each that it has finished."""
+"""Until its rate is known, an instance may hold AT_LEAST messages and one more for each finished one, up to this."""
 WINDOW_US = 1_000_000
 WINDOW_MESSAGES = 1_000
 SHORTEST_US = 1_000
 ACTIVE_US = 60_000_000
-"""An instance that asked for messages within this time is there."""
+"""An instance that asked for messages within this time is active."""
 SLOW_SHARE = 0.25
 MOST_BOUND = 10_000
-"""A bound that has grown to more is none any more."""
+"""A bound that has grown beyond this is dropped."""
 MOST_BOUNDS = 1_000
-"""Topics for which an instance has a bound; beyond it the oldest is forgotten."""
+"""The most topics for which an instance has a bound; beyond it the oldest bound is dropped."""
 MOST_INSTANCES = 10_000
-"""Names of consumers that are remembered although they do not ask any more."""
+"""The number of consumers from which on inactive ones are forgotten."""
 
 
 class Bound:
-    """How much of one topic an instance may have in flight, after leases of that topic ran out."""
+    """How many messages of one topic an instance may have in flight, after leases of that topic expired."""
 
     __slots__ = ("in_flight", "most")
 
@@ -31,14 +31,14 @@ class Bound:
         self.most = float(in_flight)
 
     def expire(self, count: int) -> None:
-        """Leases of so many messages ran out: it loses half of the share that they were, in the end all but one."""
+        """Shrink the bound after leases of `count` messages expired: by half of their share, down to 1."""
         held = max(1, self.in_flight)
         self.most = max(1.0, min(self.most, held) * (1 - min(count, held) / held / 2))
         self.in_flight = max(0, self.in_flight - count)
 
     @property
     def room(self) -> int:
-        """Messages that it may be handed now: one at least, so that it can show that it works again."""
+        """How many messages the instance may get now: at least one, so that it can show that it works again."""
         return max(1, int(self.most) - self.in_flight)
 
 
@@ -64,16 +64,16 @@ class Instance:
         self.name = name
         self.asked_us = now_us
         self.seen_us = now_us
-        """When it asked, settled or renewed last."""
+        """When it last asked, settled or renewed."""
         self.in_flight = 0
         self.finished = 0
         self.expired = 0
         self.expired_in_a_row = 0
-        """Leases that ran out since it last finished something."""
+        """Messages whose leases expired since it last finished one."""
         self.per_second: float | None = None
-        """Messages it finishes in a second, averaged over some; None while nothing is known."""
+        """Messages that it finishes in a second, a moving average; None until it is known."""
         self.bounds: dict[str, Bound] = {}
-        """By topic, where leases ran out. A bound grows with what the instance finishes of the topic."""
+        """Bounds by topic whose leases expired. A bound grows with each message of the topic that is finished."""
         self._busy_us = 0
         self._busy_since_us = now_us
         self._finished_in_window = 0
@@ -86,7 +86,7 @@ class Instance:
             self.bounds[topic].in_flight += count
 
     def finish(self, topic: str, count: int, now_us: int) -> None:
-        """It has settled so many."""
+        """Count `count` messages of a topic that the instance has settled."""
         self.in_flight = max(0, self.in_flight - count)
         self.finished += count
         self.expired_in_a_row = 0
@@ -106,7 +106,7 @@ class Instance:
             self._busy_us = self._finished_in_window = 0
 
     def expire(self, topic: str, count: int, held: int) -> None:
-        """Leases of `count` messages of a topic ran out, of `held` that it had of that topic."""
+        """Count expired leases of `count` messages of a topic, of which the instance held `held`."""
         bound = self.bounds.get(topic)
         if bound is None:
             if len(self.bounds) >= MOST_BOUNDS:
@@ -118,17 +118,14 @@ class Instance:
         self.expired_in_a_row += count
 
     def drop(self, topic: str, count: int) -> None:
-        """Its leases ended by no doing of its own."""
+        """Count messages whose leases the server ended, which is neither a finish nor an expiry."""
         self.in_flight = max(0, self.in_flight - count)
         if topic in self.bounds:
             bound = self.bounds[topic]
             bound.in_flight = max(0, bound.in_flight - count)
 
     def room(self, limit: int) -> int:
-        """How many of `limit` messages it may be handed now that others ask, too.
-
-        One that is alone may be handed all of them: nobody else could have what is kept from it.
-        """
+        """How many of `limit` messages the instance may get while others are active; one that is alone gets all."""
         if self.per_second is None:
             most = min(UNKNOWN_RATE_BOUND, AT_LEAST + self.finished)
         else:
@@ -136,17 +133,17 @@ class Instance:
         return max(0, min(limit, most - self.in_flight))
 
     def room_of(self, topic: str, limit: int) -> int:
-        """How many of `limit` messages of one topic it may be handed now that others ask, too."""
+        """How many of `limit` messages of one topic the instance may get while others are active."""
         bound = self.bounds.get(topic)
         return limit if bound is None else min(limit, bound.room)
 
     @property
     def bound(self) -> int | None:
-        """The smallest of its bounds; None where it has none."""
+        """The smallest of its bounds; None if it has none."""
         return min([int(bound.most) for bound in self.bounds.values()], default=None)
 
     def state(self, fastest: float) -> str:
-        """`stuck`: leases ran out since it last finished one; `slow`: far behind the group's fastest; else `ok`."""
+        """`stuck`: leases expired since it last finished one; `slow`: its rate is far below `fastest`; else `ok`."""
         if self.expired_in_a_row:
             return "stuck"
         if self.in_flight and self.per_second is not None and self.per_second < fastest * SLOW_SHARE:
@@ -158,7 +155,7 @@ class Instances(dict[str, Instance]):
     """The consumers of a group that have asked for messages, by name."""
 
     def asking(self, name: str, now_us: int) -> Instance:
-        """The one that asks now."""
+        """The instance of this name, which asks now; it is made if it does not exist."""
         instance = self.get(name)
         if instance is None:
             if len(self) >= MOST_INSTANCES:
@@ -168,19 +165,19 @@ class Instances(dict[str, Instance]):
         return instance
 
     def others_ask(self, instance: Instance, now_us: int) -> bool:
-        """Whether another one than this has asked for something lately."""
+        """Whether another instance is active."""
         return any(now_us - i.asked_us < ACTIVE_US for i in self.values() if i is not instance)
 
     def forget(self, before_us: int) -> None:
-        """Those that have not asked since then, and have nothing, are not listed any more."""
+        """Forget instances that have not asked since `before_us`, and hold no messages."""
         for name in [name for name, i in self.items() if i.asked_us < before_us and not i.in_flight]:
             del self[name]
 
 
 def states(instances: dict[str, Instance], now_us: int) -> dict[str, str]:
-    """The state of each instance; `gone` for those that have neither asked nor settled nor renewed for a minute.
+    """The state of each instance by name; `gone` if it has neither asked nor settled nor renewed for a minute.
 
-    Their leases go on: what they hold comes back when those run out.
+    The leases of one that is gone still hold; its messages are delivered again when these expire.
     """
     rates = [i.per_second for i in instances.values() if i.per_second is not None]
     fastest = max(rates, default=0.0)

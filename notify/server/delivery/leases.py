@@ -1,4 +1,4 @@
-"""Leases: messages that are handed out to an instance, each until a time."""
+"""Leases: messages that are handed to an instance until a deadline."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from notify.server.delivery.instances import Instance
 from notify.storage.records import StoredMessage
 
 LOOK_AGAIN_US = 250_000
-"""A lease that ran out while the storage refused to record it is looked at again after so long."""
+"""When to look again at an expired lease whose end the storage refused to record."""
 
 
 class Lease:
-    """A batch handed to one instance: one token, settled message by message or all at once."""
+    """A batch handed to one instance, with one token. Its messages are settled one by one or together."""
 
     __slots__ = ("cursor", "deadline_us", "extended", "id", "instance", "length_us", "offsets", "open")
 
@@ -40,12 +40,12 @@ class Handed:
     token: str
     messages: list[StoredMessage]
     attempts: list[int] | None
-    """Which attempt each one is, from 1; None where all are the first."""
+    """The attempt of each message, from 1; None if all are first attempts."""
     replay: int = 0
-    """Which run of the topic's messages it is for an inbox; see Subscription."""
+    """The number of the replay, for the consumer's inbox; see Subscription."""
 
     def each(self) -> Iterator[tuple[str, StoredMessage, int]]:
-        """Receipt, message and attempt, one by one."""
+        """(receipt, message, attempt) for each message."""
         for i, message in enumerate(self.messages):
             yield f"{self.token}{i}", message, 1 if self.attempts is None else self.attempts[i]
 
@@ -56,17 +56,17 @@ class Leases:
     __slots__ = ("_deadlines", "_group", "_holders", "_ids", "by_id")
 
     def __init__(self, group: str, ids: Iterator[int], holders: dict[int, str] | None = None) -> None:
-        """`ids` gives the id of each new lease. `holders`: where to note, for as long as there is one, whose a lease
-        is, by the group's name."""
+        """`ids` yields the id of each new lease. `holders`: a dictionary that gets the group's name for the id of each
+        lease while the lease lasts."""
         self.by_id: dict[int, Lease] = {}
         self._group = group
         self._ids = ids
         self._holders = holders
         self._deadlines: list[tuple[int, int]] = []
-        """Heap of when each lease is looked at, and its id."""
+        """Heap of (when to look at a lease, its id)."""
 
     def add(self, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: Instance) -> Lease:
-        """A new lease of these messages."""
+        """Make a lease of these offsets."""
         lease = Lease(next(self._ids), cursor, offsets, now_us, length_us, instance)
         self.by_id[lease.id] = lease
         if self._holders is not None:
@@ -75,7 +75,7 @@ class Leases:
         return lease
 
     def close(self, lease: Lease, places: Collection[int]) -> None:
-        """These messages of a lease are no longer leased; with its last one it ends."""
+        """End the lease of the messages at these places; the lease ends with its last message."""
         lease.open.difference_update(places)
         if lease.extended:
             for place in places:
@@ -86,7 +86,7 @@ class Leases:
                 self._holders.pop(lease.id, None)
 
     def extend(self, us: int) -> None:
-        """All go on for so much longer."""
+        """Extend all leases by `us` microseconds."""
         for lease in self.by_id.values():
             lease.length_us += us
             lease.deadline_us += us
@@ -94,19 +94,19 @@ class Leases:
         self._deadlines = [(at_us + us, lease_id) for at_us, lease_id in self._deadlines]
 
     def drop(self, topic: str, queue: int) -> None:
-        """Receipts of this queue become stale."""
+        """End all leases of a queue: their receipts become stale."""
         stale = [ls for ls in self.by_id.values() if ls.cursor.topic == topic and ls.cursor.queue == queue]
         for lease in stale:
             lease.instance.drop(lease.cursor.serves, len(lease.open))
             self.close(lease, range(len(lease.offsets)))
 
     def open_of(self, topic: str) -> list[tuple[Lease, int]]:
-        """The messages of a topic that are leased, each with its place in its lease; within a lease in their order."""
+        """(lease, place in it) of each leased message of a topic; places of a lease are in order."""
         leases = [lease for lease in self.by_id.values() if lease.cursor.topic == topic]
         return [(lease, place) for lease in leases for place in sorted(lease.open)]
 
     def held(self) -> Counter[tuple[Instance, str]]:
-        """How many messages of each topic each instance has."""
+        """How many messages of each topic each instance holds."""
         counts: Counter[tuple[Instance, str]] = Counter()
         for lease in self.by_id.values():
             counts[(lease.instance, lease.cursor.serves)] += len(lease.open)
@@ -117,11 +117,12 @@ class Leases:
         return sum(len(lease.open) for lease in self.by_id.values())
 
     def next_us(self) -> int | None:
-        """When a lease has to be looked at next."""
+        """When the next lease has to be looked at; None if there is none."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def run_out(self, now_us: int) -> list[Lease]:
-        """Leases whose time is over by now, but for messages that were extended; to be given to `look_again` then."""
+        """Leases whose deadline has passed, although some of their messages may be extended. Give them to `look_again`
+        afterwards."""
         leases: list[Lease] = []
         while self._deadlines and self._deadlines[0][0] <= now_us:
             lease = self.by_id.get(heapq.heappop(self._deadlines)[1])
@@ -130,7 +131,7 @@ class Leases:
         return leases
 
     def look_again(self, leases: Iterable[Lease], now_us: int) -> None:
-        """Look at these again, if anything of them is still leased, when the first of that runs out."""
+        """Schedule the next look at those of these leases that still have messages, at their earliest deadline."""
         for lease in leases:
             if lease.open:
                 until_us = min(lease.extended.get(place, 0) for place in lease.open)

@@ -1,7 +1,7 @@
-"""Ordered delivery: of each key one message in flight, the keys in parallel.
+"""Ordered delivery: one message of each key is in flight at a time; keys run in parallel.
 
-A message whose key is busy waits behind it, by its offset alone; it is read again when its turn comes. A retry keeps
-its key busy until it is settled. Messages without a key are in no order.
+A message whose key is busy waits: only its offset is held, and the message is read again when the key is free. A retry
+keeps its key busy until it is settled. Messages without a key have no order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
 
 WAITING_BOUND = 20_000
-"""Offsets that wait behind busy keys, at most: beyond it a queue is not read further until some are settled."""
+"""The most offsets that wait behind busy keys: beyond it the queue is read no further until some are settled."""
 
 
 class OrderedCursor(Cursor):
-    """Position of a group in a queue, with what waits behind the keys that are in flight."""
+    """A group's cursor in a queue, with the offsets that wait behind busy keys."""
 
     keeps_order = True
 
@@ -29,9 +29,9 @@ class OrderedCursor(Cursor):
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
         self._behind: dict[int, deque[int]] = {}
-        """A busy key, by its hash, to the offsets that wait for it."""
+        """The offsets that wait for a busy key, by the key's hash."""
         self._key_of: dict[int, int] = {}
-        """An offset in flight, or to be retried, to its key."""
+        """The hash of the key of each offset that is in flight or waits for its retry."""
         self._turn_come: deque[int] = deque()
         """Offsets whose key has become free."""
         self._waiting = 0
@@ -49,12 +49,12 @@ class OrderedCursor(Cursor):
         return not self._turn_come and super().may_sleep()
 
     def is_through(self, offset: int) -> bool:
-        """In an order the later ones wait until the earlier ones are settled, or no longer retained."""
+        """Whether each message below `offset` is settled or no longer retained."""
         start = self._store.bounds(self.topic, self.queue)[0]
         return self.progress.next_unsettled(start) >= offset
 
     def _wait_again(self, offset: int) -> None:
-        """A retry whose key is busy with an earlier one waits behind that, not for its time."""
+        """Have a retry whose key is busy with an earlier message wait for that message instead of its time."""
         self.retries = [retry for retry in self.retries if retry[1] != offset]
         heapq.heapify(self.retries)
 
@@ -87,7 +87,7 @@ class OrderedCursor(Cursor):
         return True
 
     def finished(self, offsets: Iterable[int]) -> None:
-        """These are settled for good: the next of their keys may go."""
+        """Free the keys of settled offsets: the next message of each key may be delivered."""
         if not self._key_of:
             return
         for offset in offsets:

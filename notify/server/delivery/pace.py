@@ -1,7 +1,7 @@
-"""How much of the server's time groups that catch up may take, so that producers keep theirs.
+"""Paces groups that catch up, so that producers keep their share of the server's time.
 
-A group far behind reads from the disk as fast as it is let. What it costs is measured, and it waits in proportion
-before it is given more: the longer, the busier producers keep the server. With idle producers it does not wait.
+A group far behind reads from the disk as fast as it can. The time of its reads is measured, and it then waits in
+proportion: the busier producers keep the server, the longer. While producers are idle, it does not wait.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from time import perf_counter, thread_time
 from notify.server.metrics import Metrics
 
 TRANSACTION_SECONDS = 15e-6
-"""Time of the event loop for a half and its outcome, in full batches."""
+"""The event loop's time for a half and its outcome, in full batches."""
 PUBLISH_SECONDS = 8e-6
 LEAST_SHARE = 0.1
-"""Groups that catch up have so much of the server's time at least, whatever producers do."""
+"""The least share of the server's time for groups that catch up, however busy producers are."""
 WINDOW_US = 100_000
 BEHIND = 20_000
-"""Messages that a group is behind, over all its queues: nearer ones are in memory and cost little."""
+"""The lag, over all queues, beyond which a group is paced: nearer messages are in memory and cost little."""
 BUSY_LIMIT = 512
-"""Messages in a reply while producers are busy: others wait as long as it takes to make it."""
+"""The most messages in a reply while producers are busy: all others wait while it is made."""
 WHOLE_COST = 4.0
-"""A reply costs so many times the time to read it: encoding, sending and settling come on top."""
+"""The cost of a reply as a multiple of the time to read it: encoding, sending and settling are added."""
 EVALUATION_SHARE = 0.15
-"""The filters of all groups together may use so much of the time that the server's loop has left: whoever may subscribe
-chooses what they cost."""
+"""The share of the event loop's idle time that the filters of all groups together may use: anyone who may subscribe
+chooses how much a filter costs."""
 LEAST_EVALUATION_SHARE = 0.05
-"""Filters may use so much of all of the loop's time, however busy it is."""
+"""The least share of the event loop's whole time for filters, however busy it is."""
 EVALUATION_SECONDS = 0.05
-"""Filters may spend so many seconds at once of the share that nobody used."""
+"""The most unused seconds that filters may save up."""
 BUSY_SECONDS = 0.1
-"""How busy the loop is, is looked at so often."""
+"""How often the load of the event loop is measured."""
 
 
 class Pace:
-    """The share of time that is left by producers, and that of filters."""
+    """The shares of the server's time for groups that catch up, and for filters."""
 
     def __init__(self, metrics: Metrics, now_us: int) -> None:
         self._metrics = metrics
@@ -44,12 +44,12 @@ class Pace:
         self._evaluation_seconds = EVALUATION_SECONDS
         self._evaluation_share = EVALUATION_SHARE
         self._spent_seconds = 0.0
-        """In filters, since `_looked_at`."""
+        """CPU time in filters since `_looked_at`."""
         self._looked_at = self._evaluated_at = perf_counter()
         self._worked_seconds = thread_time()
 
     def evaluation_wait(self) -> float:
-        """Seconds until filters may be evaluated again; 0 where they may be now."""
+        """Seconds until filters may be evaluated again; 0 if they may be now."""
         now = perf_counter()
         if now - self._looked_at > BUSY_SECONDS:
             self._look_at_loop(now)
@@ -59,28 +59,28 @@ class Pace:
         return 0.0 if self._evaluation_seconds > -1e-6 else -self._evaluation_seconds / self._evaluation_share
 
     def evaluated(self, seconds: float) -> None:
-        """So much CPU time went into filters."""
+        """Count CPU time that filters took."""
         self._evaluation_seconds -= seconds
         self._spent_seconds += seconds
 
     def _look_at_loop(self, now: float) -> None:
-        """How busy the loop's thread was with other things lately is how much less filters may take."""
+        """Reduce the filters' share by the share of time in which the loop's thread did other work."""
         worked = thread_time()
         others = max(0.0, worked - self._worked_seconds - self._spent_seconds) / (now - self._looked_at)
         self._evaluation_share = max(LEAST_EVALUATION_SHARE, EVALUATION_SHARE * (1.0 - others))
         self._looked_at, self._worked_seconds, self._spent_seconds = now, worked, 0.0
 
     def look(self, now_us: int) -> None:
-        """Take note of what producers sent lately."""
+        """Measure how much producers sent since the last look, and adapt `share`."""
         passed_us = now_us - self._at_us
         if passed_us < WINDOW_US:
             return
         m = self._metrics
         seconds = (m.halves - self._halves) * TRANSACTION_SECONDS + (m.published - self._published) * PUBLISH_SECONDS
         self._at_us, self._halves, self._published = now_us, m.halves, m.published
-        # The third power: what producers are seen to take is less than what they would, while others take it from them.
+        # The third power, because the measure is too low: producers send less while others take their time.
         left = max(LEAST_SHARE, (1.0 - min(1.0, seconds * 1e6 / passed_us)) ** 3)
-        # Down at once, up slowly: producers must not have to win their time back again and again.
+        # Down immediately, up slowly: otherwise producers would lose their time again and again.
         self.share = left if left < self.share else self.share + 0.2 * (left - self.share)
 
     @property
@@ -88,7 +88,7 @@ class Pace:
         return self.share < 0.8
 
     def pause_us(self, spent_seconds: float) -> int:
-        """How long a group waits that has spent so much time on reading what lies far behind."""
+        """How long, in microseconds, a group waits that has spent this time on reading far behind the head."""
         if not self.is_busy:
             return 0
         return round(spent_seconds * WHOLE_COST * (1.0 - self.share) / self.share * 1e6)

@@ -1,4 +1,4 @@
-"""The plan of a request that settles: what its items ask for, before anything is done."""
+"""The plan of a request that settles: the changes that its items ask for, before any is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notify.storage.groups import Subscription
 from notify.wire import SettleItem
 
 RENEW_SECONDS = 30.0
-"""A lease is renewed for so long where the request does not say."""
+"""How long a lease is renewed if the request does not say."""
 
 
 class Acked:
@@ -25,23 +25,23 @@ class Acked:
     def __init__(self) -> None:
         self.places: list[int] = []
         self.items: list[int] = []
-        """The items of the request that say so."""
+        """The numbers of the request's items that acknowledge them."""
 
 
 class Attempt(NamedTuple):
-    """A message of a lease whose attempt failed: how many there were, and when the next is due (0: at once)."""
+    """A message of a lease whose attempt failed: the number of attempts, and when the next one is due (0: now)."""
 
     lease: Lease
     place: int
     attempts: int
     due_us: int
     item: int = 0
-    """Which item of the request asks for it."""
+    """The number of the request's item that asks for the retry."""
     reason: str = ""
 
 
 class Dead(NamedTuple):
-    """A message of a lease that is tried no more, and why."""
+    """A message of a lease that becomes a dead letter, and why."""
 
     lease: Lease
     place: int
@@ -50,7 +50,7 @@ class Dead(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """Messages that stay leased until then."""
+    """Messages whose lease is renewed until `until_us`."""
 
     lease: Lease
     places: range
@@ -58,14 +58,14 @@ class Renewed(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """Messages of a lease that their consumer has not tried: no attempt counts."""
+    """Messages that their consumer returns untried: no attempt counts."""
 
     lease: Lease
     places: range
 
 
 class Plan:
-    """The changes that a request's items ask for. Nothing is done yet."""
+    """The changes that a request's items ask for."""
 
     __slots__ = ("_now_us", "acked", "again", "dead", "refused", "renewed", "returned", "settled")
 
@@ -76,7 +76,7 @@ class Plan:
         now_us: int,
         may: Callable[[str], bool] | None = None,
     ) -> None:
-        """`leases`: those of the group, by id. `may`: whether who asks may settle messages of a topic; None: of all."""
+        """`leases`: the group's, by id. `may`: whether the consumer may settle messages of a topic; None: of all."""
         self._now_us = now_us
         self.acked: dict[Cursor, dict[Lease, Acked]] = {}
         self.again: dict[Cursor, list[Attempt]] = {}
@@ -84,15 +84,15 @@ class Plan:
         self.renewed: list[Renewed] = []
         self.returned: list[Returned] = []
         self.settled: dict[Lease, set[int]] = {}
-        """The messages of each lease that an item settles, in whatever way."""
+        """The places in each lease of the messages that an item settles, retries or returns."""
         self.refused: dict[int, NotifyError] = {}
-        """Why an item asks for nothing, by its number."""
-        for number, named in enumerate(places_of_each([item.receipt for item in items])):
+        """The errors of refused items, by the item's number."""
+        for number, parsed in enumerate(places_of_each([item.receipt for item in items])):
             item = items[number]
             try:
-                if isinstance(named, InvalidRequest):
-                    raise named
-                lease_id, places = named
+                if isinstance(parsed, InvalidRequest):
+                    raise parsed
+                lease_id, places = parsed
                 lease = leases.get(lease_id)
                 if lease is None or places.stop > len(lease.offsets) or not lease.open.issuperset(places):
                     raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
@@ -115,17 +115,17 @@ class Plan:
                 self.refused[number] = error
 
     def _ack(self, number: int, lease: Lease, places: range) -> None:
-        of_cursor = self.acked.get(lease.cursor)
-        if of_cursor is None:
-            of_cursor = self.acked[lease.cursor] = {}
-        acked = of_cursor.get(lease)
+        by_lease = self.acked.get(lease.cursor)
+        if by_lease is None:
+            by_lease = self.acked[lease.cursor] = {}
+        acked = by_lease.get(lease)
         if acked is None:
-            acked = of_cursor[lease] = Acked()
+            acked = by_lease[lease] = Acked()
         acked.places += places
         acked.items.append(number)
 
     def _refuse(self, number: int, item: SettleItem, lease: Lease, places: range) -> None:
-        """The consumer could not do it, now or ever. Raises InvalidRequest."""
+        """Plan a retry or a dead letter. Raises InvalidRequest."""
         cursor = lease.cursor
         if item.action == "dead_letter":
             reason = item.reason or "refused by the consumer"
@@ -149,7 +149,7 @@ class Plan:
                 )
 
     def _renew(self, item: SettleItem, lease: Lease, places: range) -> None:
-        """Raises InvalidRequest."""
+        """Plan the renewal of a lease. Raises InvalidRequest."""
         seconds = RENEW_SECONDS if item.lease is None else item.lease
         check_between("lease", seconds, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
         self.renewed.append(Renewed(lease, places, self._now_us + round(seconds * 1_000_000)))

@@ -1,4 +1,4 @@
-"""Receipts: the text that stands for messages of a lease, `lease.index` or, of several, `lease.first-last`."""
+"""Receipts: the text that names one message of a lease, `lease.index`, or several, `lease.first-last`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from notify.errors import InvalidRequest
 
 RECEIPT_CHARACTERS = 16
-"""A lease has so many hexadecimal digits at most."""
+"""The most hexadecimal digits of a lease's id."""
 
 
 def lease_of(receipt: str) -> int | None:
-    """The lease that a receipt names; None where it is no receipt."""
+    """The id of the lease that a receipt names; None if the text is not a receipt."""
     token = receipt.partition(".")[0]
     if len(token) > RECEIPT_CHARACTERS:
         return None
@@ -22,8 +22,8 @@ def lease_of(receipt: str) -> int | None:
 
 
 def places_of_each(receipts: Iterable[str]) -> list[tuple[int, range] | InvalidRequest]:
-    """For each receipt the lease that it names and the places of its messages; the error for what is no receipt."""
-    named: list[tuple[int, range] | InvalidRequest] = []
+    """For each receipt (the id of its lease, the places of its messages), or the error if it is not a receipt."""
+    parsed: list[tuple[int, range] | InvalidRequest] = []
     for receipt in receipts:
         token, _, index = receipt.partition(".")
         try:
@@ -36,7 +36,7 @@ def places_of_each(receipts: Iterable[str]) -> list[tuple[int, range] | InvalidR
             if not 0 <= first <= last:
                 raise ValueError
         except ValueError:
-            named.append(InvalidRequest(f"{receipt[:60]!r} is not a receipt", "invalid_receipt"))
+            parsed.append(InvalidRequest(f"{receipt[:60]!r} is not a receipt", "invalid_receipt"))
         else:
-            named.append((lease_id, range(first, last + 1)))
-    return named
+            parsed.append((lease_id, range(first, last + 1)))
+    return parsed

@@ -1,8 +1,8 @@
-"""Who was handed which message lately, and why attempts failed: in memory, bounded, and never written.
+"""Remembers which consumers acknowledged which messages lately, and why attempts failed: in memory only, bounded.
 
-The log has the time of each acknowledgement and failed attempt, not the consumer and not its reason. An acknowledgement
-costs a request one tuple here, for all messages that it acknowledges in a queue; failures, which are rarer and are what
-people look for, have a ring of their own, so that acknowledgements cannot push them out.
+The log has the time of each acknowledgement and failed attempt, but neither the consumer nor the reason. A request adds
+one tuple for all messages that it acknowledges in a queue. Failures, which are rarer and which people look for, have a
+separate ring, so that acknowledgements cannot push them out.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MOST_RUNS = 20_000
-"""Runs of acknowledged offsets that are remembered, of all groups together: about 9 MB."""
+"""The most runs of acknowledged offsets that are remembered for all groups together: about 9 MB."""
 MOST_FAILED = 5_000
 REASON_CHARACTERS = 300
 
 
 Held = tuple[int, int, str, int]
-"""A lease whose messages were acknowledged: first and last offset of these, its consumer, and when it was handed out.
+"""A lease with acknowledged messages: (their first offset, their last offset, the consumer, when it was handed out).
 
-Plain tuples, on the path of every acknowledgement: a named one costs three times as much.
+A plain tuple, because every acknowledgement makes one, and a named tuple costs three times as much.
 """
 Acknowledged = tuple[str, str, int, Sequence[tuple[int, int]], Sequence[Held], int]
-"""The messages of one queue that a request acknowledged: group, topic, queue, runs of offsets, leases, and when.
+"""The messages of one queue that a request acknowledged: (group, topic, queue, runs of offsets, leases, when).
 
-A run is its first offset and its count.
+A run is (first offset, count).
 """
 
 
 class Holder(NamedTuple):
-    """Who acknowledged a message."""
+    """The consumer that acknowledged a message."""
 
     instance: str
     handed_us: int
-    """When it was handed out; 0: that is not certain."""
+    """When the message was handed out; 0 if this is uncertain."""
 
 
 class Failed(NamedTuple):
@@ -59,39 +59,39 @@ class Recent:
 
     def __init__(self, now_us: int) -> None:
         self.since_us = now_us
-        """Acknowledgements since then are remembered."""
+        """Acknowledgements since this time are remembered."""
         self._acknowledged: deque[Acknowledged] = deque()
         self._runs = 0
         self._failed: deque[Failed] = deque(maxlen=MOST_FAILED)
 
-    def acknowledged(self, done: Acknowledged) -> None:
-        """A request acknowledged messages."""
-        self._acknowledged.append(done)
-        self._runs += len(done[3])
+    def acknowledged(self, acknowledged: Acknowledged) -> None:
+        """Remember the messages that a request acknowledged in a queue."""
+        self._acknowledged.append(acknowledged)
+        self._runs += len(acknowledged[3])
         while self._runs > MOST_RUNS:
             *_, runs, _, at_us = self._acknowledged.popleft()
             self._runs -= len(runs)
             self.since_us = at_us
 
     def failed(self, failure: Failed) -> None:
-        """An attempt failed."""
+        """Remember a failed attempt."""
         self._failed.append(failure)
 
     def holders_of(self, topic: str, queue: int, offset: int) -> dict[str, Holder]:
-        """The consumers that acknowledged a message, by group, where that is remembered and certain.
+        """The consumers that acknowledged a message, by group, if they are remembered and certain.
 
-        The newest of a group: it may be set back and acknowledge a message again. A request settles what one consumer
-        has; where it settles messages of several, none is named.
+        A group that was reset may acknowledge a message again: then the newest consumer counts. A request normally
+        settles one consumer's messages; if it settles messages of several, no consumer is named.
         """
-        found: dict[str, Holder | None] = {}
+        holders: dict[str, Holder | None] = {}
         for group, of_topic, of_queue, runs, held, _ in reversed(self._acknowledged):
-            if of_queue != queue or of_topic != topic or group in found:
+            if of_queue != queue or of_topic != topic or group in holders:
                 continue
             if any(first <= offset < first + count for first, count in runs):
                 times = {handed_us for first, last, _, handed_us in held if first <= offset <= last}
                 is_certain = len({instance for _, _, instance, _ in held}) == 1
-                found[group] = Holder(held[0][2], times.pop() if len(times) == 1 else 0) if is_certain else None
-        return {group: holder for group, holder in found.items() if holder is not None}
+                holders[group] = Holder(held[0][2], times.pop() if len(times) == 1 else 0) if is_certain else None
+        return {group: holder for group, holder in holders.items() if holder is not None}
 
     def failures_of(self, topic: str, queue: int, offset: int) -> list[Failed]:
         """The failed attempts at one message, of all groups, the oldest first."""

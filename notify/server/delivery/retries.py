@@ -1,4 +1,4 @@
-"""Retries that come due: a queue that sleeps is awake again when its next one is."""
+"""Wakes the queues of a group whose retries come due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from notify.server.delivery.cursor import Cursor
 
 
 class Retries:
-    """When queues of one group have a retry that comes due."""
+    """The times at which queues of one group have a retry."""
 
     __slots__ = ("_due", "_numbers")
 
@@ -18,11 +18,11 @@ class Retries:
         self._numbers = itertools.count()
 
     def add(self, cursor: Cursor, due_us: int) -> None:
-        """A queue has a retry at this time."""
+        """Note that a queue has a retry at this time."""
         heapq.heappush(self._due, (due_us, next(self._numbers), cursor))
 
     def next_us(self) -> int | None:
-        """When the next one comes due."""
+        """When the next retry comes due; None if there is none."""
         return self._due[0][0] if self._due else None
 
     def take_due(self, now_us: int) -> list[Cursor]:

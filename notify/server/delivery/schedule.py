@@ -1,4 +1,4 @@
-"""When groups have to look at their leases, retries and owners again."""
+"""The schedule on which groups look at their leases, retries and owners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notify.server.delivery.group import Group
 
 
 class Schedule:
-    """The next time of each group at which something happens without a request."""
+    """The time of each group's next event that is not caused by a request."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -19,20 +19,20 @@ class Schedule:
         self._numbers = itertools.count()
 
     def note(self, group: Group) -> None:
-        """Note when the group has to be looked at next, if that is sooner than was known."""
+        """Schedule the group's next look, if it is sooner than the scheduled one."""
         due_us = group.next_event_us(self._clock())
         if due_us is not None and (group.scheduled_us is None or due_us < group.scheduled_us):
             group.scheduled_us = due_us
             heapq.heappush(self._events, (due_us, next(self._numbers), group))
 
     def next_us(self) -> int | None:
-        """When the next group has to be looked at."""
+        """When the next group has to be looked at; None if none is scheduled."""
         return self._events[0][0] if self._events else None
 
     def take_due(self, now_us: int) -> Iterator[Group]:
-        """The groups that have to be looked at by now, those included that become due meanwhile."""
+        """The groups that are due now, including groups that become due during the iteration."""
         while self._events and self._events[0][0] <= now_us:
             due_us, _, group = heapq.heappop(self._events)
-            if group.scheduled_us == due_us:  # else it was looked at sooner, and has another time now
+            if group.scheduled_us == due_us:  # otherwise it was rescheduled
                 group.scheduled_us = None
                 yield group

@@ -1,4 +1,4 @@
-"""Settling: what becomes of leased messages, because their consumer says so or because their lease ran out."""
+"""Settling: ends leases because the consumer settles the messages, or because they expired."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ_BYTES = 8 << 20
 
 
 class Settling:
-    """Ends leases of one group: what is settled, tried again, or dead, in the storage first and then in memory."""
+    """Ends leases of one group: it settles, retries or dead-letters messages, in the storage first, then in memory."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Settling:
     async def settle(
         self, items: list[SettleItem], now_us: int, may: Callable[[str], bool] | None = None
     ) -> list[SettledItem]:
-        """Carry out what a consumer says of its messages; durable when it returns.
+        """Carry out a consumer's items: acknowledge, retry, dead-letter, return or renew. Durable when it returns.
 
-        `may`: whether who asks may settle messages of a topic; None: of every one. Raises what the storage refuses
-        with where it refuses all of them. An item that it refused may be sent again: its lease goes on.
+        `may`: whether the consumer may settle messages of a topic; None: of every topic. Raises the storage's error if
+        it refuses all items. A refused item may be sent again: its lease still holds.
         """
         plan = Plan(items, self._leases.by_id, now_us, may)
         refused = self._carry_out(plan, now_us)
@@ -70,7 +70,7 @@ class Settling:
         ]
 
     def _carry_out(self, plan: Plan, now_us: int) -> dict[int, NotifyError]:
-        """Append what is planned, and change what is in memory as far as that succeeds; else why, by the item."""
+        """Append the planned changes, and apply those that succeed; returns the errors of the others by item number."""
         refused: dict[int, NotifyError] = {}
         for lease, places, until_us in plan.renewed:
             lease.extended.update(dict.fromkeys(places, until_us))
@@ -83,8 +83,8 @@ class Settling:
             try:
                 self._ack(cursor, acked, now_us)
             except NotifyError as refusal:
-                for of_lease in acked.values():
-                    refused.update(dict.fromkeys(of_lease.items, refusal))
+                for lease_acked in acked.values():
+                    refused.update(dict.fromkeys(lease_acked.items, refusal))
         for cursor, again in plan.again.items():
             try:
                 self._try_again(cursor, again, now_us)
@@ -98,15 +98,15 @@ class Settling:
         return refused
 
     def _ack(self, cursor: Cursor, acked: dict[Lease, Acked], now_us: int) -> None:
-        offsets = [lease.offsets[place] for lease, of_lease in acked.items() for place in of_lease.places]
+        offsets = [lease.offsets[place] for lease, lease_acked in acked.items() for place in lease_acked.places]
         offsets.sort()
         runs = to_runs(offsets)
         self._store.settle_soon(self._group, cursor.topic, cursor.queue, runs, SettleKind.ACK)
         held = _held(acked)
         self._recent.acknowledged((self._group, cursor.topic, cursor.queue, runs, held, now_us))
-        for lease, of_lease in acked.items():
-            lease.instance.finish(cursor.serves, len(of_lease.places), now_us)
-            self._leases.close(lease, of_lease.places)
+        for lease, lease_acked in acked.items():
+            lease.instance.finish(cursor.serves, len(lease_acked.places), now_us)
+            self._leases.close(lease, lease_acked.places)
         self._metrics.acked += len(offsets)
         if cursor.keeps_order:
             cursor.finished(offsets)
@@ -116,7 +116,7 @@ class Settling:
     def _try_again(
         self, cursor: Cursor, again: list[Attempt], now_us: int, expired: Counter[tuple[Instance, str]] | None = None
     ) -> None:
-        """These attempts failed: another follows when it is due. `expired` counts those whose lease ran out."""
+        """Record failed attempts, and schedule the next ones. `expired`, if given, counts them as expired leases."""
         if not again:
             return
         attempts = [(a.lease.offsets[a.place], a.attempts, a.due_us) for a in again]
@@ -133,20 +133,20 @@ class Settling:
     def _bury(
         self, cursor: Cursor, dead: list[Dead], now_us: int, expired: Counter[tuple[Instance, str]] | None = None
     ) -> None:
-        """Move messages to the dead letters; damaged ones and those that are not retained are only settled."""
+        """Move messages to the dead letters; damaged and no longer retained ones are only settled."""
         letters: list[tuple[StoredMessage, bytes]] = []
-        gone: list[tuple[int, SettleKind]] = []
+        without_letter: list[tuple[int, SettleKind]] = []
         for d in dead:
             offset = d.lease.offsets[d.place]
-            read = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
-            if read and read[0].offset == offset and not read[0].corrupt:
+            stored = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
+            if stored and stored[0].offset == offset and not stored[0].corrupt:
                 attempts = cursor.attempts(offset) + 1
-                letter = dead_payload(self._group, read[0], attempts, d.reason, cursor.subscription.replay)
-                letters.append((read[0], letter))
+                letter = dead_payload(self._group, stored[0], attempts, d.reason, cursor.subscription.replay)
+                letters.append((stored[0], letter))
             else:
-                is_corrupt = bool(read) and read[0].offset == offset
-                gone.append((offset, SettleKind.CORRUPT if is_corrupt else SettleKind.EXPIRED))
-        for offset, kind in gone:
+                is_corrupt = bool(stored) and stored[0].offset == offset
+                without_letter.append((offset, SettleKind.CORRUPT if is_corrupt else SettleKind.EXPIRED))
+        for offset, kind in without_letter:
             self._store.settle_soon(self._group, cursor.topic, cursor.queue, [(offset, 1)], kind)
         if letters:
             self._store.dead_letter_soon(self._group, letters, now_us)
@@ -159,13 +159,13 @@ class Settling:
 
     def _fail(self, lease: Lease, place: int, attempt: int, reason: str, now_us: int) -> None:
         cursor, handed_us = lease.cursor, lease.deadline_us - lease.length_us
-        place_of = (self._group, cursor.topic, cursor.queue, lease.offsets[place])
+        message_place = (self._group, cursor.topic, cursor.queue, lease.offsets[place])
         self._recent.failed(
-            Failed(*place_of, attempt, lease.instance.name, handed_us, now_us, reason[:REASON_CHARACTERS])
+            Failed(*message_place, attempt, lease.instance.name, handed_us, now_us, reason[:REASON_CHARACTERS])
         )
 
     def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[tuple[Instance, str]] | None) -> None:
-        """One message of a lease is no longer with its instance."""
+        """End the lease of one message, as finished or, with `expired`, as expired."""
         if expired is None:
             lease.instance.finish(lease.cursor.serves, 1, now_us)
         else:
@@ -173,7 +173,7 @@ class Settling:
         self._leases.close(lease, (index,))
 
     def give_back(self, lease: Lease, now_us: int, places: Collection[int] | None = None) -> None:
-        """Messages of a lease that nobody has tried are available at once; it was no attempt. None: all of them."""
+        """Return untried messages of a lease (`places` None: all): they are available now, and no attempt counts."""
         cursor, places = lease.cursor, sorted(lease.open if places is None else places)
         self._leases.close(lease, places)
         lease.instance.drop(cursor.serves, len(places))
@@ -182,9 +182,9 @@ class Settling:
         self._turns.wake(cursor)
 
     def come_back(self, ended: list[tuple[Lease, int]], now_us: int) -> None:
-        """Leases of these messages have ended unsettled: they are available at once, or dead after their last attempt.
+        """End expired leases of messages: they are available now, or become dead letters after the last attempt.
 
-        Raises what the storage refuses with; the messages that it did not record stay leased.
+        Raises the storage's error; messages that it did not record stay leased.
         """
         by_cursor: dict[Cursor, list[tuple[Lease, int]]] = {}
         for lease, index in ended:
@@ -216,7 +216,7 @@ class Settling:
             self._bury(cursor, dead, now_us, expired)
 
     def _keep_owners(self, plan: Plan, now_us: int) -> None:
-        """An owner that settles keeps its topic for as long as its leases were; one that renews, as long as it asks."""
+        """Extend ownerships: by the length of the lease if the owner settles, until the new deadline if it renews."""
         for lease in plan.settled:
             self._owners.prolong(lease.cursor.topic, lease.instance.name, now_us + lease.length_us)
         for lease, _, until_us in plan.renewed:
@@ -224,12 +224,12 @@ class Settling:
 
 
 def _held(acked: dict[Lease, Acked]) -> list[Held]:
-    """The leases that acknowledged messages were under, by the first and last that their consumer named.
+    """The leases of acknowledged messages, each with the first and last offset that the consumer named.
 
-    Offsets of a lease rise, but for retries among them: see `Recent.holders_of`.
+    The offsets of a lease rise, except for retries among them: see `Recent.holders_of`.
     """
     held: list[Held] = []
-    for lease, of_lease in acked.items():
-        offsets, places = lease.offsets, of_lease.places
+    for lease, lease_acked in acked.items():
+        offsets, places = lease.offsets, lease_acked.places
         held.append((offsets[places[0]], offsets[places[-1]], lease.instance.name, lease.deadline_us - lease.length_us))
     return held

@@ -1,4 +1,4 @@
-"""Where a subscription starts: the offset that `earliest`, `latest`, an offset or an instant stands for."""
+"""The offset at which a subscription starts, from `earliest`, `latest`, an offset or an instant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Start = str | int | datetime
 
 
 def offset_of(store: Store, topic: str, queue: int, start: Start, now_us: int) -> int:
-    """The offset of a queue at which a subscription starts. Raises InvalidRequest for what is no such place."""
+    """The offset of a queue at which a subscription starts. Raises InvalidRequest if `start` is not a position."""
     first, end = store.bounds(topic, queue)
     if isinstance(start, bool):
         raise InvalidRequest("start is earliest, latest, an offset or an instant", "invalid_start")

@@ -1,4 +1,4 @@
-"""Who waits for messages: polls of each group, in the order in which they are served."""
+"""The polls that wait for messages, by group, in the order in which they are served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notify.server.delivery.schedule import Schedule
 from notify.wire import Receive
 
 May = Callable[[str], bool]
-"""Whether who asks may consume a topic, by its name, as of now."""
+"""Whether the consumer has the right, at this moment, to consume the topic of this name."""
 
 
 class Waiter:
@@ -34,11 +34,11 @@ class Waiter:
         self.max = request.max
         self.lease_us = round(request.lease * 1_000_000)
         self.answer: asyncio.Future[list[Handed]]
-        """Made once it has to wait."""
+        """Made when the poll has to wait."""
 
 
 def _end_empty(answer: asyncio.Future[list[Handed]]) -> None:
-    """The time of a poll is over."""
+    """Answer a poll without messages, unless it is answered already."""
     if not answer.done():
         answer.set_result([])
 
@@ -47,18 +47,18 @@ class Waiters:
     """The polls that wait, by group."""
 
     def __init__(self, groups: dict[str, Group], schedule: Schedule, clock: Clock) -> None:
-        """`groups`: all there are, by name."""
+        """`groups`: all groups of the server, by name."""
         self._groups = groups
         self._schedule = schedule
         self._clock = clock
         self._by_group: dict[str, deque[Waiter]] = {}
 
     def has(self, name: str) -> bool:
-        """Whether somebody waits for messages of a group."""
+        """Whether a poll waits for messages of a group."""
         return bool(self._by_group.get(name))
 
     async def messages(self, group: Group, waiter: Waiter, seconds: float) -> list[Handed]:
-        """Messages for a poll, which waits for the first of them for so long at most."""
+        """Messages for a poll, which waits at most `seconds` for the first."""
         handed = self.hand_out(group, waiter)
         if handed or seconds <= 0:
             return handed
@@ -69,7 +69,7 @@ class Waiters:
         self._serve_on(group)
         timer = loop.call_later(seconds, _end_empty, waiter.answer)
         try:
-            # The future itself: `wait_for`, cancelled just as it is answered, loses the answer or the cancellation.
+            # No `wait_for` here: cancelled just as it is answered, it loses the answer or the cancellation.
             return await waiter.answer
         except asyncio.CancelledError:
             self._give_back(group, waiter)
@@ -80,32 +80,32 @@ class Waiters:
                 waiting.remove(waiter)
 
     def _give_back(self, group: Group, waiter: Waiter) -> None:
-        """A poll that has ended gets no messages any more: those that it was just handed go to others."""
+        """Return messages that a cancelled poll was just handed: other polls get them."""
         answer = waiter.answer
         if not answer.cancelled() and answer.exception() is None and self._groups.get(group.name) is group:
             group.give_back(answer.result(), self._clock())
             self.serve(group.name)
 
     def hand_out(self, group: Group, waiter: Waiter) -> list[Handed]:
-        """Messages for a poll, as far as there are some now."""
+        """Messages for a poll that are available now."""
         handed = group.receive(waiter.instance, waiter.topics, waiter.max, waiter.lease_us, self._clock(), waiter.may)
         self._schedule.note(group)
         return handed
 
     def end(self, name: str) -> None:
-        """Answer those who wait for a group that is no more: there is nothing for them."""
+        """Answer the polls of a group that was dropped, without messages."""
         for waiter in self._by_group.pop(name, ()):
             if not waiter.answer.done():
                 waiter.answer.set_result([])
 
     def leave(self, name: str, instance: str) -> None:
-        """Answer the polls of an instance that stops: nothing is handed to them any more."""
+        """Answer the polls of an instance that stops, without messages."""
         for waiter in self._by_group.get(name, ()):
             if waiter.instance == instance:
                 _end_empty(waiter.answer)
 
     def serve(self, name: str) -> None:
-        """Hand out what there is to those who wait for a group's messages."""
+        """Hand available messages to the waiting polls of a group."""
         waiting = self._by_group.get(name)
         if not waiting:
             return
@@ -117,7 +117,7 @@ class Waiters:
             try:
                 handed = self.hand_out(group, waiter)
             except NotifyError as refusal:
-                # The storage's refusal concerns this poll alone, not the request that caused the others to be served.
+                # The storage's error is for this poll alone, not for the request that made messages available.
                 waiting.remove(waiter)
                 waiter.answer.set_exception(refusal)
                 continue
@@ -125,17 +125,17 @@ class Waiters:
                 waiting.remove(waiter)
                 waiter.answer.set_result(handed)
             elif group.has_skipped:
-                # It has looked at as many as may be looked at in one go: the next one's turn is first.
+                # The poll's turn of skipping messages is used up: the next poll is first now.
                 waiting.remove(waiter)
                 waiting.append(waiter)
                 break
             elif group.turns.next() is None:
-                break  # nothing for this one, nothing for the next
+                break  # there are no messages for the next poll either
         if waiting:
             self._serve_on(group)
 
     def _serve_on(self, group: Group) -> None:
-        """Where it has looked at many that it does not want: on with it, once others have had their turn."""
+        """If the group stopped after it skipped many messages, schedule the next look, after other work of the loop."""
         if group.has_skipped and not group.is_to_be_served:
             group.is_to_be_served = True
             asyncio.get_running_loop().call_later(group.wait_seconds, self._go_on, group)
