@@ -1,1 +1,1 @@
-"""Connections: how many there may be, what each may send and leave unread, and their certificate."""
+"""Connections: the bounds on their number, on what each may send and leave unread, and their TLS certificate."""

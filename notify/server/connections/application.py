@@ -1,4 +1,4 @@
-"""The application behind connections, as far as they need it."""
+"""The part of the application that connections use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DataAnswers(Protocol):
 
 
 class Application(Door, Protocol):
-    """The application whose requests a connection reads, as far as a connection needs it."""
+    """The application whose requests a connection reads."""
 
     connections: Connections
     unread: Unread
@@ -27,7 +27,7 @@ class Application(Door, Protocol):
 
     @property
     def data(self) -> DataAnswers:
-        """Answers requests to data routes at this moment: another one once the server has started."""
+        """Answers requests to data routes now; it changes when the server starts and stops."""
 
     def probed(self, request: Request) -> Answer:
-        """The answer to a probe."""
+        """The answer to a probe of health."""

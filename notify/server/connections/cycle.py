@@ -14,15 +14,15 @@ from notify.server.connections.application import Application
 from notify.server.data.request import Request
 
 UNVERIFIED_BYTES = 64 << 10
-"""The server holds so much of a body while it verifies who sends it, and then reads no further. It holds all that the
-last read brought (uvloop reads up to 256 kB at once)."""
+"""How much of a body the server reads before it has verified the sender. It also holds the rest of the last read
+(uvloop reads up to 256 kB at once)."""
 
 ANSWERED = Request("GET", "/", b"", [])
-"""In place of a request that is answered."""
+"""Replaces a request that was answered, so that its body is freed."""
 
 
 class Connection(Protocol):
-    """A connection as its requests need it."""
+    """The part of a connection that its requests use."""
 
     app: Application
     flow: FlowControl
@@ -32,20 +32,19 @@ class Connection(Protocol):
         """A task that the server waits for when it stops."""
 
     async def verify(self, request: Request) -> NotifyError | None:
-        """Note who asks. Why they may not, if so."""
+        """Note the sender of a request; returns the error if it is refused."""
 
     def read_on(self, cycle: DataCycle) -> None:
-        """Read what this request had put off."""
+        """Resume reading, which this request had put off."""
 
     async def answer(self, cycle: DataCycle) -> None:
         """Answer a request whose body is complete and whose turn it is."""
 
 
 class DataCycle:
-    """One request to a data route and its answer; stands where uvicorn's cycle would.
+    """One request to a data route and its answer; takes the place of uvicorn's cycle.
 
-    Its work begins when its body is complete, it is known who asks, and the answers of the requests before it are
-    written.
+    Its work begins when its body is complete, its sender is verified, and the answers of earlier requests are written.
     """
 
     __slots__ = (
@@ -76,7 +75,7 @@ class DataCycle:
         self._chunks: list[bytes] = []
         self._size = 0
         self._held = 0
-        """Bytes that count among those of strangers."""
+        """Bytes of the body that count as unverified."""
         self._turn = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -84,7 +83,7 @@ class DataCycle:
 
     @classmethod
     def refused(cls, connection: Connection, error: NotifyError) -> DataCycle:
-        """In place of a request whose head is refused: nobody waits for its body, and its connection ends with it."""
+        """The cycle for a request whose head is refused: its body is not awaited, and its connection ends."""
         cycle = cls(connection, Request("GET", "/", b"", []), keep_alive=False)
         cycle.waits_for_body = False
         cycle.refusal = error
@@ -92,11 +91,11 @@ class DataCycle:
 
     @property
     def message_event(self) -> DataCycle:
-        """Stands for the event that uvicorn sets when the connection is lost."""
+        """Takes the place of the event that uvicorn sets when the connection is lost."""
         return self
 
     def set(self) -> None:
-        """The connection is lost: a poll that waits for something to hand out is of no use any more."""
+        """End the work of this request, if it is a poll, because the connection is lost."""
         self._stop_timer()
         if self._verification is not None:
             self._verification.cancel()
@@ -105,7 +104,7 @@ class DataCycle:
             self._task.cancel()
 
     def add(self, body: bytes) -> None:
-        """A part of the body."""
+        """Add a part of the body."""
         if self.waits_for_body:
             self._size += len(body)
             if self._size > LIMITS.request_bytes:
@@ -125,11 +124,11 @@ class DataCycle:
 
     @property
     def is_read(self) -> bool:
-        """Whether the rest of its body may come: it is its turn, and known who sends it."""
+        """Whether the rest of its body may be read: it is its turn, and its sender is verified."""
         return self.waits_for_body and self._turn and self._verification is None
 
     def expire_after(self, seconds: float) -> None:
-        """The body must be complete within this time."""
+        """Refuse the request unless its body is complete within this time."""
         if self._timer is None:
             self._timer = self._connection.loop.call_later(seconds, self._expired)
 
@@ -137,7 +136,7 @@ class DataCycle:
         self.refuse(InvalidRequest("the body did not arrive in time", "timeout", 408))
 
     def verify(self) -> None:
-        """Find out who asks before anything is done, and before most of the body is taken: it may be anyone."""
+        """Verify the sender before any work, and before most of the body is read: it may be anyone."""
         self._verification = self._connection.run(self._verify())
 
     async def _verify(self) -> None:
@@ -152,7 +151,7 @@ class DataCycle:
             self._connection.read_on(self)
 
     def refuse(self, error: NotifyError) -> None:
-        """Answer without the rest of the body; where there is such a rest, the connection ends with the answer."""
+        """Answer with an error. If the body is not complete, the connection ends after the answer."""
         self.refusal = error
         self._give_back()
         self._chunks.clear()
@@ -164,12 +163,12 @@ class DataCycle:
             self._begin()
 
     def _give_back(self) -> None:
-        """Its bytes belong to a verified sender now, or are dropped."""
+        """Stop counting the bytes of the body as unverified: the sender is verified, or the bytes are dropped."""
         self._connection.app.unverified.give_back(self._held)
         self._held = 0
 
     def complete(self) -> None:
-        """The body is complete, or not waited for."""
+        """Take the body as complete."""
         if self.waits_for_body:
             self.waits_for_body = False
             if self._timer is not None:
@@ -179,13 +178,13 @@ class DataCycle:
             self._begin()
 
     def start(self) -> None:
-        """It is this request's turn."""
+        """Note that it is this request's turn, and begin if the body is complete."""
         self._turn = True
         if not self.waits_for_body:
             self._begin()
 
     def _begin(self) -> None:
-        """Do the work, if nothing has to come before it."""
+        """Begin the work, if it is this request's turn and the sender is verified."""
         if self._turn and self._verification is None:
             self._task = self._connection.run(self._connection.answer(self))
 

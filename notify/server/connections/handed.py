@@ -1,4 +1,4 @@
-"""Connections that another process has accepted, and hands to this one over a socket (SCM_RIGHTS)."""
+"""Takes connections that the parent process has accepted and hands over a socket (SCM_RIGHTS)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Handed:
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._take)
 
     def stop(self) -> None:
-        """Take no more; those that are on their way are cut when this process ends."""
+        """Take no more connections; connections still in the socket are cut when this process ends."""
         asyncio.get_running_loop().remove_reader(self._channel.fileno())
 
     def _take(self) -> None:
@@ -37,7 +37,7 @@ class Handed:
             except BlockingIOError:
                 return
             if not data:
-                self.stop()  # who hands them over is gone
+                self.stop()  # the parent is gone
                 return
             for descriptor in descriptors:
                 task = asyncio.get_running_loop().create_task(self._begin(socket.socket(fileno=descriptor)))

@@ -16,7 +16,7 @@ HANDSHAKE_SECONDS = 10.0
 
 
 class _Begun:
-    """A coroutine whose first step is taken at once; a task awaits the rest."""
+    """A coroutine whose first step runs immediately; a task awaits the rest."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._coroutine = coroutine
@@ -37,36 +37,36 @@ class _Begun:
 
 
 class Handshake(asyncio.Protocol):
-    """Stands for a connection until its handshake is over, and then hands it to a Protocol.
+    """Holds a connection until its handshake is complete, and then hands it to a Protocol.
 
-    An event loop that is given the certificate itself tells nobody of a connection before that: strangers who begin no
-    handshake would take every open file, and none of them would count.
+    An event loop that had the certificate itself would report a connection only after its handshake. Clients that begin
+    no handshake could then take all open files without being counted.
     """
 
-    def __init__(self, context: ssl.SSLContext, **of_uvicorn: Any) -> None:
-        """`context`: the server's certificate; the rest is what uvicorn gives to each connection."""
+    def __init__(self, context: ssl.SSLContext, **uvicorn_arguments: Any) -> None:
+        """`context`: the server's certificate; the other arguments are uvicorn's to each connection."""
         self._context = context
-        self._protocol = Protocol(**of_uvicorn)
+        self._protocol = Protocol(**uvicorn_arguments)
         self._connections = self._protocol.app.connections
         self._open = self._protocol.server_state.connections
         self._loop = self._protocol.loop
         self._tasks = self._protocol.server_state.tasks
         self._transport: Any = None
         self._early: list[bytes] = []
-        """Data that came with the end of the handshake."""
+        """Data that came together with the end of the handshake."""
         self._has_ended = False
-        """The client ended its direction with it."""
+        """The client closed its sending direction together with the end of the handshake."""
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         if self._connections.admit(self, self._loop.time()) is Place.NONE:
-            transport.abort()  # there is nobody yet to whom a reason could be said
+            transport.abort()  # no reason can be sent before the handshake
             return
         self._open.add(self)  # type: ignore[arg-type]
         secured = self._loop.start_tls(
             transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
         )
-        # Begun now: what the client sends until a task had its turn would come here, and be lost to the handshake.
+        # Begun now: until a task's first turn data would be passed to this class, and be lost to the handshake.
         task = self._loop.create_task(self._shake_hands(transport, _Begun(secured)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -74,7 +74,7 @@ class Handshake(asyncio.Protocol):
     async def _shake_hands(self, transport: Any, handshake: _Begun) -> None:
         try:
             secured = await handshake
-        except OSError:  # ssl.SSLError and TimeoutError are among them: the client's fault, or it has gone
+        except OSError:  # includes ssl.SSLError and TimeoutError: the client's fault, or it has gone
             transport.abort()
             return
         except Exception:
@@ -85,8 +85,8 @@ class Handshake(asyncio.Protocol):
             self._open.discard(self)
             self._connections.discard(self)
         if transport.is_closing():
-            return  # an event loop tells of a connection that was cut as of a handshake that is over
-        # No other connection comes in between: the Protocol gets this one's place.
+            return  # the event loop reports a cut connection like a complete handshake
+        # Without an `await` in between no other connection can take the place: the Protocol gets it.
         secured.set_protocol(self._protocol)
         self._protocol.connection_made(SecuredTransport(secured, transport, self._loop))
         for data in self._early:
@@ -100,19 +100,19 @@ class Handshake(asyncio.Protocol):
     def eof_received(self) -> None:
         self._has_ended = True
 
-    # --- as the places of all connections, and uvicorn at its stop, see it ---------------------------------------
+    # --- what Connections, and uvicorn at its stop, call ----------------------------------------------------------
 
     def idle_since(self) -> float | None:
-        """None: it waits for its client's next message."""
+        """None: a handshake is never idle."""
         return None
 
     def turn_away(self) -> None:
-        """End it; a reason cannot be said before the handshake is over."""
+        """End the connection without a reason: none can be sent before the handshake is complete."""
         self.abort()
 
     def abort(self) -> None:
         self._transport.abort()
 
     def shutdown(self) -> None:
-        """The server stops."""
+        """End the connection, because the server stops."""
         self.abort()

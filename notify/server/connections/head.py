@@ -1,4 +1,4 @@
-"""A request's head: the data request that it begins, and what is left of it where it asks for another protocol."""
+"""A request's head: the data request that it begins, and the head without a demand for another protocol."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from notify.server.data.request import PROBES, Request
 from notify.settings import Settings
 
 Fields = list[tuple[bytes, bytes]]
-"""Header fields: names in lower case, and values."""
+"""Header fields: (name in lower case, value)."""
 
 WORKER = b"/worker-"
-"""So begins the path of a request that is for one of several workers."""
+"""The beginning of the path of a request for one of several workers."""
 _PROBES = tuple(path.encode() for path in PROBES)
 
 
 def data_request(method: bytes, url: bytes, headers: Fields, names_worker: bool) -> Request | None:
-    """The request without its body; None where it is neither a probe nor for a data route.
+    """The request without its body; None if it is neither a probe nor for a data route.
 
-    `names_worker`: whether the path had this worker's name in front.
+    `names_worker`: whether the path began with this worker's name.
     """
     if url in _PROBES and method in (b"GET", b"HEAD"):
         request = Request(method.decode("latin-1"), url.decode(), b"", headers)
@@ -47,8 +47,8 @@ def data_request(method: bytes, url: bytes, headers: Fields, names_worker: bool)
 
 
 def own_path(url: bytes, settings: Settings) -> tuple[bytes, bool] | None:
-    """The path of a request without the name of this worker in front, and whether that was there: then it is for this
-    worker alone. None where it names another worker: a connection is one worker's for good."""
+    """(the path without this worker's name in front, whether it had the name: then only this worker may answer). None
+    if the path names another worker: a connection belongs to one worker until its end."""
     if not url.startswith(WORKER):
         return url, False
     name, slash, rest = url[1:].partition(b"/")
@@ -59,12 +59,12 @@ def own_path(url: bytes, settings: Settings) -> tuple[bytes, bool] | None:
 
 
 def another_worker() -> WrongShard:
-    """Why a request is refused that names another worker than the connection's."""
+    """The error for a request that names another worker than the connection's."""
     return WrongShard("this connection is another worker's: make one for each", shard="")
 
 
 def without_upgrade(parser: HttpRequestParser, url: bytes, headers: Fields) -> bytes:
-    """The head that a parser has read, as bytes, without the field `Upgrade`."""
+    """The head that a parser has read, as bytes without the field `Upgrade`."""
     version = parser.get_http_version().encode()
     lines = [parser.get_method() + b" " + url + b" HTTP/" + version]
     lines += [name + b": " + value for name, value in headers if name != b"upgrade"]

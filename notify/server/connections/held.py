@@ -1,5 +1,5 @@
-"""Bounds for all connections together on what the server holds for them: answers that clients do not read, and bodies
-whose sender is not verified yet. Each connection has bounds of its own besides."""
+"""Bounds on the memory for all connections together: answers that clients have not read, and bodies whose sender is not
+verified yet. Each single connection has bounds as well."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import asyncio
 from typing import NamedTuple, Protocol
 
 UNREAD_BYTES = 24 << 20
-"""All answers that wait for their readers may have so many bytes. Beyond it the server cuts the connections that have
-waited for longest, and for UNREAD_SECONDS at least: a client that reads at all has read by then."""
+"""The most bytes of unread answers of all connections. Beyond it the server cuts the connections that have waited
+longest, if they have waited for UNREAD_SECONDS: a client that reads at all has read by then."""
 UNREAD_SECONDS = 3.0
 WRITE_SECONDS = 30.0
-"""How long an answer may wait for its client to read it, but for the last 64 kB; then the connection is cut."""
+"""How long a client may take to read all but the last 64 kB of an answer; then its connection is cut."""
 SCARCE_REPLY_BYTES = 256 << 10
-"""The largest reply while half of UNREAD_BYTES is taken: clients that read slowly get less at once."""
+"""The largest reply while half of UNREAD_BYTES is used, so that slow readers get smaller replies."""
 
 
 class Connection(Protocol):
-    """A connection as `Unread` needs it."""
+    """The part of a connection that `Unread` uses."""
 
     def abort(self) -> None:
-        """End it at once."""
+        """End the connection immediately."""
 
 
 class _Waiting(NamedTuple):
-    """Bytes that wait for a client, since when (the loop's time), and what cuts its connection when time is over."""
+    """Unread bytes of a connection, since when (the loop's time), and the timer that cuts the connection."""
 
     size: int
     since: float
@@ -32,14 +32,14 @@ class _Waiting(NamedTuple):
 
 
 class Unread:
-    """Connections with an answer that is not read, in the order in which they began to wait."""
+    """Connections with an unread answer, in the order in which they began to wait."""
 
     def __init__(self) -> None:
         self._waiting: dict[Connection, _Waiting] = {}
         self.total = 0
 
     def add(self, connection: Connection, size: int, loop: asyncio.AbstractEventLoop) -> None:
-        """`size` bytes wait for this connection's client from now on. Others may be cut for it."""
+        """Count `size` unread bytes of a connection from now on. Other connections may be cut to keep the bound."""
         self.discard(connection)
         now = loop.time()
         self._waiting[connection] = _Waiting(size, now, loop.call_later(WRITE_SECONDS, connection.abort))
@@ -52,7 +52,7 @@ class Unread:
             oldest.abort()
 
     def discard(self, connection: Connection) -> None:
-        """The connection's client has read, or is gone."""
+        """Stop counting a connection, whose client has read or is gone."""
         waiting = self._waiting.pop(connection, None)
         if waiting is not None:
             waiting.timer.cancel()
@@ -64,7 +64,7 @@ class Unread:
 
 
 UNVERIFIED_BYTES = 8 << 20
-"""All bodies whose sender is not verified yet may have so many bytes; beyond it a request is refused for now."""
+"""The most bytes of bodies whose sender is not verified yet; beyond it requests are refused for now."""
 
 
 class Unverified:
@@ -74,12 +74,12 @@ class Unverified:
         self.total = 0
 
     def take(self, size: int) -> bool:
-        """Whether `size` more bytes may be held; if so, they count until they are given back."""
+        """Whether `size` more bytes may be held; if so, they count until `give_back`."""
         if self.total + size > UNVERIFIED_BYTES:
             return False
         self.total += size
         return True
 
     def give_back(self, size: int) -> None:
-        """`size` bytes are not held any more, or their sender is verified."""
+        """Stop counting `size` bytes, which are dropped or whose sender is verified."""
         self.total -= size

@@ -1,4 +1,4 @@
-"""Who sends a request: by the token that it shows, or by its connection's certificate."""
+"""Finds the sender of a request by its token, or by its connection's certificate."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from notify.server.data.request import Request
 
 
 def admit(access: Access | None, request: Request, certificate: str | None) -> NotifyError | None:
-    """Note who asks before the body is taken, where access is on: UNVERIFIED if that takes a while.
+    """Set the request's principal before its body is read, if access is on; UNVERIFIED if that takes a while.
 
-    Why they may not, if so.
+    Returns the error if the sender is refused.
     """
     if access is None or not access.on or request.principal is NOBODY:
         return None
@@ -30,7 +30,7 @@ def admit(access: Access | None, request: Request, certificate: str | None) -> N
 
 
 async def verify(access: Access | None, request: Request, certificate: str | None) -> NotifyError | None:
-    """Note who asks where `admit` could not tell. Why they may not, if so."""
+    """Set the principal that `admit` left UNVERIFIED. Returns the error if the sender is refused."""
     if access is None:
         return Unavailable(NOT_RUNNING)
     try:
@@ -43,17 +43,17 @@ async def verify(access: Access | None, request: Request, certificate: str | Non
 
 
 def _without_frames(error: NotifyError) -> NotifyError:
-    """An error that is kept instead of raised.
+    """The error without its traceback, to be kept instead of raised.
 
-    The frames of its traceback refer to whoever keeps it, and to all that the request showed: together they would stay
-    until a full collection, which is rare.
+    The traceback's frames refer to the object that keeps the error, and to the request: this circle would stay in
+    memory until a full collection, which is rare.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 
 
 def common_name(certificate: Any) -> str | None:
-    """The common name of a client's verified certificate, as Python's ssl shows it; None where there is none."""
+    """The common name in a client's verified certificate, in the form of Python's ssl; None if there is none."""
     for names in (certificate or {}).get("subject", ()):
         for name, value in names:
             if name == "commonName":

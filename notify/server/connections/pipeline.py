@@ -1,4 +1,4 @@
-"""The requests of one connection that wait for the answers before theirs."""
+"""Pipelined requests: requests of one connection that wait until earlier ones are answered."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from notify.server.access.principal import NOBODY
 from notify.server.connections.cycle import DataCycle
 
 PIPELINED = 64
-"""Requests of one connection that wait for the answers before theirs. Where more come, the connection ends behind
-these: their client sends the others again, as HTTP asks of it."""
+"""The most pipelined requests of a connection. If more come, the connection ends after these: the client sends the
+others again, as HTTP requires."""
 PACE_SECONDS = 0.02
-"""The server waits so long between two pipelined requests of strangers, or to other than data routes: they cost the
-server many times what they cost their sender, and no browser or tool pipelines them."""
+"""The pause between two pipelined requests of unverified senders, or to other routes than data routes: they cost the
+server many times what they cost the sender, and no browser or tool pipelines them."""
 
 
 class PipelineFlow(FlowControl):
-    """Nothing is read while requests of the connection wait for their turn, whoever asks for more."""
+    """Flow control that reads nothing while requests of the connection wait for their turn."""
 
     def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
         super().__init__(transport)
@@ -32,5 +32,5 @@ class PipelineFlow(FlowControl):
 
 
 def is_known(cycle: Any) -> bool:
-    """Whether a request goes to a data route, from someone who is let in."""
+    """Whether a request is for a data route, and its sender is admitted."""
     return type(cycle) is DataCycle and cycle.request.principal is not NOBODY

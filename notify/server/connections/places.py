@@ -1,4 +1,4 @@
-"""All connections of a server: how many there may be, who goes when there are too many, and a few for operators."""
+"""All connections of a server: the bound on their number, which one is closed for a new one, and operators' places."""
 
 from __future__ import annotations
 
@@ -15,65 +15,66 @@ from notify.log_rate import LogRate
 log = structlog.get_logger("notify.server")
 
 SILENT_SECONDS = 1.0
-"""One that has sent no request for so long is closed first where there is no room for another."""
+"""If there is no room for another connection, one that has sent no request for this long is closed first."""
 IDLE_SECONDS = 5.0
-"""A connection that has had its answers, and sent nothing for so long, is closed where there is no room for another."""
+"""If there is no room for another connection, one that has been idle for this long is closed."""
 LOOK_SECONDS = 0.25
-"""Between two looks for such ones, since each goes through all connections."""
+"""The least time between two searches for idle connections, since each goes through all connections."""
 FILES_KEPT = 128
-"""Descriptors that connections leave to segments, databases and webhooks, and at least a quarter of them all."""
+"""File descriptors left for segments, databases and webhooks; at least a quarter of all."""
 
 
 class Place(enum.Enum):
     """The rights of a new connection."""
 
     FREE = enum.auto()
-    """Everything."""
+    """It may send any request."""
     OPERATORS = enum.auto()
-    """Ask for what operators need (health, metrics, admin routes, the console), once, unless room is made meanwhile."""
+    """It may ask once for what operators need (health, metrics, admin routes, the console), unless a place is freed."""
     NONE = enum.auto()
+    """It is not admitted."""
 
 
 class Connection(Protocol):
-    """A connection as `Connections` needs it."""
+    """The part of a connection that `Connections` uses."""
 
     def idle_since(self) -> float | None:
-        """From when on (the loop's time) it has waited for nothing and sent nothing; None where that is not so."""
+        """Since when (the loop's time) it is idle; None if it is not."""
 
     def turn_away(self) -> None:
-        """Say that there is no room, and end it."""
+        """Answer that there is no room, and end the connection."""
 
     def abort(self) -> None:
-        """End it at once."""
+        """End the connection immediately."""
 
 
 class Connections:
-    """Those that are open, in the order in which they came."""
+    """The open connections, in the order in which they came."""
 
     def __init__(self, most: int, operators: int = LIMITS.operator_connections) -> None:
-        """`most` of everybody, and `operators` beyond them."""
+        """`most`: the bound on connections; `operators`: the places for operators beyond it."""
         self.most = most
         self.turned_away = 0
         self._operators = operators
         self._open: dict[Connection, None] = {}
         self._silent: dict[Connection, float] = {}
-        """Those that have not sent a request yet, and since when they are there."""
+        """Connections that have not sent a request yet, and since when they are open."""
         self._beyond: set[Connection] = set()
-        """Those in operators' places."""
+        """Connections in operators' places."""
         self._idle: dict[Connection, None] = {}
-        """Found idle at the last look, the longest idle first."""
+        """Connections that were idle at the last search, the longest idle first."""
         self._looked = float("-inf")
         self._logged = LogRate(1)
 
     @property
     def count(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._open)
 
     def admit(self, connection: Connection, now: float) -> Place:
-        """A new one, now (the loop's time). Where all places are taken, one that does nothing goes for it."""
+        """The place of a new connection; `now` is the loop's time. An idle connection may be closed for it."""
         if self._is_full():
-            # Who has only just come may be about to ask: until then the new one has an operator's place.
+            # A connection that has only just come may be about to ask: then the new one gets an operator's place.
             self._make_room(now - SILENT_SECONDS, now)
         place = Place.FREE
         if self._is_full():
@@ -93,11 +94,11 @@ class Connections:
         return len(self._open) - len(self._beyond) >= self.most
 
     def has_asked(self, connection: Connection) -> None:
-        """It has sent its first request."""
+        """Note that a connection has sent its first request."""
         self._silent.pop(connection, None)
 
     def has_room(self, connection: Connection, now: float) -> bool:
-        """Whether one that came for an operator's place may do everything now."""
+        """Whether a connection in an operator's place gets a free place now."""
         if self._is_full():
             self._make_room(now, now)
         if self._is_full():
@@ -106,24 +107,24 @@ class Connections:
         return True
 
     def refusal(self) -> Unavailable:
-        """Why a request is not served."""
+        """The error for a request that gets no place; counts it."""
         self.turned_away += 1
         return too_many(self.most)
 
     def discard(self, connection: Connection) -> None:
-        """It is closed, or about to be."""
+        """Forget a connection that is closed, or about to be."""
         self._open.pop(connection, None)
         self._silent.pop(connection, None)
         self._idle.pop(connection, None)
         self._beyond.discard(connection)
 
     def _make_room(self, until: float, now: float) -> None:
-        """End one that has sent no request and came by then; without such a one that is idle."""
+        """End a connection that came by `until` and has sent no request, else an idle one."""
         if not self._end_silent(until):
             self._end_idle(now)
 
     def _end_silent(self, until: float, among_operators: bool = False) -> bool:
-        """End the oldest that has never sent a request, if it came by then; whether there was one."""
+        """End the oldest connection without a request, if it came by `until`; whether there was one."""
         for oldest, since in self._silent.items():
             if since > until:
                 break
@@ -135,7 +136,7 @@ class Connections:
         return False
 
     def _end_idle(self, now: float) -> None:
-        """End the one that has been idle for longest, if there is one."""
+        """End the connection that has been idle longest, if one is idle."""
         if not self._idle and now - self._looked >= LOOK_SECONDS:
             self._looked = now
             waiting = [
@@ -153,7 +154,7 @@ class Connections:
 
 
 def too_many(most: int) -> Unavailable:
-    """The refusal for a connection that finds no place."""
+    """The error for a connection that gets no place."""
     return Unavailable(
         f"the server has {most} connections, as many as its setting connections allows; close those that nobody uses, "
         "or try again",
@@ -162,7 +163,7 @@ def too_many(most: int) -> Unavailable:
 
 
 def open_files() -> int | None:
-    """How many files this process may have open, once that is raised as far as it may be; None: any number."""
+    """How many files this process may have open, after the limit was raised as far as allowed; None: no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -174,7 +175,7 @@ def open_files() -> int | None:
 
 
 def allowed_by_files(wanted: int) -> int:
-    """How many of so many connections the limit of open files allows."""
+    """How many of the `wanted` connections the limit of open files allows."""
     soft = open_files()
     if soft is None:
         return wanted

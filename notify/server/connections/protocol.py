@@ -1,8 +1,8 @@
-"""A connection: data routes straight from the parser to the core, everything else through uvicorn's ASGI.
+"""A connection: requests to data routes reach the core directly from the parser, all others uvicorn's ASGI.
 
-A data request through ASGI cost more than the storage of what it carries: scope, header copies, an event and a task's
-timer for the body, checks of each header that is sent, two writes. Here it is parsed, decoded, answered in one write.
-uvicorn's connection keeps what it does well: pipelining, flow control, keep-alive, graceful stop.
+ASGI cost a data request more time than the storage of its messages: scope, header copies, an event and a task's timer
+for the body, checks of each header that is sent, two writes. Here a request is parsed, decoded, and answered in one
+write. Pipelining, flow control, keep-alive and graceful stop are uvicorn's.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from notify.server.data.answer import Answer
 from notify.server.data.request import PROBES, Request
 
 HEADER_SECONDS = 10.0
-"""A head must be complete so long after its first byte, or after the answers of the requests before it are written."""
+"""How long a head may take after its first byte, or after the answers to earlier requests are written."""
 LINGER_SECONDS = 2.0
-"""A client may go on sending for so long what was refused already, so that it reads the answer instead of a reset."""
+"""How long a client may go on sending a refused request, so that it reads the answer instead of a reset."""
 
 
 class Protocol(HttpToolsProtocol):
-    """A connection must send its request's head in time and within bounds, and read its answers, or it is cut.
+    """A connection that is cut unless it sends its requests' heads in time and within bounds, and reads its answers.
 
-    The stock protocol waits for ever for a head and for a reader, takes heads and trailers of any size, and reads on
-    behind any number of requests that wait for their answers.
+    uvicorn's protocol waits for ever for a head and for a reader, takes heads and trailers of any size, and reads any
+    number of pipelined requests.
     """
 
     app: Application
@@ -48,19 +48,19 @@ class Protocol(HttpToolsProtocol):
         self.flow = PipelineFlow(transport, self.pipeline)
         self._head_bytes = self._quiet_bytes = self._body_parts = 0
         self._in_head = True
-        """No request has begun, or its head is not complete."""
+        """No request has begun, or the head of the present one is not complete."""
         self._is_upgrade = False
         self._refusal: NotifyError | None = None
         self._is_over = False
-        """Nothing more is read; what is read already is answered."""
+        """Nothing more is read; requests that were read are answered."""
         self._current: Any = None
-        """The cycle whose turn it is, of those that are not answered yet; `cycle` is the newest."""
+        """The unanswered cycle whose turn it is; `cycle` is the newest."""
         self._certificate = identity.common_name(transport.get_extra_info("peercert"))
         self._timers = Timers()
         self._timers.head = self.loop.call_later(HEADER_SECONDS, self._too_slow)
         place = self.app.connections.admit(self, self.loop.time())
         self._is_beyond = place is Place.OPERATORS
-        """There was no room for it when it came."""
+        """It has an operator's place."""
         if place is Place.NONE:
             self.turn_away()
 
@@ -93,8 +93,8 @@ class Protocol(HttpToolsProtocol):
     def _head_without_upgrade(self) -> bytes:
         """The head of a request that asks for another protocol (`Upgrade:`), without that field, for a new parser.
 
-        HTTP allows to answer such a request in this protocol. The old parser would take what follows for the other
-        protocol's, body included; the new one reads the body as it is declared.
+        HTTP allows a server to answer such a request in this protocol. The old parser would take the following bytes,
+        the body included, for the other protocol; the new one reads the body as the head declares it.
         """
         head = without_upgrade(self.parser, self.url, self.headers)
         self._is_upgrade = False
@@ -108,37 +108,37 @@ class Protocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await_head(self) -> None:
-        """A head has begun: it must be complete in time, once it is its turn."""
+        """Start the timer for a head that has begun, if no earlier request waits for its answer."""
         if self._timers.head is None and not self._is_busy:
             self._timers.head = self.loop.call_later(HEADER_SECONDS, self._too_slow)
 
     def _expect_body(self) -> None:
-        """Let the client send on, and not for ever."""
+        """Let the client send the body, within the time for bodies."""
         if self.expect_100_continue:
             self.expect_100_continue = False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.cycle.expire_after(self.app.settings.body_timeout_seconds)
 
     def read_on(self, cycle: DataCycle) -> None:
-        """Read what a cycle whose turn it is had put off. Of a later one nothing is read before this one's answer."""
+        """Resume reading for a cycle whose turn it is; a later one is read after this one's answer."""
         if cycle is self.cycle and not self.transport.is_closing():
             if cycle.is_read:
                 self._expect_body()
             self.flow.resume_reading()
 
     def _refuse(self, error: NotifyError) -> None:
-        """Read nothing more, and say why behind the answers that are still to come; then the connection ends."""
+        """Read nothing more, send the error after the pending answers, and end the connection."""
         self._is_over = True
         if self._in_head:
             self._enqueue(DataCycle.refused(self, error))
         elif self._is_busy and type(self.cycle) is DataCycle:
             self.cycle.refuse(error)
         else:
-            # In the body of a request that the application answers itself, or has answered.
+            # The error is in the body of a request that the ASGI application answers, or has answered.
             self._close()
 
     def _enqueue(self, cycle: DataCycle) -> None:
-        """Behind the requests that wait for their answers, if there are such."""
+        """Add a request to the pipeline, or start it if no earlier one waits for its answer."""
         newest, self.cycle = self.cycle, cycle
         if newest is not None and not newest.response_complete:
             self.flow.pause_reading()
@@ -147,12 +147,12 @@ class Protocol(HttpToolsProtocol):
             self._current = cycle
             cycle.start()
 
-    # Callbacks of the parser, in the order in which it calls them.
+    # The parser calls the following methods, in this order.
 
     def on_message_begin(self) -> None:
         self._in_head = True
         self._head_bytes = self._body_parts = 0
-        self._quiet_bytes = max(1, self._quiet_bytes)  # what came in one read with the last request's end counts, too
+        self._quiet_bytes = max(1, self._quiet_bytes)  # bytes read together with the last request's end count too
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -165,7 +165,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer: nobody asks for one, and it must not pass for a field of the head
+            return  # a trailer, which no route uses, and which must not pass for a field of the head
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > HEADER_BYTES or len(self.headers) >= HEADER_FIELDS:
             self._stop(too_large())
@@ -215,11 +215,11 @@ class Protocol(HttpToolsProtocol):
             cycle.verify()
 
     async def verify(self, request: Request) -> NotifyError | None:
-        """Note who asks where that takes a while. Why they may not, if so."""
+        """Verify the sender, which may take a while; returns the error if it is refused."""
         return await identity.verify(self.app.access, request, self._certificate)
 
     def _hand_to_asgi(self) -> None:
-        """Let uvicorn make its scope now that the request is known to be none of ours."""
+        """Let uvicorn make its scope: the request is not for a data route."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         if self._is_beyond:
             headers.append((b"connection", b"close"))  # uvicorn says the same in its answer
@@ -274,7 +274,7 @@ class Protocol(HttpToolsProtocol):
         """Answer a request whose body is complete and whose turn it is."""
         try:
             if self.flow.write_paused and not cycle.disconnected:
-                await self.flow.drain()  # before the answer is made: one that is not read is enough to hold
+                await self.flow.drain()  # before the answer is made: at most one unread answer is held
             request = cycle.request
             if cycle.refusal is not None:
                 answer = Answer.problem(cycle.refusal)
@@ -285,29 +285,29 @@ class Protocol(HttpToolsProtocol):
             cycle.response_complete = True
             if cycle.disconnected or self.transport.is_closing():
                 return
-            own_headers = self.server_state.default_headers
-            self.transport.write(answer.encoded(own_headers, cycle.keep_alive, request.method != "HEAD"))
+            default_headers = self.server_state.default_headers
+            self.transport.write(answer.encoded(default_headers, cycle.keep_alive, request.method != "HEAD"))
             if cycle.keep_alive:
                 self.on_response_complete()
             else:
                 self._end_behind(cycle)
         finally:
-            # An idle connection keeps its last cycle, and refers to itself through it: the body must not stay with it.
+            # An idle connection keeps its last cycle: the body must not stay in memory with it.
             cycle.request, cycle.refusal = ANSWERED, None
 
     def _end_behind(self, cycle: DataCycle) -> None:
-        """End the connection behind the answer to this request, which is written."""
+        """End the connection after the answer to this request, which is written."""
         if cycle.refusal is None and not self._is_over:
             self._close()
             return
         self._is_over = True
         self.flow.resume_reading()
-        if self.transport.can_write_eof():  # TLS has no end of one direction
+        if self.transport.can_write_eof():  # TLS cannot close one direction
             self.transport.write_eof()
         self._timers.rest = self.loop.call_later(LINGER_SECONDS, self._close)
 
     def on_response_complete(self) -> None:
-        """An answer is written: the next request's turn, if there is one."""
+        """Start the next pipelined request, if there is one, after an answer is written."""
         if self.transport.is_closing():
             self._close()
             return
@@ -317,14 +317,14 @@ class Protocol(HttpToolsProtocol):
             return
         super().on_response_complete()
         if self.flow.read_paused:
-            self.flow.resume_reading()  # the next one is no longer among those that wait
+            self.flow.resume_reading()  # the next request does not wait any more
         if not self.cycle.response_complete:
             return
         if self._in_head:
             if self._quiet_bytes:
                 self._await_head()
         elif self._timers.rest is None:
-            # Answered before its body was there: nobody reads the rest, which may never end.
+            # The request was answered before its body was complete: the rest, which may never end, is not read.
             self._timers.rest = self.loop.call_later(LINGER_SECONDS, self._close)
 
     def _start_next(self) -> None:
@@ -333,7 +333,7 @@ class Protocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is written to: from now on its time is bounded."""
+        """Bound the client's time from now on: it does not read as fast as the server writes."""
         super().pause_writing()
         self.app.unread.add(self, self.transport.get_write_buffer_size(), self.loop)
 
@@ -348,24 +348,24 @@ class Protocol(HttpToolsProtocol):
         self._close()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No request came for so long."""
+        """Close the connection, on which no request came within the time of keep-alive."""
         self._close()
 
     def shutdown(self) -> None:
-        """The server stops."""
+        """Close the connection after its pending answers, because the server stops."""
         super().shutdown()
         if self.transport.is_closing():
             self._close()
 
     def _close(self) -> None:
-        """End the connection when what is written is read, and at the latest after LINGER_SECONDS."""
+        """End the connection when the client has read all, at the latest after LINGER_SECONDS."""
         self.transport.close()
         if self._timers.abort is None:
             self._timers.abort = self.loop.call_later(LINGER_SECONDS, self.abort)
 
     def turn_away(self) -> None:
-        """Say that there is no room, and end the connection, which has not sent a request yet."""
-        if self._is_over:  # what it sent is no request, and it was told so
+        """Answer that there is no room, and end the connection, which has not sent a request yet."""
+        if self._is_over:  # it sent something that is not a request, and was answered
             self.abort()
             return
         self._is_over = True
@@ -374,14 +374,14 @@ class Protocol(HttpToolsProtocol):
         self._close()
 
     def idle_since(self) -> float | None:
-        """From when on (the loop's time) it has waited for nothing and sent nothing; None where that is not so."""
+        """Since when (the loop's time) the connection is idle; None if it is not."""
         if self.transport.is_closing() or (self._is_over and not self._is_busy):
             return float("-inf")
         timer = self.timeout_keep_alive_task
         return None if timer is None else timer.when() - self.timeout_keep_alive
 
     def abort(self) -> None:
-        """End the connection at once, whatever is still to be written."""
+        """End the connection immediately; unwritten answers are dropped."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -395,6 +395,6 @@ class Protocol(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
-        # A cycle and its connection refer to each other, and a full collection is rare: nothing waits for one.
+        # A cycle and its connection refer to each other; this breaks the circle, since a full collection is rare.
         self.cycle = self._current = None  # type: ignore[assignment]
         self.headers = []

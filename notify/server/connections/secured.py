@@ -1,7 +1,7 @@
-"""A TLS connection's transport that knows what its client has not read.
+"""A TLS connection's transport that knows how much its client has not read.
 
-An event loop encrypts at once what is written to TLS, and hands it to the connection below, where it does not count any
-more: a first answer of any size seems to be read, and nobody is told of a client that does not read it.
+An event loop encrypts what is written to TLS immediately, and hands it to the connection below, where it no longer
+counts: an answer of any size seems to be read, and the server would not notice a client that does not read.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import asyncio
 from typing import Any
 
 MOST_BYTES = 64 << 10
-"""With more that is not read, writing pauses, as it does without TLS."""
+"""Writing pauses above this many unread bytes, as it does without TLS."""
 FEW_BYTES = 16 << 10
-"""With no more than this, writing goes on."""
+"""Writing resumes at this many unread bytes or fewer."""
 LOOK_SECONDS = 0.05
-"""While writing pauses, how often it is looked at what is still to be read: nobody tells of it."""
+"""How often the number of unread bytes is polled while writing pauses: the loop reports no change."""
 
 
 class SecuredTransport:
-    """Writes to `secured`, a TLS transport over `below`, and pauses its protocol's writing until its client reads."""
+    """Writes to `secured`, a TLS transport over `below`, and pauses the protocol's writing until the client reads."""
 
     def __init__(self, secured: Any, below: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        secured.set_write_buffer_limits(high=1 << 30)  # this class is the one who tells
+        secured.set_write_buffer_limits(high=1 << 30)  # this class pauses writing instead
         self._secured = secured
         self._below = below
         self._loop = loop
         self._protocol: Any = secured.get_protocol()
         self._is_paused = False
-        self.is_closing = secured.is_closing  # asked for with each answer
+        self.is_closing = secured.is_closing  # called for each answer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._secured, name)

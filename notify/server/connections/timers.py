@@ -1,4 +1,4 @@
-"""The times that a connection is given: for a head, for the rest of a body, between requests, and for its end."""
+"""A connection's timers: for a head, for the rest of a body, between requests, and for its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from asyncio import TimerHandle
 
 
 class Timers:
-    """The timers of one connection that run, each None while it does not."""
+    """The timers of one connection; each is None while it does not run."""
 
     __slots__ = ("abort", "head", "pace", "rest")
 
@@ -17,19 +17,19 @@ class Timers:
         self.abort: TimerHandle | None = None
 
     def end_head(self) -> None:
-        """The head is complete."""
+        """Stop the timer of a head, which is complete."""
         if self.head is not None:
             self.head.cancel()
             self.head = None
 
     def end_rest(self) -> None:
-        """The rest of the body is there."""
+        """Stop the timer of the rest of a body, which is complete."""
         if self.rest is not None:
             self.rest.cancel()
             self.rest = None
 
     def cancel(self) -> None:
-        """The connection is lost: nothing of it is waited for any more."""
+        """Stop all timers, because the connection is lost."""
         for timer in (self.head, self.rest, self.pace, self.abort):
             if timer is not None:
                 timer.cancel()

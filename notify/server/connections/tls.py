@@ -1,4 +1,4 @@
-"""The server's certificate, which may be replaced while it runs: whoever renews it need not restart anything."""
+"""The server's certificate, which can be renewed without a restart."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from notify.threads import in_thread
 log = structlog.get_logger("notify.server")
 
 LOOK_SECONDS = 2.0
-"""How often the files are looked at."""
+"""How often the files are checked for changes."""
 
 
 class Certificates:
-    """A TLS context of the files that the settings name."""
+    """A TLS context with the files that the settings name."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises InvalidRequest for files that are no certificate, key or authority."""
+        """Raises InvalidRequest if a file is not a certificate, key or authority."""
         self._certificate = settings.tls_certificate
         self._key = settings.tls_key or None
         self._authorities = settings.tls_client_ca
@@ -35,7 +35,7 @@ class Certificates:
         context.set_alpn_protocols(["http/1.1"])
         self._load(context)
         if self._authorities:
-            context.verify_mode = ssl.CERT_OPTIONAL  # whoever shows none needs a token
+            context.verify_mode = ssl.CERT_OPTIONAL  # a client without one needs a token
         return context
 
     def _load(self, context: ssl.SSLContext) -> None:
@@ -49,20 +49,20 @@ class Certificates:
             raise InvalidRequest(f"TLS: {files} cannot be read as PEM: {error}") from None
 
     def _versions(self) -> list[tuple[int, int, int]]:
-        """A value that differs once one of the files is written or replaced."""
+        """A value that changes when one of the files is written or replaced."""
         versions = []
         for path in (self._certificate, self._key, self._authorities):
             try:
                 status = os.stat(path) if path else None
             except OSError:
-                status = None  # it is being replaced just now
+                status = None  # the file is being replaced at this moment
             versions.append((0, 0, 0) if status is None else (status.st_ino, status.st_size, status.st_mtime_ns))
         return versions
 
     def look(self) -> None:
-        """Have new connections use the files as they are now; a file that cannot be read leaves everything as it was.
+        """Load changed files for new connections. If a file cannot be read, nothing changes.
 
-        An authority that is taken out of the file is trusted until the next start: a context only learns more.
+        An authority that is removed from the file is trusted until the next start: a context cannot forget one.
         """
         if self._can_be_taken():
             self._take()
@@ -90,7 +90,7 @@ class Certificates:
             log.info("tls_files_taken", certificate=self._certificate)
 
     async def follow(self) -> None:
-        """Look now and then, until cancelled."""
+        """Check the files every LOOK_SECONDS until cancelled."""
         await repeated(self._look_in_thread, lambda: LOOK_SECONDS, "tls_files_not_looked_at")
 
     async def _look_in_thread(self) -> None:

@@ -1,1 +1,1 @@
-"""The data routes: from a request of a service to the core, and from the core's result to the answer."""
+"""The data routes: they pass services' requests to the core, and make answers of its results."""

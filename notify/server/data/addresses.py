@@ -1,4 +1,4 @@
-"""Addresses of this machine's servers as whoever asks can reach them."""
+"""The addresses of this machine's servers at which the client that asks can reach them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 def reached(shown: dict[str, Any], host: str) -> dict[str, Any]:
-    """The answer of `GET /v1/members`, with `host`, to which the request went, for a server that listens on all
-    addresses: in a container, or behind a port that is mapped, it knows no other name of its own.
+    """The answer of `GET /v1/members` in which servers that listen on all addresses have `host`, the request's host: in
+    a container, or behind a mapped port, they know no other name.
 
-    Members of a registry are other machines': those stay as they announce themselves.
+    Members of a registry run on other machines, and keep the addresses that they announce.
     """
     if not host or (shown["version"] and "keys" not in shown):
         return shown
@@ -25,6 +25,6 @@ def _reached(url: str, host: str) -> str:
         return url
     if parts.scheme == "http":
         return parts._replace(netloc=host).geturl()
-    # With TLS each worker has a port of its own.
+    # With TLS each worker has its own port.
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return parts._replace(netloc=f"{name}:{parts.port}").geturl()

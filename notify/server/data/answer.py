@@ -12,7 +12,7 @@ from notify.wire import PROBLEM, Problem, encode_json
 
 
 def fault_of(event: str, method: str, path: str) -> NotifyError:
-    """The answer to a request on which the server itself failed; the log says why, from within the `except` block."""
+    """The error to answer if the server itself failed; logs the traceback, so call it in the `except` block."""
     faults.unexpected(event, method=method, path=path[:200])
     return StorageFailed("the server failed on this request; its log says why")
 
@@ -23,7 +23,7 @@ class Answer:
     __slots__ = ("body", "kind", "retry_after", "status")
 
     def __init__(self, status: int, kind: str, body: bytes, retry_after: int = 0) -> None:
-        """`retry_after` in seconds, 0 for none."""
+        """`retry_after`: seconds; 0: the answer has no such header."""
         self.status = status
         self.kind = kind
         self.body = body
@@ -35,7 +35,7 @@ class Answer:
         return cls(error.status, PROBLEM, problem(error), math.ceil(retry_after(error) or 0))
 
     def encoded(self, headers: list[tuple[bytes, bytes]], keep_alive: bool, with_body: bool) -> bytes:
-        """As HTTP/1.1, with these headers of the server's own."""
+        """The bytes of the answer in HTTP/1.1; `headers` are added to each answer."""
         head = _HEADS.get((self.status, self.kind))
         if head is None:
             phrase = HTTPStatus(self.status).phrase

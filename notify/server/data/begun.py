@@ -1,7 +1,7 @@
-"""Begun: a coroutine that runs to its first wait at once, and is awaited later, without a task of its own.
+"""A coroutine that runs to its first wait immediately, and is awaited later, without a task.
 
-So two pieces of work of one request append their records before either waits, and share the wait for the disk. A task
-for each would cost more than the smaller of the two (asyncio's eager tasks came with Python 3.12).
+So the two parts of a request append their records before either waits, and share the wait for the disk. A task for each
+part would cost more than the smaller part (asyncio has eager tasks only since Python 3.12).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class Begun(Generic[T]):
-    """Awaited once, in the `with` statement that began it; at its end what was not awaited is closed."""
+    """A coroutine begun by a `with` statement, inside which it is awaited once; the end closes it if it was not."""
 
     __slots__ = ("_awaited", "_coroutine", "_ended", "_error", "_result")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
         self._awaited: Any = None
-        """The future that it waits for first; None where it yields to the loop."""
+        """The future that the coroutine waits for first; None if it yields to the loop."""
         self._ended = False
         self._result: T
         self._error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""Messages and checks as answers have them, in msgpack and in JSON."""
+"""Encodes messages and checks for answers, in msgpack and in JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAP_HEADS = [bytes((n,)) for n in range(256)]
 
 
 def packed_deliveries(handed: list[Handed]) -> bytes:
-    """{"messages": […]} in msgpack, joined from the stored bytes: a payload is a map, and gets a head's fields."""
+    """{"messages": […]} in msgpack. Each stored payload, a map, is copied, with the fields of a head added."""
     chunks = [b"\x81\xa8messages", _array_head(sum([len(h.messages) for h in handed]))]
     last_us, at = -1, ""
     for h in handed:
@@ -52,7 +52,7 @@ def packed_deliveries(handed: list[Handed]) -> bytes:
 
 
 def packed_pulled(messages: list[StoredMessage], next_offset: int) -> bytes:
-    """{"messages": […], "next_offset"} in msgpack, joined from the stored bytes."""
+    """{"messages": […], "next_offset"} in msgpack, with the stored payloads copied."""
     chunks = [b"\x82\xa8messages", _array_head(len(messages))]
     for m in messages:
         fields = {
@@ -77,7 +77,7 @@ def _json_message(payload: Payload) -> dict[str, Any]:
 
 
 def trace(group: str, handed: list[Handed], now_us: int) -> None:
-    """Add what was handed out to the traces of the messages: from their commit to now."""
+    """Add a span from commit to now to the trace of each message that was handed out."""
     for h in handed:
         for _, m, attempt in h.each():
             p = decode_payload(m.payload)
@@ -86,12 +86,12 @@ def trace(group: str, handed: list[Handed], now_us: int) -> None:
 
 
 def json_check(check: dict[str, Any]) -> dict[str, Any]:
-    """A check of a poll, its messages as JSON has them."""
+    """A check of a poll with its messages in JSON's types."""
     return check | {"messages": [_json_message(m) for m in check["messages"]]}
 
 
 def json_pulled(m: StoredMessage) -> dict[str, Any]:
-    """A message that was pulled, as JSON has it."""
+    """A pulled message in JSON's types."""
     return {
         "id": ids.message_id(m.transaction_id, m.message_no),
         "queue": m.queue,
@@ -102,7 +102,7 @@ def json_pulled(m: StoredMessage) -> dict[str, Any]:
 
 
 def json_deliveries(handed: list[Handed]) -> list[dict[str, Any]]:
-    """Messages that were handed out, as JSON has them."""
+    """Messages that were handed out, in JSON's types."""
     return [
         {"receipt": receipt, "attempt": attempt, **json_pulled(message), **({"replay": h.replay} if h.replay else {})}
         for h in handed

@@ -1,4 +1,4 @@
-"""Permission: whether who asks may do what a data route does."""
+"""Checks whether a request's principal may do what a data route does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from notify.server.access.principal import ENDED, EVERYONE, Principal
 from notify.server.data.request import Request
 
 _NAMED = {"check": "producer_group", "bridge": "source", "consume": "group", "read": "topic"}
-"""The kind of thing that a right to this action names."""
+"""The kind of name that a right to each action has."""
 
 
 def check(request: Request, action: str, name: str, topic: str = "*") -> None:
-    """Raises Forbidden where who asks may not do this, InvalidRequest where rights are asked for what is no name.
+    """Raises Forbidden if the principal may not do this, InvalidRequest if `name` or `topic` is not a valid name.
 
-    The names of a request of EVERYONE are checked where they are used.
+    If the principal is EVERYONE nothing is checked here: the names are checked where they are used.
     """
     principal = request.principal
     if principal is not EVERYONE:
@@ -30,7 +30,7 @@ def check(request: Request, action: str, name: str, topic: str = "*") -> None:
 
 
 def check_subscriber(request: Request, group: str, topic: str) -> None:
-    """As `check` for `consume`, of a topic or a pattern of topics."""
+    """As `check` for the action `consume`; `topic` may be a pattern."""
     check_name("group", group)
     check_name("topic", topic.replace("*", "x"))
     principal = request.principal
@@ -39,10 +39,10 @@ def check_subscriber(request: Request, group: str, topic: str) -> None:
 
 
 def may_consume(request: Request, group: str, topics: Sequence[str] = ()) -> Callable[[str], bool] | None:
-    """Whether who asks may consume a topic with a group, as of the moment it is asked; None: every topic.
+    """A function that tells whether the principal may consume a topic with a group at the moment; None: every topic.
 
-    Raises Forbidden where it may consume none, or not one of `topics`, which the request names; InvalidRequest where
-    rights are asked for what is no name, or for more topics than a request may name.
+    Raises Forbidden if it may consume no topic, or not each of `topics`, which the request names; InvalidRequest if a
+    name is not valid, or there are more topics than a request may name.
     """
     principal = request.principal
     if principal is EVERYONE:
@@ -56,9 +56,9 @@ def may_consume(request: Request, group: str, topics: Sequence[str] = ()) -> Cal
 
 
 def polling(request: Request) -> AbstractContextManager[None]:
-    """While a request waits for something to hand out.
+    """The context in which a request waits for messages or checks.
 
-    Raises Backpressure where its principal has too many, Unauthorized where that ends meanwhile.
+    Raises Backpressure if its principal has too many waiting requests, Unauthorized if the principal's access ends.
     """
     request.polls = True
     return _UNBOUNDED if request.principal is EVERYONE else _polling(request.principal)

@@ -1,4 +1,4 @@
-"""A request to a data route: who asks, and the format of its body and of its answer."""
+"""A request to a data route: its principal, and the format of its body and of its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notify.settings import Settings
 from notify.wire import JSON, MSGPACK, encode_json, encode_msgpack
 
 PROBES = ("/livez", "/readyz")
-"""Paths that are answered to anyone, and as directly as the data routes: orchestrators ask for them often."""
+"""Paths that are answered without a token, and as directly as data routes: orchestrators call them often."""
 
 
 class Request:
@@ -41,22 +41,22 @@ class Request:
         self.headers = headers
         self.body = b""
         self.authorization = b""
-        """The header, where access is on."""
+        """The value of the header `authorization` if access is on."""
         self.principal = EVERYONE
-        """Who asks; UNVERIFIED while that is being found out."""
+        """The sender; UNVERIFIED while it is being verified."""
         self.packed = False
         self.retry_after = 0
-        """Seconds after which refused items may be sent again; 0 where there are none."""
+        """Seconds after which refused items may be sent again; 0 if none may."""
         self.names_worker = False
-        """Its path began with the name of this worker."""
+        """The path began with the name of this worker."""
         self.polls = False
-        """It only waits for something to hand out: of no use to a client that has gone."""
+        """It waits for messages or checks: it can be cancelled when the client has gone."""
 
     def find_format(self, settings: Settings) -> None:
-        """Set `packed`: of a body its type, else what the client accepts.
+        """Set `packed` from the type of the body, or without a body from the types that the client accepts.
 
-        Raises InvalidRequest for a content type or encoding that is not served, Forbidden for a foreign page's
-        request.
+        Raises InvalidRequest if the content type or encoding is not supported, Forbidden if another site's page sent
+        the request.
         """
         kind = accepted = host = b""
         from_browser = False
@@ -82,12 +82,12 @@ class Request:
         if packed is None:
             packed = _FORMATS.get(kind.partition(b";")[0].strip().lower())
             if packed is None:
-                shown = kind.decode("latin-1")[:60]
-                raise InvalidRequest(f"send {JSON} or {MSGPACK}, not {shown!r}", "unsupported_type", 415)
+                content_type = kind.decode("latin-1")[:60]
+                raise InvalidRequest(f"send {JSON} or {MSGPACK}, not {content_type!r}", "unsupported_type", 415)
         self.packed = packed
 
     def decode(self, decoders: tuple[Any, Any]) -> Any:
-        """The body by its schema. Raises InvalidRequest (400 where it is malformed, 422 where a type is wrong)."""
+        """The decoded body. Raises InvalidRequest (400 if it is malformed, 422 if it does not fit the schema)."""
         try:
             return decoders[self.packed](self.body)
         except msgspec.ValidationError as error:
@@ -110,5 +110,5 @@ _FORMATS = {
     b"application/x-msgpack": True,
     JSON.encode(): False,
     b"": False,
-    b"application/x-www-form-urlencoded": False,  # what curl -d says
+    b"application/x-www-form-urlencoded": False,  # the type that curl -d sends
 }

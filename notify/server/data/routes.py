@@ -1,4 +1,4 @@
-"""The data routes: decode by content type, call the core, encode the answer. No logic of their own, and no I/O."""
+"""The data routes: they decode the body, check rights, call the core, and encode the answer. No I/O of their own."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ from notify.wire import (
 )
 
 REMEMBERED_CHARACTERS = 500
-"""The routes of paths that are no longer are remembered: no path whose names are within their bounds is longer."""
+"""The routes of paths up to this length are cached: no path with valid names is longer."""
 
 Route = Callable[..., Awaitable[bytes]]
-"""A function that answers a request to a data route: called with the request, and with the names in its path."""
+"""A function that answers a request to a data route; its arguments are the request and the names in the path."""
 
 
 def _decoders(json_type: Any, packed_type: Any) -> tuple[Any, Any]:
@@ -95,7 +95,7 @@ class DataRoutes:
         ("GET", "/v1/topics/{topic}/queues/{queue}/messages", "pull"),
         ("GET", "/v1/limits", "limits"),
     )
-    """Method, path and the name of what answers: every data route there is."""
+    """(method, path, name of the method that answers) of every data route."""
 
     def __init__(
         self,
@@ -103,16 +103,16 @@ class DataRoutes:
         members: Callable[[], dict[str, Any]] | None = None,
         reply_bytes: Callable[[int], int] = lambda most: most,
     ) -> None:
-        """`members` gives what `GET /v1/members` answers, `reply_bytes` how large a reply may be at this moment."""
+        """`members` returns the answer of `GET /v1/members`, `reply_bytes` how large a reply may be now."""
         self.core = core
         self._reply_bytes = reply_bytes
         self._members = members or (lambda: {"version": 0, "members": []})
         self.invites_outcomes = True
-        """Whether producers are told that they may send outcomes in requests with halves."""
+        """Whether the answer of `GET /v1/members` tells producers to send outcomes in requests with halves."""
         self._find_again = lru_cache(maxsize=1000)(self._find)
         self._plain: dict[str, dict[str, Route]] = {}
         self._named: dict[tuple[object, ...], dict[str, Route]] = {}
-        """Routes with names in them, by their nouns: each noun is followed by a name, or ends the path."""
+        """Routes with names in their paths, by the path's shape; see `_nouns`."""
         for method, path, name in self.ROUTES:
             if "{" in path:
                 methods = self._named.setdefault(_nouns(path.split("/")), {})
@@ -121,7 +121,7 @@ class DataRoutes:
             methods[method] = getattr(self, name)
 
     async def answer(self, request: Request) -> Answer:
-        """Every outcome is an answer: what is refused, and why, too."""
+        """The answer to a request; an error is an answer too."""
         try:
             path = request.path
             find = self._find_again if len(path) <= REMEMBERED_CHARACTERS else self._find
@@ -140,9 +140,9 @@ class DataRoutes:
         return Answer(200, MSGPACK if request.packed else JSON, body, request.retry_after)
 
     def _find(self, method: str, path: str) -> tuple[Route, list[str]]:
-        """The function that answers a request, and the names in its path.
+        """(the function that answers a request, the names in the path).
 
-        Raises NotFound, InvalidRequest for a route that takes other methods.
+        Raises NotFound, and InvalidRequest if the route takes other methods.
         """
         methods = self._plain.get(path)
         names: list[str] = []
@@ -154,8 +154,8 @@ class DataRoutes:
             raise NotFound(f"there is no route {path[:100]!r}")
         route = methods.get(method)
         if route is None:
-            taken = " or ".join(sorted(methods))
-            raise InvalidRequest(f"this route takes {taken}, not {method}", "method_not_allowed", 405)
+            allowed = " or ".join(sorted(methods))
+            raise InvalidRequest(f"this route takes {allowed}, not {method}", "method_not_allowed", 405)
         return route, names
 
     # --- producers --------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class DataRoutes:
         return request.encode({"checks": checks if request.packed else [json_check(check) for check in checks]})
 
     async def members(self, request: Request) -> bytes:
-        """Where the servers are is for all who have a right to something; who else is there takes `view`."""
+        """A principal with any right sees the servers; the other members need the right `view`."""
         principal = request.principal
         if principal.rights is not None and not principal.rights:
             raise Forbidden(f"{principal.name} has no right to anything: an administrator can grant one")
@@ -222,7 +222,7 @@ class DataRoutes:
         return request.encode(shown | {"outcomes_with_halves": self.invites_outcomes})
 
     async def limits(self, request: Request) -> bytes:
-        """The bounds of the contract, and those rates that concern who asks."""
+        """The bounds of the contract, and the rates that concern the principal."""
         principal = request.principal
         rates = dataclasses.asdict(self.core.flow.limits.concerning(principal))
         return request.encode(bounds_of_clients() | {"rates": rates})
@@ -245,14 +245,14 @@ class DataRoutes:
         return request.encode({"source": source})
 
     def _is_for_any_worker(self, request: Request) -> bool:
-        """Whether it came to the one port of several workers and names none of them."""
+        """Whether the request came to the one port of several workers, and names no worker."""
         settings = self.core.settings
         return bool(settings.key_shards) and not settings.tls_certificate and not request.names_worker
 
     def _check_names_worker(self, request: Request) -> None:
-        """Raises InvalidRequest where a mover's request came to any of the workers behind one port.
+        """Raises InvalidRequest if a request of a bridge or relay names no worker, although there are several.
 
-        Only one worker knows a source's position, and the ids that were moved: another one would store all of it again.
+        Only one worker knows a source's position and the ids that were moved: another worker would store all again.
         """
         if self._is_for_any_worker(request):
             raise InvalidRequest(
@@ -299,15 +299,15 @@ class DataRoutes:
         return request.encode({"group": group, "topic": topic})
 
     async def topic(self, request: Request, topic: str) -> bytes:
-        """Whoever may publish to a topic, consume it or pull from it may know its queues and its policy."""
+        """A principal that may publish to, consume or read a topic sees its queues and policy."""
         check_name("topic", topic)
         principal = request.principal
         if not (principal.may("publish", topic) or principal.may_some("consume", topic=topic)):
             principal.check("read", topic)
-        known = self.core.queues.topic(topic)
-        if known is None:
+        found_topic = self.core.queues.topic(topic)
+        if found_topic is None:
             raise NotFound(f"there is no topic {topic[:100]!r}")
-        return request.encode(described(self.core.queues, known))
+        return request.encode(described(self.core.queues, found_topic))
 
     async def pull(self, request: Request, topic: str, queue: str) -> bytes:
         check_name("topic", topic)
@@ -335,7 +335,7 @@ def _encode_items(request: Request, items: list[Item], outcomes: list[Item] | No
 
 
 def _nouns(parts: list[str]) -> tuple[object, ...]:
-    """The shape that the paths of one route share: their length, the version, and every second part from there on."""
+    """The shape that the paths of one route share: the number of parts, the first three, and every second one after."""
     return len(parts), *parts[:3], *parts[4::2]
 
 

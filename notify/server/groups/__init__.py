@@ -1,4 +1,4 @@
-"""Consumer groups as administrators see and steer them, whoever keeps their queues."""
+"""Consumer groups, dead letters and topics for administrators, over the server's own queues or Kafka's."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from notify.server.watch.group_state import Watched
 
 
 class Change(NamedTuple):
-    """A change that is checked and not made yet."""
+    """A change that was checked but not made yet."""
 
     preview: Any
     """The change as a dry run shows it."""
     do: Callable[[], Awaitable[Any]]
-    """Makes the change; gives its result."""
+    """Makes the change and returns its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Where a group goes on in a topic."""
+    """A reset: where a group continues in a topic."""
 
     topic: str
     to: str | int
     """`earliest`, `latest`, an offset, or an instant in RFC 3339."""
     replay_effects: bool = False
-    """Whether handlers with an inbox have their effects again."""
+    """Whether handlers with an inbox take effect again."""
     force: bool = False
-    """Although rows of the inbox may be purged."""
+    """Whether to reset although rows of the inbox may be purged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which dead letters are sent to their group again."""
+    """The dead letters to redrive to their group."""
 
     ids: tuple[str, ...] | None
-    """Message ids; None: those that are `wanted`, at most `most`."""
+    """Message ids; None: letters that match `wanted`, at most `most`."""
     wanted: Wanted
     most: int
     replay_effects: bool = False
@@ -47,28 +47,28 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """A dead letter that is sent to its group with other content."""
+    """A dead letter to redrive with other content."""
 
     id: str
     changes: Mapping[str, Any]
-    """`body` (text) or `body_base64`, `key`, `tag`, `headers`: those that are to be other than the letter's."""
+    """The fields to change: `body` (text) or `body_base64`, `key`, `tag`, `headers`."""
     replay_effects: bool = False
     force: bool = False
 
 
 class Groups(Watched, Protocol):
-    """The groups of one queue engine, and who writes into it. Its answers are those of the admin routes."""
+    """The groups of one queue engine, and the sources that write into it. It returns the admin routes' answers."""
 
     def lag(self) -> int:
-        """The messages that all groups together have not settled, as far as this server knows by now."""
+        """The number of messages that all groups together have not settled, as this server last knew it."""
         ...
 
     async def summary(self) -> dict[str, Any] | None:
-        """The overview of all groups and their queues; None where this server has none."""
+        """The overview of all groups and their queues; None if this server has no queues."""
         ...
 
     async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
-        """The groups by name: those that begin with `prefix` and come after `after`, and how many there are."""
+        """The groups in the order of names, with `prefix` and after the name `after`, and the number of all groups."""
         ...
 
     async def one(self, name: str) -> dict[str, Any]:
@@ -85,28 +85,27 @@ class Groups(Watched, Protocol):
 
 
 class Letters(Redriving, Protocol):
-    """The dead letters of the groups of one queue engine. Its answers are those of the admin routes."""
+    """The dead letters of the groups of one queue engine. It returns the admin routes' answers."""
 
     async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
-        """Groups that have dead letters, those with the most first: `group` and `count` of each."""
+        """Groups that have dead letters, with `group` and `count`, the largest count first."""
         ...
 
     async def failures(self, name: str) -> dict[str, Any]:
-        """The failure groups of a group's letters, and of how many letters they are: `looked_at`, and `of` in all."""
+        """The failure groups of a group's letters; `looked_at` of the `of` letters were counted."""
         ...
 
     async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
-        """Let go of letters with these ids for good."""
+        """Drop the letters with these ids: they can no longer be redriven."""
         ...
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
-        """The letters of a group that match, from an offset on, and the offset to go on from."""
+        """The letters of a group that match, from an offset on, and the offset for the next call."""
         ...
 
     async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
-        """The newest first: those before an offset (0: all), and the one to go on before, 0 at the end.
-
-        Over Kafka there may be fewer than `most`, and more to go on with.
+        """The matching letters before an offset (0: the end), the newest first, and the offset for the next call (0: no
+        more). Kafka's engine may return fewer than `most` although there are more.
         """
         ...
 
@@ -115,7 +114,7 @@ class Letters(Redriving, Protocol):
         ...
 
     async def edit(self, name: str, edited: Edited) -> Change:
-        """Send one letter with other content. Raises NotFound, Conflict, and InvalidRequest where the engine cannot."""
+        """Redrive a letter with other content. Raises NotFound, Conflict, InvalidRequest if the engine cannot."""
         ...
 
     async def purge(self, name: str, before: str | int) -> Change:
@@ -124,12 +123,12 @@ class Letters(Redriving, Protocol):
 
 
 class TopicViews(Protocol):
-    """The topics of messages of one queue engine, as administrators see them."""
+    """The topics of one queue engine for administrators."""
 
     async def listed(self, prefix: str, after: str, most: int, *, internal: bool = True) -> dict[str, Any]:
-        """The topics by name: those that begin with `prefix` and come after `after`, and how many there are.
+        """The topics in the order of names, with `prefix` and after the name `after`, and the number of all topics.
 
-        Without `internal` those of dead letters and retries are left out.
+        Without `internal` the topics of dead letters and retries are left out.
         """
         ...
 
@@ -138,7 +137,7 @@ class TopicViews(Protocol):
         ...
 
     async def newest_at(self, names: Sequence[str]) -> dict[str, str]:
-        """When the newest message of each of these topics was committed (RFC 3339), where that is known."""
+        """When the newest message of each topic was committed (RFC 3339); topics without a known time are left out."""
         ...
 
     async def groups_of(self, name: str) -> list[dict[str, Any]]:
@@ -148,7 +147,7 @@ class TopicViews(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueueEngine:
-    """One queue engine as administrators see and steer it."""
+    """The views of one queue engine for administrators."""
 
     groups: Groups
     letters: Letters

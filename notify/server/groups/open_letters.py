@@ -1,6 +1,6 @@
-"""How many dead letters of each group nobody has sent again or dropped, in all and by their cause.
+"""Counts the open dead letters of each group, which were neither redriven nor dropped, in all and by their cause.
 
-Each letter is looked at once, and the figures are then kept up to date.
+Each letter is read once; then the counts are kept up to date.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from notify.storage.records import StoredMessage
 from notify.wire import decode_payload
 
 LOOKED_AT_A_TIME = 2_000
-"""How many letters one call of `look` looks at: thousands that a start finds must not hold up everyone else."""
+"""The most letters that one call of `look` reads: thousands after a start must not hold up other work."""
 MOST_IN_ALL = 10_000
-"""Failure groups that are kept, of all consumer groups together."""
+"""The most failure groups of all consumer groups together."""
 
 
 @dataclass(slots=True)
-class _Seen:
-    """The letters of one group from `start` to `counted_to`: how many of them were sent again or dropped."""
+class _GroupCounts:
+    """The counts for one group's letters from the offset `start` to `counted_to`; `closed` were redriven or dropped."""
 
     start: int
     counted_to: int
@@ -38,77 +38,77 @@ class _Seen:
 
 
 class OpenLetters:
-    """Counts for the groups of one server, which alone sends their letters again."""
+    """The counts for the groups of one server, which alone redrives their letters."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._seen: dict[str, _Seen] = {}
+        self._counts: dict[str, _GroupCounts] = {}
 
     def count(self, group: str) -> int:
-        """A group's letters that nobody has sent again or dropped; one that was not looked at yet counts as such."""
+        """The number of a group's open letters; a letter that was not read yet counts as open."""
         start, _, letters = DeadLetters(self._core, group).bounds()
-        seen = self._seen.get(group)
-        return letters if seen is None or seen.start != start else max(0, letters - seen.closed)
+        counts = self._counts.get(group)
+        return letters if counts is None or counts.start != start else max(0, letters - counts.closed)
 
     def failures(self, group: str) -> tuple[Failures, int]:
-        """The failure groups of what was looked at so far, and how many letters that were."""
-        seen = self._seen.get(group)
-        return (Failures(), 0) if seen is None else (seen.failures, seen.looked_at)
+        """(the failure groups of the letters read so far, the number of these letters)."""
+        counts = self._counts.get(group)
+        return (Failures(), 0) if counts is None else (counts.failures, counts.looked_at)
 
     def closed(self, group: str, letters: Sequence[StoredMessage], items: Sequence[dict[str, Any]]) -> None:
-        """Letters were sent again or dropped, with these results."""
-        seen = self._seen.get(group)
-        if seen is None:
+        """Count letters that were redriven or dropped with these results."""
+        counts = self._counts.get(group)
+        if counts is None:
             return
         for letter, item in zip(letters, items, strict=True):
-            if item["status"] in (201, 204) and seen.start <= letter.offset < seen.counted_to:
-                seen.closed += 1
-                seen.failures.closed(_reason(letter)[0])
+            if item["status"] in (201, 204) and counts.start <= letter.offset < counts.counted_to:
+                counts.closed += 1
+                counts.failures.closed(_reason(letter)[0])
 
     async def look(self, groups: Sequence[str]) -> None:
-        """Look at letters that are not counted yet, at most LOOKED_AT_A_TIME; the next call goes on from there."""
-        for gone in self._seen.keys() - set(groups):
-            del self._seen[gone]
+        """Count at most LOOKED_AT_A_TIME further letters; the next call continues there."""
+        for dropped_group in self._counts.keys() - set(groups):
+            del self._counts[dropped_group]
         left = LOOKED_AT_A_TIME
         for group in groups:
             left -= await self.look_at(group, left)
 
     async def look_at(self, group: str, most: int = LOOKED_AT_A_TIME) -> int:
-        """Look at letters of one group that are not counted yet; how many there were."""
+        """Count at most `most` further letters of one group; returns how many it counted."""
         letters = DeadLetters(self._core, group)
         start, end, _ = letters.bounds()
-        seen = self._seen.get(group)
-        if seen is None or seen.start != start:
+        counts = self._counts.get(group)
+        if counts is None or counts.start != start:
             if start == end:
-                self._seen.pop(group, None)
+                self._counts.pop(group, None)
                 return 0
-            seen = self._seen[group] = _Seen(start, start)
+            counts = self._counts[group] = _GroupCounts(start, start)
         left = most
-        while left > 0 and seen.counted_to < end:
-            left -= await self._count_next(letters, seen, min(left, LOOKED_AT_ONCE))
+        while left > 0 and counts.counted_to < end:
+            left -= await self._count_next(letters, counts, min(left, LOOKED_AT_ONCE))
         return most - left
 
-    async def _count_next(self, letters: DeadLetters, seen: _Seen, most: int) -> int:
-        """Count the next few; how many there were."""
+    async def _count_next(self, letters: DeadLetters, counts: _GroupCounts, most: int) -> int:
+        """Count the next letters; returns how many it read."""
         async with self._core.one_search:
             began = time.perf_counter()
-            batch = letters.read(seen.counted_to, most)
+            batch = letters.read(counts.counted_to, most)
             sound = [m for m in batch if not m.corrupt]
             closed = await letters.are_closed(sound)
-            # Where nothing can be read any more, there is nothing to count.
-            seen.counted_to = batch[-1].offset + 1 if batch else letters.bounds()[1]
-            seen.closed += sum(closed)
-            seen.looked_at += len(batch)
-            may_grow = sum(len(s.failures.by_fingerprint) for s in self._seen.values()) < MOST_IN_ALL
+            # If no letter can be read any more, nothing is left to count.
+            counts.counted_to = batch[-1].offset + 1 if batch else letters.bounds()[1]
+            counts.closed += sum(closed)
+            counts.looked_at += len(batch)
+            may_grow = sum(len(s.failures.by_fingerprint) for s in self._counts.values()) < MOST_IN_ALL
             for m, is_closed in zip(sound, closed, strict=True):
                 reason, topic = _reason(m)
                 name = ids.message_id(m.transaction_id, m.message_no)
-                seen.failures.note(reason, name, topic, m.committed_us, is_closed=is_closed, may_grow=may_grow)
+                counts.failures.note(reason, name, topic, m.committed_us, is_closed=is_closed, may_grow=may_grow)
             await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
         return max(1, len(batch))
 
 
 def _reason(letter: StoredMessage) -> tuple[str, str]:
-    """Why a message is dead, and the topic that it was sent to."""
+    """(the reason of a dead letter, the topic that its message was sent to)."""
     payload = decode_payload(letter.payload)
     return (payload.headers or {}).get(DEAD_LETTER_REASON, ""), payload.topic

@@ -30,13 +30,13 @@ MOST_LEASES = 1000
 
 
 def own_engine(core: Core) -> QueueEngine:
-    """The queues of a server itself."""
+    """The engine of the server's own queues."""
     letters = OwnLetters(core)
     return QueueEngine(OwnGroups(core, letters), letters, OwnTopics(core), OwnCounts(core))
 
 
 class OwnGroups:
-    """Every method raises WrongRole where the server has no queues."""
+    """The groups of the server's own queues. Methods without an answer for it raise WrongRole if it has none."""
 
     def __init__(self, core: Core, letters: OwnLetters) -> None:
         self._core = core
@@ -90,8 +90,8 @@ class OwnGroups:
         }
 
     async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
-        known = self._core.delivery.groups
-        names = heapq.nsmallest(most, (n for n in known if n > after and n.startswith(prefix)))
+        all_groups = self._core.delivery.groups
+        names = heapq.nsmallest(most, (n for n in all_groups if n > after and n.startswith(prefix)))
         now_us = self._core.clock()
         rows = [
             {
@@ -101,12 +101,12 @@ class OwnGroups:
                 "paused": g.paused,
                 "consumers": sum(s != "gone" for s in states(g.instances, now_us).values()),
             }
-            for g in (known[name] for name in names)
+            for g in (all_groups[name] for name in names)
         ]
-        return {"groups": rows, "of": len(known)}
+        return {"groups": rows, "of": len(all_groups)}
 
     async def one(self, name: str) -> dict[str, Any]:
-        g = self._known(name)
+        g = self._group(name)
         queues = self._core.queues
         subscriptions = [s for s in queues.subscriptions() if s.group == name]
         return {
@@ -132,7 +132,7 @@ class OwnGroups:
             "held_back": held_back.reasons(g, self._core.clock()),
         }
 
-    def _known(self, name: str) -> Group:
+    def _group(self, name: str) -> Group:
         group = self._core.delivery.groups.get(name)
         if group is None:
             raise NotFound(f"there is no group {name[:100]!r}")
@@ -166,7 +166,7 @@ class OwnGroups:
         return Change(preview, do)
 
     async def pause(self, name: str, is_paused: bool) -> Change:
-        self._known(name)
+        self._group(name)
         preview = {"paused": is_paused}
 
         async def do() -> Any:

@@ -1,4 +1,4 @@
-"""The topics and groups of this server's own queues, as charts look at them."""
+"""The figures of this server's own topics and groups for charts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from notify.server.groups.own_topics import INTERNAL
 from notify.server.watch.figures import Counts
 
 MOST_QUEUES = 64
-"""Queues in which a group lags whose oldest message is read for a chart; of a group with more its age is left out."""
+"""The most lagging queues of a group whose oldest messages a chart reads; with more the age is left out."""
 READ_BYTES = 1 << 20
 
 
 class OwnCounts:
-    """Every method raises WrongRole where the server has no queues."""
+    """The figures of the own queues. Every method raises WrongRole if the server has no queues."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

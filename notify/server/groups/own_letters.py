@@ -21,14 +21,14 @@ from notify.wire import instant
 
 
 class OwnLetters:
-    """Every method raises WrongRole where the server has no queues."""
+    """The dead letters of the own groups. Every method raises WrongRole if the server has no queues."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.open = OpenLetters(core)
 
     def count(self, group: str) -> int:
-        """How many letters a group has that nobody has sent again or dropped."""
+        """The number of a group's letters that were neither redriven nor dropped."""
         return self.open.count(group)
 
     async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
@@ -88,10 +88,10 @@ class OwnLetters:
 
     async def edit(self, name: str, edited: Edited) -> Change:
         letters = DeadLetters(self._core, name)
-        found = letters.by_ids({edited.id})
-        if not found:
+        letters_found = letters.by_ids({edited.id})
+        if not letters_found:
             raise NotFound(f"{edited.id[:100]!r} is not among the dead letters of group {name[:100]!r}")
-        letter = found[0]
+        letter = letters_found[0]
         if (await letters.are_closed([letter]))[0]:
             raise Conflict(
                 "the letter was sent again or dropped before: what was sent cannot be changed", "letter_closed"
@@ -120,7 +120,7 @@ class OwnLetters:
         else:
             items = await letters.send_again(chosen, replay_effects=spec.replay_effects, force=spec.force)
         self.open.closed(spec.group, chosen, items)
-        # A job is about what waits: letters that were dropped are left out of it, as those that were purged.
+        # A job concerns open letters: dropped letters are left out of its results, like purged ones.
         return [item for item in items if item.get("code") != LETTER_DROPPED], batch[-1].offset + 1
 
     async def purge(self, name: str, before: str | int) -> Change:
@@ -132,7 +132,7 @@ class OwnLetters:
 
 
 def not_letters(group: str, asked: tuple[str, ...] | None, present: list[str]) -> list[dict[str, Any]]:
-    """A refusal for each id that was asked for and is not among a group's dead letters."""
+    """A refused item for each id in `asked` that is not among a group's dead letters."""
     detail = f"not among the dead letters of {dead_letter_topic(group)!r}"
     return [{"id": i, "status": 404, "detail": detail} for i in sorted(set(asked or ()) - set(present))]
 

@@ -15,25 +15,25 @@ from notify.wire import instant
 INTERNAL = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 READ_BYTES = 1 << 20
 MOST_READ = 1000
-"""Queues whose last message is read for a list of topics; those after them have no time."""
+"""The most queues whose last message is read for a list of topics; further topics get no time."""
 MOST_LAGS = 1000
-"""Topics whose lag a list shows: it asks for each queue of each group."""
+"""The most topics for which a list shows lags: each lag costs a look at each queue of each group."""
 
 
 class OwnTopics:
-    """Every method raises WrongRole where the server has no queues."""
+    """The own topics. Every method raises WrongRole if the server has no queues."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     async def listed(self, prefix: str, after: str, most: int, *, internal: bool = True) -> dict[str, Any]:
         queues = self._core.queues
-        known = {t.name: t for t in queues.topics() if internal or not t.name.startswith(INTERNAL)}
-        names = heapq.nsmallest(most, (n for n in known if n > after and n.startswith(prefix)))
-        rows = [described(queues, known[name]) for name in names]
+        by_name = {t.name: t for t in queues.topics() if internal or not t.name.startswith(INTERNAL)}
+        names = heapq.nsmallest(most, (n for n in by_name if n > after and n.startswith(prefix)))
+        rows = [described(queues, by_name[name]) for name in names]
         if len(rows) <= MOST_LAGS:
             rows = [row | {"lag": self._core.delivery.followers.lag(row["name"])} for row in rows]
-        return {"topics": rows, "of": len(known)}
+        return {"topics": rows, "of": len(by_name)}
 
     async def one(self, name: str) -> dict[str, Any]:
         topic = self._core.queues.topic(name)
@@ -55,7 +55,7 @@ class OwnTopics:
         return newest
 
     def _newest_us(self, name: str, queue: int) -> int:
-        """When the last message of a queue was committed; 0 where it has none."""
+        """When the last message of a queue was committed, in microseconds; 0 if it has none."""
         start, end = self._core.queues.bounds(name, queue)
         last = self._core.queues.read(name, queue, end - 1, 1, READ_BYTES) if end > start else []
         return last[0].committed_us if last else 0

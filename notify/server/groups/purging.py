@@ -1,4 +1,4 @@
-"""Purges of the own queues up to a point: what one drops, and who misses it."""
+"""Purges of the own queues up to a point: the messages that a purge drops, and the groups that miss them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def preview(core: Core, topic: Topic, before: str | int) -> dict[str, Any]:
 
 
 async def drop(core: Core, topic: Topic, preview: dict[str, Any]) -> dict[str, Any]:
-    """Carry out what a preview says."""
+    """Carry out a purge as its preview shows it."""
     for row in preview["queues"]:
         core.queues.trim(topic.name, row["queue"], row["to"])
     await core.queues.sync()

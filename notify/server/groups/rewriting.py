@@ -1,4 +1,4 @@
-"""A message with other content in place of what was stored: a dead letter that a person has corrected."""
+"""Replaces the content of a dead letter with a person's corrections."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ BODY = ("body", "body_base64")
 
 
 def rewritten(m: StoredMessage, changes: Mapping[str, Any], now_us: int) -> tuple[StoredMessage, list[str]]:
-    """The message with its changes, and the names of the fields that differ now. Its header EDITED names them, too.
+    """(the changed message, the names of the fields that differ). The message's header EDITED has these names, too.
 
     `changes`: `body` (text) or `body_base64`, `key`, `tag`, `headers`, within the bounds of any message; an empty key
-    or tag is none. Headers of the server's own (notify-…) stay. Raises InvalidRequest, TooLarge.
+    or tag removes it. The server's headers (notify-…) stay. Raises InvalidRequest, TooLarge.
     """
     before = decode_payload(m.payload)
-    held = before.headers or {}
-    own = {name: value for name, value in held.items() if name.startswith("notify-")}
-    theirs = {name: value for name, value in held.items() if name not in own}
+    old_headers = before.headers or {}
+    server_headers = {name: value for name, value in old_headers.items() if name.startswith("notify-")}
+    user_headers = {name: value for name, value in old_headers.items() if name not in server_headers}
     body = {name: changes[name] for name in BODY if name in changes}
     rest: dict[str, Any] = {
         "key": changes.get("key", before.key) or None,
         "tag": changes.get("tag", before.tag) or None,
-        "headers": changes.get("headers", theirs),
+        "headers": changes.get("headers", user_headers),
     }
-    asked: JsonMessage | PackedMessage = JsonMessage(topic=before.topic, **body, **rest)
+    edited: JsonMessage | PackedMessage = JsonMessage(topic=before.topic, **body, **rest)
     if not body:
-        asked = PackedMessage(before.topic, body=before.body, **rest)
-    (new,) = new_messages([asked], now_us, lambda _: True, lambda _: None)
+        edited = PackedMessage(before.topic, body=before.body, **rest)
+    (new,) = new_messages([edited], now_us, lambda _: True, lambda _: None)
     after = decode_payload(new.payload)
     pairs = {
         "body": (before.body, after.body),
         "key": (before.key, after.key),
         "tag": (before.tag, after.tag),
-        "headers": (theirs, after.headers or {}),
+        "headers": (user_headers, after.headers or {}),
     }
     changed = [name for name, (was, will_be) in pairs.items() if was != will_be]
     if not changed:
         raise InvalidRequest("nothing differs from the letter: redrive it, or change its body, key, tag or headers")
-    headers = (after.headers or {}) | own | {EDITED: ", ".join(changed)}
+    headers = (after.headers or {}) | server_headers | {EDITED: ", ".join(changed)}
     payload = encode_msgpack(Payload(before.topic, after.body, after.key, after.tag, headers, before.ttl))
     return msgspec.structs.replace(m, payload=payload), changed
