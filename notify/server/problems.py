@@ -41,8 +41,8 @@ def _problem(error: NotifyError) -> Response:
     return Response(problem(error), error.status, headers, PROBLEM)
 
 
-def _what_is_wrong(error: Mapping[str, Any]) -> str:
-    """The sentence for one of pydantic's errors: what to write, where it names a pattern or the parts of a time."""
+def _explanation(error: Mapping[str, Any]) -> str:
+    """A sentence for one of pydantic's errors; for a pattern or a time it says what to write."""
     if error["type"].startswith(("datetime_", "timezone_")):
         return "it should be an instant, such as 2026-01-31T12:00:00Z"
     pattern = error.get("ctx", {}).get("pattern", "") if error["type"] == "string_pattern_mismatch" else ""
@@ -82,8 +82,8 @@ def answer_errors(api: FastAPI) -> None:
         # until a full collection.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         where = ".".join(str(part) for part in first["loc"])
-        said = InvalidRequest(f"{where}: {_what_is_wrong(first)}", "invalid_schema")
-        return Response(problem(said), 422, media_type=PROBLEM)
+        invalid_request = InvalidRequest(f"{where}: {_explanation(first)}", "invalid_schema")
+        return Response(problem(invalid_request), 422, media_type=PROBLEM)
 
     @api.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:

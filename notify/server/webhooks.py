@@ -108,14 +108,14 @@ async def send(url: str, body: bytes, settings: Settings) -> tuple[int, bytes]:
     except TimeoutError:
         reason = f"no {'answer' if connected else 'connection'} within {SECONDS:g} s"
     except ssl.SSLError as error:
-        reason = _of_tls(error)
+        reason = _tls_failure(error)
     except (OSError, httptools.HttpParserError, _NoAnswer) as error:
         reason = str(error) or type(error).__name__
     raise (Unavailable if connected else Unreachable)(f"webhook {place_of(url)}: {reason}")
 
 
-def _of_tls(error: ssl.SSLError) -> str:
-    """A failure of TLS, and what to do about it."""
+def _tls_failure(error: ssl.SSLError) -> str:
+    """A sentence for a failure of TLS, with the remedy."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if "mismatch" in error.verify_message:
             remedy = "give the address by a name that is in the certificate"
@@ -130,12 +130,12 @@ def _of_tls(error: ssl.SSLError) -> str:
 
 
 def said(url: str, answer: bytes, most: int) -> str:
-    """At most so many characters of a receiver's answer, without the address's path, which some repeat."""
+    """At most `most` characters of a receiver's answer, without the address's path, which some receivers repeat."""
     text = answer.decode(errors="replace")
     target = _parsed(url).target
     for part in (target, target.partition("?")[0]):
-        for asked in (part, unquote(part)):
-            text = text.replace(asked, f"/{HIDDEN}") if asked != "/" else text
+        for variant in (part, unquote(part)):
+            text = text.replace(variant, f"/{HIDDEN}") if variant != "/" else text
     return text[:most].strip()
 
 

@@ -24,10 +24,10 @@ from notify.wire import Item, OutcomeItem
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
 UNKNOWN = "no transaction by this id is known here"
 AT_ONCE = 16
-"""So many outcomes UNKNOWN of a request are looked up at a time: one after the other, their waits for the disk or the
-database would add up, and all at once they would fill the line before others' questions."""
+"""How many UNKNOWN outcomes of a request are looked up at a time: one by one, their waits for the disk or the database
+would add up; all together, they would hold up the lookups of other requests."""
 _LATER = Item("", 0)
-"""In place of the item of an UNKNOWN, until the decisions of its request are recorded."""
+"""The placeholder for the item of an UNKNOWN, until the decisions of its request are recorded."""
 
 
 class Outcomes:
@@ -64,7 +64,7 @@ class Outcomes:
         shards: list[str | None] = []
         """For each decision the shard that it names, None if it names none."""
         unknown: dict[int, bytes] = {}
-        """The transaction of each UNKNOWN, by its place in the request."""
+        """The transaction id of each UNKNOWN, by its index in the request."""
         several = len(self._shards) > 1
         for o in outcomes:
             try:
@@ -152,7 +152,7 @@ class Outcomes:
         # shard: a producer's outcome and its answer to a check came in one request, or a half is on two shards. So the
         # second outcomes of ids are decided after the first ones, and so on.
         rounds: list[list[int]] = []
-        """The places of the first outcomes of ids, of the second ones, and so on."""
+        """The indexes of the first outcome of each id, then of the second ones, and so on."""
         seen: Counter[bytes] = Counter()
         for place, decision in enumerate(decisions):
             if seen[decision[0]] == len(rounds):

@@ -86,7 +86,7 @@ class Transactions:
         return items
 
     def check(self, request: JsonTransactions | PackedTransactions) -> None:
-        """Raises InvalidRequest for what refuses a request as a whole."""
+        """Check the fields of the whole request. Raises InvalidRequest."""
         check_name("producer_group", request.producer_group)
         if request.source is not None:
             check_text("source", request.source)

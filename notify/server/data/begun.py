@@ -42,7 +42,7 @@ class Begun(Generic[T]):
         self._coroutine.close()
         waited_for = self._awaited
         if isinstance(waited_for, asyncio.Future) and waited_for.done() and not waited_for.cancelled():
-            waited_for.exception()  # else the loop's logger would say that nobody was told of it
+            waited_for.exception()  # otherwise asyncio logs that it was never retrieved
 
     def __await__(self) -> Generator[Any, Any, T]:
         if self._error is not None:

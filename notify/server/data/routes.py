@@ -161,53 +161,53 @@ class DataRoutes:
     # --- producers --------------------------------------------------------------------------------------------
 
     async def transactions(self, request: Request) -> bytes:
-        asked: JsonTransactions | PackedTransactions = request.decode(_TRANSACTIONS)
-        check(request, "check", asked.producer_group)
-        if self._is_for_any_worker(request) and any(t.committed for t in asked.transactions):
+        body: JsonTransactions | PackedTransactions = request.decode(_TRANSACTIONS)
+        check(request, "check", body.producer_group)
+        if self._is_for_any_worker(request) and any(t.committed for t in body.transactions):
             self._check_names_worker(request)
-        if asked.outcomes:
-            # Whatever refuses the request as a whole does so before anything of either kind is recorded.
-            self.core.transactions.check(asked)
-            check_count(asked.outcomes)
-            with Begun(self._recorded(request, asked)) as recorded:
-                items, outcomes = await self.core.transactions.put(asked, request.principal), await recorded
+        if body.outcomes:
+            # Check the whole request before a half or an outcome is recorded.
+            self.core.transactions.check(body)
+            check_count(body.outcomes)
+            with Begun(self._recorded(request, body)) as recorded:
+                items, outcomes = await self.core.transactions.put(body, request.principal), await recorded
         else:
-            items, outcomes = await self.core.transactions.put(asked, request.principal), None
+            items, outcomes = await self.core.transactions.put(body, request.principal), None
         crash_point.reached("half.before_answer")
         return _encode_items(request, items, outcomes)
 
-    async def _recorded(self, request: Request, asked: JsonTransactions | PackedTransactions) -> list[Item]:
-        """The results of the outcomes beside halves. A failure is theirs alone: the halves have been stored by then."""
+    async def _recorded(self, request: Request, body: JsonTransactions | PackedTransactions) -> list[Item]:
+        """Record the outcomes of a request with halves. A failure refuses the outcomes only: the halves are stored."""
         try:
-            return await self.core.outcomes.record(asked.producer_group, asked.outcomes)
+            return await self.core.outcomes.record(body.producer_group, body.outcomes)
         except NotifyError as error:
             failure = error
         except Exception:
             failure = fault_of("outcomes_failed", request.method, request.path)
-        return [failed(o.id, failure) for o in asked.outcomes]
+        return [failed(o.id, failure) for o in body.outcomes]
 
     async def outcomes(self, request: Request) -> bytes:
-        asked: Outcomes = request.decode(_OUTCOMES)
-        check(request, "check", asked.producer_group)
-        return request.encode(Items(await self.core.outcomes.record(asked.producer_group, asked.outcomes)))
+        body: Outcomes = request.decode(_OUTCOMES)
+        check(request, "check", body.producer_group)
+        return request.encode(Items(await self.core.outcomes.record(body.producer_group, body.outcomes)))
 
     async def states(self, request: Request) -> bytes:
-        asked: States = request.decode(_STATES)
-        check(request, "check", asked.producer_group)
-        return request.encode(Items(await self.core.outcomes.states(asked.producer_group, asked.ids)))
+        body: States = request.decode(_STATES)
+        check(request, "check", body.producer_group)
+        return request.encode(Items(await self.core.outcomes.states(body.producer_group, body.ids)))
 
     async def messages(self, request: Request) -> bytes:
-        asked: JsonMessages | PackedMessages = request.decode(_MESSAGES)
-        if asked.anywhere:
+        body: JsonMessages | PackedMessages = request.decode(_MESSAGES)
+        if body.anywhere:
             self._check_names_worker(request)
-        items = await self.core.transactions.publish(asked, request.principal, anywhere=asked.anywhere)
+        items = await self.core.transactions.publish(body, request.principal, anywhere=body.anywhere)
         return _encode_items(request, items)
 
     async def poll(self, request: Request) -> bytes:
-        asked: Poll = request.decode(_POLL)
-        check(request, "check", asked.producer_group)
+        body: Poll = request.decode(_POLL)
+        check(request, "check", body.producer_group)
         with polling(request):
-            checks = await self.core.checks.poll(asked)
+            checks = await self.core.checks.poll(body)
         return request.encode({"checks": checks if request.packed else [json_check(check) for check in checks]})
 
     async def members(self, request: Request) -> bytes:
@@ -265,11 +265,11 @@ class DataRoutes:
     # --- consumers --------------------------------------------------------------------------------------------
 
     async def receive(self, request: Request, group: str) -> bytes:
-        asked: Receive = request.decode(_RECEIVE)
-        may = may_consume(request, group, asked.topics or ())
+        body: Receive = request.decode(_RECEIVE)
+        may = may_consume(request, group, body.topics or ())
         with polling(request):
             subscribes = b"subscribe=no" not in request.query.split(b"&")
-            handed = await self.core.delivery.receive(group, asked, may, subscribes=subscribes)
+            handed = await self.core.delivery.receive(group, body, may, subscribes=subscribes)
         if self.core.settings.tracing:
             trace(group, handed, self.core.clock())
         if request.packed:
@@ -277,25 +277,25 @@ class DataRoutes:
         return encode_json({"messages": json_deliveries(handed)})
 
     async def settle(self, request: Request, group: str) -> bytes:
-        asked: Settle = request.decode(_SETTLE)
+        body: Settle = request.decode(_SETTLE)
         may = may_consume(request, group)
-        return request.encode(SettledItems(await self.core.delivery.settle(group, asked.items, may)))
+        return request.encode(SettledItems(await self.core.delivery.settle(group, body.items, may)))
 
     async def leave(self, request: Request, group: str) -> bytes:
-        asked: Leave = request.decode(_LEAVE)
-        self.core.delivery.leave(group, asked.instance, may_consume(request, group))
-        return request.encode({"group": group, "instance": asked.instance})
+        body: Leave = request.decode(_LEAVE)
+        self.core.delivery.leave(group, body.instance, may_consume(request, group))
+        return request.encode({"group": group, "instance": body.instance})
 
     async def subscribe(self, request: Request, group: str, topic: str) -> bytes:
-        asked: Subscribe = request.decode(_SUBSCRIBE)
+        body: Subscribe = request.decode(_SUBSCRIBE)
         check_subscriber(request, group, topic)
         subscriptions = self.core.subscriptions
-        return request.encode(await subscriptions.put(subscriptions.checked(group, topic, asked), asked.start))
+        return request.encode(await subscriptions.put(subscriptions.checked(group, topic, body), body.start))
 
     async def tell_inbox(self, request: Request, group: str, topic: str) -> bytes:
-        asked: WholeInbox = request.decode(_WHOLE_INBOX)
+        body: WholeInbox = request.decode(_WHOLE_INBOX)
         check_subscriber(request, group, topic)
-        await self.core.subscriptions.tell_inbox(group, topic, max(0, microseconds(asked.whole_from)))
+        await self.core.subscriptions.tell_inbox(group, topic, max(0, microseconds(body.whole_from)))
         return request.encode({"group": group, "topic": topic})
 
     async def topic(self, request: Request, topic: str) -> bytes:
