@@ -1,1 +1,1 @@
-"""The consumer groups of a Kafka cluster, for a server that shows and steers them."""
+"""The consumer groups of a Kafka cluster, which a server shows to administrators and changes for them."""

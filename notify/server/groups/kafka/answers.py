@@ -1,4 +1,4 @@
-"""Answers of Kafka's brokers to many questions at a time, within one bound for all of them."""
+"""Gathers the answers of Kafka's brokers to many calls, within one time limit for all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 CALL_SECONDS = 5.0
-"""How long people wait for the brokers: shorter than bridges and consumers do."""
+"""How long a person's request waits for the brokers: shorter than bridges and consumers wait."""
 PASSING = frozenset(
     (
         KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
@@ -24,17 +24,17 @@ PASSING = frozenset(
         KafkaError.CONCURRENT_TRANSACTIONS,
     )
 )  # fmt: skip
-"""Answers while a partition, group or transaction has no leader that is ready, or the client knows an earlier one."""
+"""Errors while a partition, group or transaction has no ready leader, or the client still knows an earlier one."""
 AGAIN = PASSING | {KafkaError._NOENT, KafkaError._PARTIAL}
-"""After these the brokers are asked again at once: the client met no leader of any partition that it was asked for, or
-not all brokers have answered it."""
+"""Errors after which the brokers are asked again immediately: the client found no leader for any of the partitions, or
+not all brokers have answered."""
 
 
 def passes(error: KafkaError) -> bool:
-    """Whether a reader that meets this error goes on by itself after a while."""
+    """Whether a reader continues by itself after this error."""
     return error.retriable() or error.code() in PASSING or error.code() in AWAY
 
 
 def gathered(asked: Mapping[K, Future[T]]) -> dict[K, T | KafkaError]:
-    """The answers to many calls, all of them within CALL_SECONDS, see notify/kafka/answers.py. Raises TimeoutError."""
+    """The answers to many calls, within CALL_SECONDS for all; see notify/kafka/answers.py. Raises TimeoutError."""
     return answers.gathered(asked, CALL_SECONDS)

@@ -1,4 +1,4 @@
-"""The brokers as one server asks them: a client that is renewed where it has old news of their leaders."""
+"""A server's client for the brokers, which is replaced when it has outdated leaders."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from notify.server.groups.kafka.answers import AGAIN, CALL_SECONDS
 T = TypeVar("T")
 AGAIN_SECONDS = 0.2
 READERS = "notify-readers"
-"""The name that consumers of a server go by, which are members of no group."""
+"""The client name of a server's consumers, which are members of no group."""
 TRANSACTION_MILLISECONDS = 10_000
-"""The brokers end the transaction of a server that died within it after so long."""
+"""After this time the brokers end the transaction of a server that died in it."""
 
 
 class Brokers:
-    """One thread at a time."""
+    """The clients of one server. Used by one thread at a time."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -32,8 +32,8 @@ class Brokers:
     def transaction(self, name: str) -> Iterator[Producer]:
         """A producer that fences every earlier one of this transactional id; its transaction ends with the context.
 
-        It is the context that begins one, if it has anything to write. What fails is taken back: a transaction that
-        stays open would hide what others write behind it. Raises KafkaException.
+        The body of the context begins the transaction if it writes. A failure aborts it, because an open transaction
+        would hide all records written after it. Raises KafkaException.
         """
         own = {"transactional.id": name, "transaction.timeout.ms": TRANSACTION_MILLISECONDS}
         producer = self.cluster.producer(own)
@@ -42,14 +42,15 @@ class Brokers:
             yield producer
             producer.commit_transaction(CALL_SECONDS)
         except BaseException:
-            with contextlib.suppress(KafkaException):  # none was begun, or the brokers end it
+            with contextlib.suppress(KafkaException):  # no transaction was begun, or the brokers end it
                 producer.abort_transaction(CALL_SECONDS)
             raise
 
     def insist(self, function: Callable[[], T]) -> T:
-        """A function's result; what passes is asked for again, by a new client, for CALL_SECONDS.
+        """A function's result. After an error in AGAIN it is called again with a new client, for CALL_SECONDS.
 
-        The function may be called several times: it reads what it wrote before it writes again. Raises KafkaException.
+        The function may be called several times: it has to read what it wrote before it writes again. Raises
+        KafkaException.
         """
         deadline = time.monotonic() + CALL_SECONDS
         while True:
@@ -58,5 +59,5 @@ class Brokers:
             except KafkaException as raised:
                 if raised.args[0].code() not in AGAIN or time.monotonic() > deadline:
                     raise
-            self.admin = self.cluster.admin()  # the earlier one goes on believing in the leaders it knows
+            self.admin = self.cluster.admin()  # the earlier client keeps its outdated leaders
             time.sleep(AGAIN_SECONDS)

@@ -1,4 +1,4 @@
-"""Topics of one partition, mostly compacted ones, read on from where the last reading ended."""
+"""Reads topics of one partition, mostly compacted ones, each time from where the last reading ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AT_ONCE = 1000
 
 
 class News(NamedTuple):
-    """A record that was not read before."""
+    """A new record."""
 
     topic: str
     key: str
@@ -36,12 +36,12 @@ class News(NamedTuple):
 
 
 class CompactedTopics:
-    """Gives each committed record once, of all topics by one consumer. One thread at a time."""
+    """Yields each committed record of its topics once, with one consumer. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers, forget: Callable[[str], object], newest: int = 0) -> None:
-        """`forget`: called with a topic that was deleted or made anew, so that its earlier records do not count.
+        """`forget`: called with a topic that was deleted or recreated, whose earlier records no longer count.
 
-        `newest`: of a topic that is read for the first time only about so many records count; 0: all.
+        `newest`: how many of the newest records are read, roughly, when a topic is read for the first time; 0: all.
         """
         self._brokers = brokers
         self._forget = forget
@@ -49,15 +49,15 @@ class CompactedTopics:
         self._consumer: Consumer | None = None
         self._ids: dict[str, str] = {}
         self._read_to: dict[Place, int] = {}
-        """The offset behind everything that was read, transactions' own records too."""
+        """The offset after the last record that was read, transactions' markers included."""
 
     def news(self, topics: Collection[str], *, whole: bool = False) -> Iterator[News]:
-        """The records since the last time, up to the present end; none of a topic that is not there.
+        """The records since the last reading, up to the present end; none for a topic that does not exist.
 
-        Without `whole` there are none of a topic that has no leader now, either; with it every topic has to be there.
+        Without `whole` a topic that has no leader now gives no records either; with `whole` every topic has to exist.
         Raises KafkaException, TimeoutError, Unavailable.
         """
-        ids = topic_ids(self._brokers.admin, topics, CALL_SECONDS)  # before their ends, or the next look sees it
+        ids = topic_ids(self._brokers.admin, topics, CALL_SECONDS)  # asked before the ends
         unknown: set[str] = set()
         places = [(topic, 0) for topic in topics]
         ends = offsets.latest(self._brokers.admin, places, None if whole else unknown)
@@ -91,7 +91,7 @@ class CompactedTopics:
             for record in arrived(self._consumer, AT_ONCE, POLL_SECONDS):
                 error, place = record.error(), (record.topic() or "", record.partition() or 0)
                 if place not in unread:
-                    continue  # written since its end was asked for: the next reading's
+                    continue  # written after its end was asked for: left to the next reading
                 if error is None:
                     deadline = time.monotonic() + CALL_SECONDS
                     self._pass(place, (record.offset() or 0) + 1, unread)

@@ -1,4 +1,4 @@
-"""The groups of a Kafka cluster, as charts look at them: by what was known of them last, without asking the brokers."""
+"""The figures of Kafka's groups for charts, from the newest snapshot, without requests to the brokers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from notify.server.watch.figures import Counts
 
 
 class KafkaCounts:
-    """Lag alone: rates and ages would take requests to the brokers each minute."""
+    """Lags only: rates and ages would need requests to the brokers each minute."""
 
     def __init__(self, look: Look) -> None:
         self._look = look

@@ -1,4 +1,4 @@
-"""Dead letters of groups over Kafka, as the admin routes show, count, send again and purge them."""
+"""Dead letters of groups over Kafka for the admin routes, which show, count, redrive, drop and purge them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from notify.wire import microseconds
 
 LOT_BYTES = 8 << 20
 FIRST_WINDOW, LARGEST_WINDOW, LOOKED_AT = 500, 8_000, 20_000
-"""Numbers of letters that are read at a time where the newest are wanted, and in one call at most."""
+"""For the newest letters: the first and the largest window that is read, and the most letters of one call."""
 HELD_BYTES = LIMITS.reply_bytes
-"""Letters that are held for a page, and a letter more."""
+"""The most bytes of letters held for a page, plus one letter."""
 NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and drop the letter"
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
@@ -60,7 +60,7 @@ class KafkaLetters:
     # --- views ------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """How many letters each group has that were not sent again. In the thread; raises KafkaException."""
+        """How many open letters each group has. Call it in the thread. Raises KafkaException."""
         bounds = self._look.now().letters
         counts: dict[str, int] = {}
         for (topic, _), count in self._counts.look(bounds).items():
@@ -87,9 +87,9 @@ class KafkaLetters:
         return await self._thread.call(find)
 
     def _listed(self, name: str, wanted: Wanted, offset: int, most: int) -> tuple[list[Letter], int]:
-        """The next of the letters from a number on, and the number to go on from.
+        """(the matching letters from a number on, the number for the next call).
 
-        There may be fewer than `most` where few match, or where letters are large.
+        There may be fewer than `most` if few match, or if letters are large.
         """
         chosen: list[Letter] = []
         size = 0
@@ -111,10 +111,10 @@ class KafkaLetters:
         return await self._thread.call(find)
 
     def _newest(self, name: str, wanted: Wanted, span: tuple[int, int], most: int) -> tuple[list[Letter], int]:
-        """The newest of the letters with numbers of a span, and the number before which to go on; 0: there are no more.
+        """(the newest matching letters in a span of numbers, the number for the next call, 0: there are no more).
 
-        Kafka is read forwards: window by window, each before the last one. There may be fewer than `most` where few
-        match, or where letters are large.
+        Kafka can only be read forwards: so windows are read, each before the last one. There may be fewer than `most`
+        if few match, or if letters are large.
         """
         start, before = span
         chosen: list[Letter] = []
@@ -129,7 +129,7 @@ class KafkaLetters:
                     held.append(letter)
                     size += letter.size
                     while len(held) > 1 and (len(held) > most - len(chosen) or size > room):
-                        low = held[0].number + 1  # what is let go of is the next page's
+                        low = held[0].number + 1  # the dropped letter belongs to the next page
                         size -= held.popleft().size
             chosen += reversed(held)
             room, window, before = room - size, min(4 * window, LARGEST_WINDOW), low
@@ -149,7 +149,7 @@ class KafkaLetters:
         return await self._thread.call(find)
 
     def _is_closed(self, name: str) -> Callable[[Letter], bool]:
-        """Whether a letter was sent again or dropped, as was read last."""
+        """A function that tells whether a letter was redriven or dropped, by the notes read last."""
         sent, dropped = self._redriven.sent(name), self._redriven.dropped(name)
         return lambda letter: has(sent, letter) or has(dropped, letter)
 
@@ -166,7 +166,7 @@ class KafkaLetters:
     async def edit(self, name: str, edited: Edited) -> Change:
         raise InvalidRequest(NO_EDIT)
 
-    # --- sending again ----------------------------------------------------------------------------------------
+    # --- redriving --------------------------------------------------------------------------------------------
 
     async def redrive(self, name: str, chosen: Chosen) -> Change:
         if chosen.replay_effects:
@@ -185,7 +185,7 @@ class KafkaLetters:
         return Change({"ids": names, "effects": EFFECTS_KEPT}, lambda: self._thread.call(do, WRITE_SECONDS))
 
     def _done(self, name: str, ids: Mapping[Spot, str], drop: str = "") -> list[dict[str, Any]]:
-        """Send, or drop, the letters of these spots and ids. They are read for it: they may be larger than memory."""
+        """Redrive or drop the letters of these spots and ids, lot by lot: they may not fit into memory."""
         if not ids:
             return []
         partitions = self._partitions(name)
@@ -211,13 +211,13 @@ class KafkaLetters:
             if batch is None:
                 return None
             items = self._sent(spec.group, [x for x in batch if _is_wanted(spec.wanted, x)], spec.drop)
-            # A job is about what waits: letters that were dropped are left out of it.
+            # A job concerns open letters: dropped letters are left out of its results.
             return [item for item in items if item.get("code") != LETTER_DROPPED], batch[-1].number + 1
 
         return await self._thread.call(send, WRITE_SECONDS)
 
     def _check_takes_again(self, group: str) -> None:
-        """Raises InvalidRequest, NotFound."""
+        """Raises InvalidRequest if a group has dead letters but no retry topic."""
         topics = self._look.now().topics
         if dead_letter_topic(group) in topics and retry_topic(group) not in topics:
             raise InvalidRequest(
@@ -235,7 +235,7 @@ class KafkaLetters:
         return itertools.islice(fitting, min(chosen.most, AT_ONCE))
 
     def _sent(self, group: str, chosen: Sequence[Letter], drop: str = "") -> list[dict[str, Any]]:
-        """Send letters, or drop them where `drop` says who does, and why; what became of each."""
+        """Redrive letters, or drop them if `drop` says who drops them, and why; the result of each."""
         if not chosen:
             return []
         statuses = self._redriven.drop(group, chosen, drop) if drop else self._redriven.send(group, chosen)
@@ -249,7 +249,7 @@ class KafkaLetters:
         return letters.read(self._brokers, name, self._partitions(name), number)
 
     def _partitions(self, name: str) -> int:
-        """Raises NotFound for a group without dead letters."""
+        """The number of partitions of a group's dead letters. Raises NotFound if it has none."""
         topic = dead_letter_topic(name)
         partitions = self._look.now().topics.get(topic) or self._look.again().topics.get(topic)
         if partitions is None:
@@ -270,7 +270,7 @@ class KafkaLetters:
         return Change(preview, lambda: self._thread.call(do, WRITE_SECONDS))
 
     def _purged(self, name: str, before: str | int) -> list[dict[str, int]]:
-        """Each partition's first offset before and after. Raises InvalidRequest, NotFound."""
+        """Each partition's first offset before and after a purge. Raises InvalidRequest, NotFound."""
         partitions, bounds = self._partitions(name), self._look.again().letters_of(name)
         if isinstance(before, int) and partitions > 1:
             raise InvalidRequest(f"the dead letters of {name[:100]!r} are in {partitions} partitions: give an instant")
@@ -297,7 +297,7 @@ class KafkaLetters:
 
 
 def _lots(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
-    """Letters that are sent in one transaction each: of LOT_BYTES at most, and one letter more."""
+    """Lots of letters, each for one transaction: at most LOT_BYTES, plus one letter."""
     lot: list[Letter] = []
     room = LOT_BYTES
     for letter in letters:

@@ -1,4 +1,4 @@
-"""The queues of a Kafka cluster, for a server that shows and steers its groups."""
+"""The queue engine of a Kafka cluster."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from notify.server.groups.kafka.topics import KafkaTopics
 
 @contextlib.asynccontextmanager
 async def kafka_engine(cluster: Cluster, refusals: Refusals) -> AsyncIterator[QueueEngine]:
-    """A cluster as administrators see it; `refusals`: of movers that tell this server itself.
+    """The engine of a cluster for administrators. `refusals`: the reports of movers to this server.
 
-    Raises InvalidRequest for settings that Kafka's client refuses.
+    Raises InvalidRequest if Kafka's client refuses the settings.
     """
     thread = BrokersThread(cluster)
     look, noted = Look(thread.brokers), Noted(thread.brokers)
     letters = KafkaLetters(thread, look)
     groups = KafkaGroups(thread, look, noted, letters, refusals)
 
-    def let_go() -> None:
+    def close_parts() -> None:
         for part in (groups, letters, noted, look):
             part.close()
 
     try:
         yield QueueEngine(groups, letters, KafkaTopics(thread, look, noted), KafkaCounts(look))
     finally:
-        await thread.close(let_go)
+        await thread.close(close_parts)

@@ -1,4 +1,4 @@
-"""Consumer groups over Kafka, as the admin routes show and steer them."""
+"""Consumer groups over Kafka for the admin routes, which show, pause and reset them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from notify.wire import microseconds
 
 NOT_KNOWN_OF_INSTANCES = ("asked_at", "in_flight", "finished", "per_second", "expired", "bound")
 NOT_KNOWN_OF_SUBSCRIPTIONS = ("max_attempts", "retry_min", "retry_max", "epoch", "replay", "inbox_from")
-"""Fields of the routes that consumers over Kafka tell nobody."""
+"""Fields of the routes that are unknown for consumers over Kafka."""
 
 
 class KafkaGroups:
@@ -42,7 +42,7 @@ class KafkaGroups:
     def __init__(
         self, thread: BrokersThread, look: Look, noted: Noted, letters: KafkaLetters, refusals: Refusals
     ) -> None:
-        """`refusals`: of movers that tell this server itself."""
+        """`refusals`: the reports of movers to this server."""
         self._thread = thread
         self._look = look
         self._noted = noted
@@ -60,12 +60,12 @@ class KafkaGroups:
     # --- views ------------------------------------------------------------------------------------------------
 
     def lag(self) -> int:
-        """The lag when somebody looked last: alarms look every few seconds."""
+        """The lag in the newest snapshot: alarms take one every few seconds."""
         return sum(group.lag for group in self._look.last.groups.values())
 
     async def states(self) -> list[GroupState]:
-        taken, letters = await self._thread.call(lambda: (self._look.now(), self._letters.counts()))
-        return [self._state(g, letters.pop(g.base, 0), taken.is_whole(g)) for g in taken.groups.values()]
+        snapshot, letters = await self._thread.call(lambda: (self._look.now(), self._letters.counts()))
+        return [self._state(g, letters.pop(g.base, 0), snapshot.is_whole(g)) for g in snapshot.groups.values()]
 
     def _state(self, group: KafkaGroup, dead_letters: int, is_whole: bool) -> GroupState:
         lags: dict[str, int] = {}
@@ -75,28 +75,28 @@ class KafkaGroups:
         return GroupState(group.name, lags, group.base in self._look.paused, consumers, 0, dead_letters, is_whole)
 
     async def refused(self) -> list[dict[str, Any]]:
-        known = await self._thread.call(self._refused.read)
+        reports = await self._thread.call(self._refused.read)
         oldest_us = time.time_ns() // 1000 - FORGET_US
-        told = [shown(source, *said) for source, said in sorted(known.items()) if said[1] >= oldest_us]
-        return self._refusals.shown() + told
+        rows = [shown(source, *report) for source, report in sorted(reports.items()) if report[1] >= oldest_us]
+        return self._refusals.shown() + rows
 
     async def sources(self) -> list[dict[str, Any]]:
-        known = await self._thread.call(lambda: self._sources.read(self._look.now().topics))
-        return sources.shown(known, time.time_ns() // 1000)
+        standings = await self._thread.call(lambda: self._sources.read(self._look.now().topics))
+        return sources.shown(standings, time.time_ns() // 1000)
 
     async def summary(self) -> dict[str, Any]:
         def ask() -> tuple[Snapshot, list[KafkaGroup], dict[str, int], int]:
-            taken = self._look.now()
-            worst = heapq.nlargest(WORST, (g for g in taken.groups.values() if g.lag), key=lambda g: g.lag)
-            return taken, worst, self._oldest.of(worst), sum(self._letters.counts().values())
+            snapshot = self._look.now()
+            worst = heapq.nlargest(WORST, (g for g in snapshot.groups.values() if g.lag), key=lambda g: g.lag)
+            return snapshot, worst, self._oldest.of(worst), sum(self._letters.counts().values())
 
-        taken, worst, oldest_us, letters = await self._thread.call(ask)
+        snapshot, worst, oldest_us, letters = await self._thread.call(ask)
         now_us = time.time_ns() // 1000
         ages = {name: round(max(0, now_us - at_us) / 1e6, 3) for name, at_us in oldest_us.items()}
         return {
             "lag": self.lag(),
-            "topics": len(taken.message_topics()),
-            "groups": len(taken.groups),
+            "topics": len(snapshot.message_topics()),
+            "groups": len(snapshot.groups),
             "leased": None,
             "delayed": None,
             "dead_letters": letters,
@@ -113,19 +113,19 @@ class KafkaGroups:
         }
 
     async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
-        known = (await self._thread.call(self._look.now)).groups
-        names = heapq.nsmallest(most, (name for name in known if name > after and name.startswith(prefix)))
+        all_groups = (await self._thread.call(self._look.now)).groups
+        names = heapq.nsmallest(most, (name for name in all_groups if name > after and name.startswith(prefix)))
         rows = [
             {
                 "name": name,
-                "lag": known[name].lag,
+                "lag": all_groups[name].lag,
                 "leased": None,
-                "paused": known[name].base in self._look.paused,
-                "consumers": len(known[name].members),
+                "paused": all_groups[name].base in self._look.paused,
+                "consumers": len(all_groups[name].members),
             }
             for name in names
         ]
-        return {"groups": rows, "of": len(known)}
+        return {"groups": rows, "of": len(all_groups)}
 
     async def one(self, name: str) -> dict[str, Any]:
         group, noted = await self._thread.call(lambda: (self._look.known(name), self._subscriptions(name)))
@@ -149,7 +149,7 @@ class KafkaGroups:
         }
 
     def _subscriptions(self, name: str) -> list[dict[str, Any]]:
-        """One row a topic, as the group's consumers noted it."""
+        """A row for each topic, from the subscriptions that the group's consumers noted."""
         return [
             dict.fromkeys(NOT_KNOWN_OF_SUBSCRIPTIONS)
             | {"topic": topic, "mode": s.mode, "tags": list(s.tags), "filter": s.filter}
@@ -173,7 +173,7 @@ class KafkaGroups:
         if move.replay_effects:
             raise InvalidRequest(NO_REPLAY)
         wish = Reset(uuid.uuid4().hex, move.topic, move.to)
-        wish.start()  # refused here, before anything is asked of the consumers
+        wish.start()  # raises for a bad position, before the wish is written
         rows = await self._thread.call(lambda: self._moved(name, wish))
         preview = {"queues": rows, "effects": EFFECTS_KEPT, "within_seconds": OBEY_SECONDS}
 
@@ -186,7 +186,7 @@ class KafkaGroups:
 
     def _moved(self, name: str, wish: Reset) -> list[dict[str, int]]:
         """Each partition's position before and after a reset."""
-        self._look.again()  # a preview of a second ago would show what is not so any more
+        self._look.again()  # a snapshot of a second ago could be outdated
         positions = [p for p in self._look.known(name).positions if p.topic == wish.topic]
         if not positions:
             raise NotFound(f"group {name[:100]!r} has no position in {wish.topic[:100]!r}")
@@ -207,7 +207,7 @@ class KafkaGroups:
 
 
 def _with(before: Control, wish: Reset) -> Control:
-    """The wishes of a group with another reset, in place of an earlier one of the same topic."""
+    """The wishes of a group with another reset, which replaces an earlier one of the same topic."""
     others = tuple(reset for reset in before.resets if reset.topic != wish.topic)
     return msgspec.structs.replace(before, resets=(*others, wish))
 

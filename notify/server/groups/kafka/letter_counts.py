@@ -1,4 +1,4 @@
-"""How many dead letters there are: Kafka's offsets count a transaction's own records, too, so they are read through."""
+"""Counts dead letters by reading them: offsets alone would count the transactions' markers too."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from notify.server.groups.kafka.offsets import Place
 
 LOOK_SECONDS = 0.5
 LOOK_BYTES = 32 << 20
-"""A look reads no more than so long and so much; what it did not come to counts by its offsets until the next one."""
+"""The bounds of one look. Letters that it does not reach count by their offsets until the next look."""
 AT_ONCE = 500
 POLL_SECONDS = 0.1
 
 
 @dataclass(slots=True)
 class _Counted:
-    """A partition's letters from `start` to before `read_to`."""
+    """The count of a partition's letters from `start` to before `read_to`."""
 
     start: int
     read_to: int
@@ -31,7 +31,7 @@ class _Counted:
 
 
 class LetterCounts:
-    """The letters of each partition. One thread at a time."""
+    """The counts of letters by partition. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -39,9 +39,9 @@ class LetterCounts:
         self._consumer: Consumer | None = None
 
     def look(self, bounds: Mapping[Place, tuple[int, int]]) -> dict[Place, int]:
-        """The letters of each of these partitions, from its first offset to its end. Raises KafkaException."""
+        """The number of letters in each of these partitions. Raises KafkaException."""
         before = self._counted
-        self._counted = {place: _of(before.get(place), *bound) for place, bound in bounds.items()}
+        self._counted = {place: _continued(before.get(place), *bound) for place, bound in bounds.items()}
         unread = {place: end for place, (_, end) in bounds.items() if self._counted[place].read_to < end}
         if unread:
             self._read(unread)
@@ -73,10 +73,10 @@ class LetterCounts:
         self._consumer.unassign()
 
     def _pass(self, place: Place, offset: int, unread: dict[Place, int], *, is_letter: bool) -> None:
-        """Count up to an offset, which is a letter's, or where the partition ends."""
+        """Count up to an offset, which is that of a letter or of the partition's end."""
         end = unread.get(place)
         if end is None:
-            return  # made since the bounds were asked for: counted by the next look
+            return  # written after the bounds were asked for: counted by the next look
         counted = self._counted[place]
         if is_letter and offset < end:
             counted.letters += 1
@@ -85,8 +85,8 @@ class LetterCounts:
             del unread[place]
 
 
-def _of(counted: _Counted | None, start: int, end: int) -> _Counted:
-    """The count as it was; from the beginning where letters were deleted, or the topic was made anew."""
+def _continued(counted: _Counted | None, start: int, end: int) -> _Counted:
+    """The count so far; a new one if letters were deleted, or the topic was recreated."""
     if counted is None or counted.start != start or counted.read_to > end:
         return _Counted(start, start)
     return counted

@@ -1,4 +1,4 @@
-"""Dead letters in Kafka: the records of `dead-letter.{group}`, and which of them were sent to their group again."""
+"""Dead letters in Kafka: the records of `dead-letter.{group}`, in one order over all partitions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from notify.wire import Payload, body_fields, instant
 AT_ONCE = 500
 POLL_SECONDS = 0.5
 HELD_BYTES = 16 << 20
-"""The letters that are held to put them in order, of all partitions together: so many bytes, and what one call gives.
-"""
+"""The most bytes of letters of all partitions that are held to order them, plus the letters of one call."""
 QUEUED_KILOBYTES = 8 << 10
-"""The most that the client fetches before it is asked, and that one call gives."""
+"""The most that the client fetches ahead, and that one call returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Letter:
     partition: int
     offset: int
     number: int
-    """The place in the list: it rises from letter to letter, also where the topic has several partitions."""
+    """The place in the order of all partitions' letters: it rises from letter to letter."""
     dead_us: int
     headers: Headers
     key: bytes | None
@@ -53,13 +52,13 @@ class Letter:
 
     @property
     def size(self) -> int:
-        """About the bytes of memory that it takes."""
+        """An estimate of its bytes in memory."""
         headers = sum(len(name) + len(text or b"") for name, text in self.headers)
         return len(self.value) + len(self.key or b"") + headers + 500
 
     @property
     def topic(self) -> str:
-        """The topic whose message it was."""
+        """The topic that the message was sent to."""
         return records.header(self.headers, records.TARGET) or ""
 
     def place_alone(self) -> Letter:
@@ -68,7 +67,7 @@ class Letter:
         return Letter(self.partition, self.offset, self.number, self.dead_us, named, None, b"")
 
     def payload(self) -> Payload:
-        """The message as filters and people see it, with the reason in its headers as in the server's own queues."""
+        """The message for filters and people, with the reason in its headers as in the server's own queues."""
         headers = records.own_headers(self.headers) | records.why_dead(self.headers)
         key = None if self.key is None else self.key.decode("utf-8", "replace")
         return Payload(self.topic, self.value, key, records.header(self.headers, records.TAG), headers)
@@ -91,9 +90,9 @@ class Letter:
 
 
 def read(brokers: Brokers, group: str, partitions: int, number: int = 0) -> Iterator[Letter]:
-    """The letters of a group from a number on, to the present end, in the order of their partitions' offsets.
+    """The letters of a group from a number on, to the present end, in the order of their numbers.
 
-    `partitions`: how many its dead-letter topic has. Raises KafkaException, Unavailable.
+    `partitions`: the number of partitions of its dead-letter topic. Raises KafkaException, Unavailable.
     """
     topic, places = dead_letter_topic(group), _places(group, partitions)
     ends = {p: end for (_, p), end in offsets.whole(offsets.latest(brokers.admin, places), places).items()}
@@ -112,7 +111,7 @@ def read(brokers: Brokers, group: str, partitions: int, number: int = 0) -> Iter
 
 
 def numbers(bounds: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
-    """The number of the first letter that there may be in partitions with these bounds, and that behind the last."""
+    """(the first number that a letter in partitions with these bounds may have, the number after the last)."""
     count = len(bounds)
     held = {partition: bound for partition, bound in bounds.items() if bound[0] < bound[1]}
     return (
@@ -126,28 +125,28 @@ def _places(group: str, partitions: int) -> list[offsets.Place]:
 
 
 class _Reading:
-    """Partitions that are read to their ends, and their letters in the order of their numbers.
+    """Reads partitions to their ends, and yields their letters in the order of their numbers.
 
-    A letter is held back until every other partition has been read as far. A partition that is ahead is not fetched
-    once HELD_BYTES are held: letters may have a megabyte each.
+    A letter is held until every other partition has been read as far. A partition that is ahead is paused when
+    HELD_BYTES are held: letters may have a megabyte each.
     """
 
     def __init__(self, consumer: Consumer, topic: str, waiting: dict[int, int], ends: dict[int, int]) -> None:
-        """`waiting`: the first offset of each partition that is to be read, before its end in `ends`."""
+        """`waiting`: the first offset to read in each partition; its end is in `ends`."""
         self._consumer = consumer
         self._topic = topic
         self._waiting = waiting
-        """The next offset of each partition that has not come to its end."""
+        """The next offset of each partition that is not read to its end."""
         self._ends = ends
         self._held: dict[int, deque[Letter]] = {partition: deque() for partition in waiting}
         self._bytes = dict.fromkeys(waiting, 0)
         self._most = HELD_BYTES // len(waiting)
-        """The bytes of one partition that are held before it is paused."""
+        """The bytes of one partition that may be held before it is paused."""
         self._paused: set[int] = set()
         consumer.assign([TopicPartition(topic, partition, first) for partition, first in waiting.items()])
 
     def letters(self) -> Iterator[Letter]:
-        """Raises KafkaException, Unavailable where nothing comes."""
+        """Yield the letters. Raises KafkaException, and Unavailable if no record comes."""
         while True:
             yield from self._ready()
             if not self._waiting:
@@ -155,7 +154,7 @@ class _Reading:
             self._fetch()
 
     def _ready(self) -> Iterator[Letter]:
-        """The letters before which no other can come."""
+        """The held letters that no unread letter can precede."""
         while held := [letters[0] for letters in self._held.values() if letters]:
             first = min(held, key=lambda letter: letter.number)
             unknown = [offset * len(self._ends) + p for p, offset in self._waiting.items() if not self._held[p]]

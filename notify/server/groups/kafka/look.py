@@ -1,4 +1,4 @@
-"""The newest snapshot of a cluster's groups, and what operators want of them."""
+"""The newest snapshot of a cluster's groups, and operators' wishes for them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from notify.server.groups.kafka.wishes import Wishes
 log = structlog.get_logger("notify.server")
 
 FRESH_SECONDS = 1.0
-"""A snapshot so young serves several requests: a console asks for many things at once."""
+"""How long a snapshot serves further requests: a console sends many at once."""
 IN_PART_SECONDS = 30.0
-"""So long after partitions or groups had no leader, brokers are not asked to tell all."""
+"""How long snapshots leave out partitions and groups without a leader, after one failed for that reason."""
 
 
 class Look:
-    """One thread at a time."""
+    """Takes snapshots. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -33,13 +33,13 @@ class Look:
         self.wishes = Wishes(brokers)
         self.stalls = Stalls()
         self.last = Snapshot({}, {})
-        """The newest snapshot, whenever it was taken."""
+        """The newest snapshot, of any age."""
         self.paused: frozenset[str] = frozenset()
-        """The consumer groups that operators want to be paused, as of then."""
+        """The consumer groups that operators had paused when the snapshot was taken."""
         self._taken_at = self._in_part_until = float("-inf")
 
     def now(self) -> Snapshot:
-        """A snapshot of at most FRESH_SECONDS ago. Raises KafkaException, TimeoutError, Unavailable."""
+        """A snapshot that is at most FRESH_SECONDS old. Raises KafkaException, TimeoutError, Unavailable."""
         if time.monotonic() - self._taken_at > FRESH_SECONDS:
             self.last = self._take()
             self.paused = frozenset(name for name, wish in self.wishes.read().items() if wish.paused)
@@ -48,12 +48,12 @@ class Look:
         return self.last
 
     def again(self) -> Snapshot:
-        """A snapshot of now, for what was made since the last one."""
+        """A new snapshot, which shows groups and topics made since the last one."""
         self._taken_at = float("-inf")
         return self.now()
 
     def known(self, name: str) -> KafkaGroup:
-        """Raises NotFound."""
+        """The group of a name. Raises NotFound."""
         group = self.now().groups.get(name) or self.again().groups.get(name)
         if group is None:
             raise NotFound(f"Kafka has no consumer group {name[:100]!r} of Notify's")

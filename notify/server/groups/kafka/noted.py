@@ -1,4 +1,4 @@
-"""Subscriptions as the groups' consumers have noted them, read on from look to look."""
+"""The subscriptions that groups' consumers have noted in a topic of Kafka."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from notify.server.groups.kafka.compacted import CompactedTopics
 
 
 class Noted:
-    """The newest subscription of each group's partition. One thread at a time."""
+    """The newest subscription of each group and partition. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._by_group: dict[str, dict[Place, Subscribed]] = {}
         self._topic = CompactedTopics(brokers, lambda _: self._by_group.clear())
 
     def of_group(self, name: str) -> dict[str, Subscribed]:
-        """By topic. Raises KafkaException, Unavailable."""
+        """A group's subscriptions by topic. Raises KafkaException, Unavailable."""
         return {place.topic: subscribed for place, subscribed in self.read().get(name, {}).items()}
 
     def read(self) -> Mapping[str, Mapping[Place, Subscribed]]:
-        """By group and partition. Raises KafkaException, Unavailable."""
+        """All subscriptions by group and partition. Raises KafkaException, Unavailable."""
         for record in self._topic.news([subscriptions.TOPIC]):
             noted = subscriptions.parsed(record.key, record.value)
             if noted is not None:

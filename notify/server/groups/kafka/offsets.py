@@ -1,4 +1,4 @@
-"""Offsets of Kafka's partitions as a reader of committed records sees them."""
+"""Offsets of Kafka's partitions for a reader of committed records."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from notify.kafka.codes import GONE
 from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING, gathered
 
 Place = tuple[str, int]
-"""A topic and a partition of it."""
+"""(topic, partition)."""
 _Spec: Any = admin.OffsetSpec  # type: ignore[attr-defined]
 
 
 def earliest(client: admin.AdminClient, places: Iterable[Place], unknown: set[str] | None = None) -> dict[Place, int]:
-    """The first offset of each partition; one that is gone is left out. Raises KafkaException, TimeoutError.
+    """The first offset of each partition; a deleted one is left out. Raises KafkaException, TimeoutError.
 
-    `unknown`: where topics are noted whose partitions have no leader now; without it that raises.
+    `unknown`: a set that gets the topics whose partitions have no leader now; with None such a topic raises.
     """
     return _asked(client, places, _Spec.earliest(), unknown)
 
 
 def latest(client: admin.AdminClient, places: Iterable[Place], unknown: set[str] | None = None) -> dict[Place, int]:
-    """The offset behind the last committed record of each. `unknown`, and what it raises: as above."""
+    """The offset after the last committed record of each partition. `unknown` and errors: as for `earliest`."""
     return _asked(client, places, _Spec.latest(), unknown)
 
 
 def at_time(client: admin.AdminClient, places: Iterable[Place], at_us: int) -> dict[Place, int]:
-    """The first offset of each with a record from `at_us` on; -1 where there is none. Raises as above."""
+    """The first offset of each partition with a record from `at_us` on, or -1. Raises as `earliest`."""
     return _asked(client, places, _Spec.for_timestamp(at_us // 1000), None)
 
 
 def whole(offsets: dict[Place, int], places: Iterable[Place]) -> dict[Place, int]:
-    """These offsets, if they are of all these partitions, whose topics are there.
+    """These offsets, if each of the partitions has one.
 
-    Raises KafkaException otherwise, so that the brokers are asked again: one that has just started knows no topic yet,
-    and to take its word would send a letter again, or forget a wish.
+    Raises KafkaException otherwise, so that the brokers are asked again: a broker that has just started knows no topic
+    yet, and its answer would have a letter redriven twice, or a wish forgotten.
     """
     for place in places:
         if place not in offsets:
@@ -54,9 +54,9 @@ def _asked(client: admin.AdminClient, places: Iterable[Place], spec: Any, unknow
     level = IsolationLevel.READ_COMMITTED
     answers = gathered(client.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS))
     offsets: dict[Place, int] = {}
-    for partition, said in answers.items():
+    for partition, answer in answers.items():
         try:
-            offsets[partition.topic, partition.partition] = _told(client, partition.topic, said)
+            offsets[partition.topic, partition.partition] = _offset(client, partition.topic, answer)
         except KafkaException as raised:
             code = raised.args[0].code()
             if unknown is not None and code in PASSING:
@@ -66,12 +66,12 @@ def _asked(client: admin.AdminClient, places: Iterable[Place], spec: Any, unknow
     return offsets
 
 
-def _told(client: admin.AdminClient, topic: str, said: Any) -> int:
-    """The offset that an answer tells. Raises KafkaException."""
-    if not isinstance(said, KafkaError):
-        return offset_of(said)
-    if said.code() != KafkaError._NOENT:
-        raise KafkaException(said)
-    # The client met no leader of any partition that it was asked for; it does not say why.
+def _offset(client: admin.AdminClient, topic: str, listed: Any) -> int:
+    """The offset in an answer. Raises KafkaException."""
+    if not isinstance(listed, KafkaError):
+        return offset_of(listed)
+    if listed.code() != KafkaError._NOENT:
+        raise KafkaException(listed)
+    # The client found no leader for any of the partitions, and does not say why.
     is_there = topic in client.list_topics(timeout=CALL_SECONDS).topics
     raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE if is_there else KafkaError.UNKNOWN_TOPIC_OR_PART))

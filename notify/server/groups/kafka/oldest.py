@@ -1,4 +1,4 @@
-"""When the oldest message came that a group has not handled: the time of the record at its position."""
+"""The time of the oldest message that a group has not handled: the record at its position."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from notify.server.groups.kafka.offsets import Place
 from notify.server.groups.kafka.snapshot import KafkaGroup
 
 NO_RECORD = GONE | {KafkaError._PARTITION_EOF, KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""There is none yet, or this user may not read the topic: then the age is not known."""
+"""Errors after which the age is unknown: there is no record yet, or this user may not read the topic."""
 AT_ONCE = 128
-"""The most partitions that one look reads a record of."""
+"""The most partitions of which one look reads a record."""
 LOOK_SECONDS = 0.5
 POLL_SECONDS = 0.1
 
 
 class Oldest:
-    """Each record is read once: its time is kept as long as a position stands there. One thread at a time."""
+    """The times of records at groups' positions, each read once. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._consumer: Consumer | None = None
         self._times_us: dict[tuple[Place, int], int] = {}
-        """By place and position."""
+        """The time of the record by (partition, offset)."""
 
     def of(self, groups: Iterable[KafkaGroup]) -> dict[str, int]:
-        """By group, in microseconds since 1970; one whose records are not read yet is left out.
+        """The times by group, in microseconds since 1970; groups whose records are not read yet are left out.
 
         Raises KafkaException.
         """
@@ -42,7 +42,7 @@ class Oldest:
         }
         wanted = {(place, offset): end for rows in waiting.values() for place, offset, end in rows}
         self._times_us = {at: time_us for at, time_us in self._times_us.items() if at in wanted}
-        # A place without a record is looked at again: one may have come.
+        # A position without a record is read again: one may have come.
         unread = [at for at in wanted if at not in self._times_us][:AT_ONCE]
         if unread:
             self._read(unread)
@@ -60,7 +60,7 @@ class Oldest:
     def _read(self, wanted: list[tuple[Place, int]]) -> None:
         if self._consumer is None:
             self._consumer = reader(self._brokers.cluster, READERS, {"fetch.message.max.bytes": 4096})
-        at = dict(wanted)  # two groups at one place: the other's record is read by the next look
+        at = dict(wanted)  # one position a partition; the next look reads another group's
         self._consumer.assign([TopicPartition(*place, offset) for place, offset in at.items()])
         deadline = time.monotonic() + LOOK_SECONDS
         while at and time.monotonic() < deadline:

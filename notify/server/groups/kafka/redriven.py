@@ -1,4 +1,4 @@
-"""Sending dead letters in Kafka to their group again, or dropping them: each once, however often it is asked for."""
+"""Redrives dead letters in Kafka to their group, or drops them: each once, however often it is asked for."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from notify.server.groups.kafka.compacted import CompactedTopics
 from notify.server.groups.kafka.letters import Letter
 
 _NEW = (records.ATTEMPT, records.DUE, records.REASON, records.EXPIRES)
-"""Headers of a letter that its message does not keep: it has all its attempts again, and its time to live is over."""
+"""Headers of a letter that its redriven message does not get: it has all its attempts again, and does not expire."""
 Notes = Mapping[Spot, str]
-"""The message ids of letters of one group that were sent again, or dropped."""
+"""The message ids of one group's letters that were redriven, or that were dropped, by the letter's place."""
 
 
 class Redriven:
-    """The letters that were sent again, and those that were dropped. One thread at a time."""
+    """The letters that were redriven, and those that were dropped. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._by_group: dict[str, dict[str, dict[Spot, str]]] = {TOPIC: {}, DROPPED: {}}
-        """By topic of notes, then by group."""
+        """The notes by their topic, then by group."""
         self._topic = CompactedTopics(brokers, lambda topic: self._by_group[topic].clear())
 
     def read(self) -> None:
-        """Take in what is new, as far as the topics have a leader. Raises KafkaException, Unavailable."""
+        """Read new notes from the topics that have a leader. Raises KafkaException, Unavailable."""
         self._take([TOPIC, DROPPED], whole=False)
 
     def sent(self, group: str) -> Notes:
-        """The letters of a group that were sent again, as they were read last."""
+        """The letters of a group that were redriven, by the notes read last."""
         return self._by_group[TOPIC].get(group, {})
 
     def dropped(self, group: str) -> Notes:
-        """The letters of a group that were dropped, as they were read last."""
+        """The letters of a group that were dropped, by the notes read last."""
         return self._by_group[DROPPED].get(group, {})
 
     def _read_whole(self) -> None:
-        """Take in everything: nothing may be sent that was sent or dropped before. The topics are made when needed."""
+        """Read all notes: no letter may be sent that was redriven or dropped before."""
         self._take(list(topic_ids(self._brokers.admin, [TOPIC, DROPPED], CALL_SECONDS)), whole=True)
 
     def _take(self, topics: Sequence[str], *, whole: bool) -> None:
         for record in self._topic.news(topics, whole=whole):
             note = parsed(record.key)
-            if note is not None:  # else another tool's
+            if note is not None:  # None for another tool's record
                 group, spot = note
                 value = (record.value or b"").decode("utf-8", "replace")
                 self._by_group[record.topic].setdefault(group, {})[spot] = value.partition("\n")[0]
 
     def send(self, group: str, letters: Sequence[Letter]) -> list[int]:
-        """Send letters to their group's retry topic; a status for each: 201, 200 if it was sent before, 410 if dropped.
+        """Redrive letters to their group's retry topic; a status for each: 201, 200 if it was before, 410 if dropped.
 
-        Raises KafkaException, Unavailable: then none was sent, or all were.
+        Raises KafkaException, Unavailable: then either none or all were sent.
         """
         make_topics(self._brokers.cluster, [TOPIC], compacted=True)
         with self._brokers.transaction(f"notify-redrive-{group}") as producer:
@@ -77,9 +77,9 @@ class Redriven:
         return statuses
 
     def drop(self, group: str, letters: Sequence[Letter], why: str) -> list[int]:
-        """Let go of letters for good; a status for each: 204, or 200 if it was sent again or dropped before.
+        """Drop letters; a status for each: 204, or 200 if it was redriven or dropped before.
 
-        A redrive has the same transactional id: of the two one waits for the other. Raises KafkaException, Unavailable.
+        A redrive has the same transactional id, so that they exclude each other. Raises KafkaException, Unavailable.
         """
         make_topics(self._brokers.cluster, [TOPIC, DROPPED], compacted=True)
         with self._brokers.transaction(f"notify-redrive-{group}") as producer:
@@ -98,7 +98,7 @@ class Redriven:
 
 
 def has(notes: Notes, letter: Letter) -> bool:
-    """Whether there is a note of this letter."""
+    """Whether the notes have this letter."""
     return notes.get(letter.spot) == letter.id
 
 

@@ -1,4 +1,4 @@
-"""Consumer groups over Kafka as the brokers know them at one moment: positions, ends, members, dead letters."""
+"""A snapshot of consumer groups over Kafka from the brokers: positions, ends, members, dead letters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A group's position in one partition, whose records are those from `start` to before `end`."""
+    """A group's position in one partition, which has records from `start` to before `end`."""
 
     topic: str
     partition: int
@@ -30,16 +30,16 @@ class Position:
 
     @property
     def lag(self) -> int:
-        """The records from the position on that are not done.
+        """The number of records from the position on that are not done.
 
-        Records of transactions themselves count among them, until a consumer has read the partition to its end.
+        Transactions' markers count too, until a consumer has read the partition to its end.
         """
         return max(0, self.end - max(self.progress.offset, self.start) - len(self.progress.done))
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One consumer of a group, with the partitions that the group has given it."""
+    """One consumer of a group, with its assigned partitions."""
 
     name: str
     host: str
@@ -48,7 +48,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class KafkaGroup:
-    """`name`: of a broadcast's instance `{group}@{instance}`."""
+    """A group at the moment of the snapshot; the instance of a broadcast is named `{group}@{instance}`."""
 
     name: str
     positions: tuple[Position, ...]
@@ -56,7 +56,7 @@ class KafkaGroup:
 
     @property
     def base(self) -> str:
-        """The name of the group that subscribed, which dead letters and wishes go by."""
+        """The name of the group that subscribed, which dead letters and wishes use."""
         return consumer_group(self.name)
 
     @property
@@ -71,15 +71,15 @@ class Snapshot:
     groups: Mapping[str, KafkaGroup]
     topics: Mapping[str, int]
     letters: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
-    """The first offset of each partition of the groups' dead-letter topics, and the one behind the last."""
+    """(first offset, offset after the last one) of each partition of the groups' dead-letter topics."""
     unknown: frozenset[str] = frozenset()
-    """Topics and groups of which the brokers did not tell all: a partition, or the group, has no leader now."""
+    """Topics and groups without complete answers: a partition, or the group, has no leader now."""
 
     def message_topics(self) -> list[str]:
         return sorted(name for name in self.topics if not name.startswith((*OWN_TOPICS, "__")))
 
     def is_whole(self, group: KafkaGroup) -> bool:
-        """Whether all positions of a group are known: otherwise its lag is larger than it is shown."""
+        """Whether all positions of a group are known: otherwise its lag is larger than shown."""
         return self.unknown.isdisjoint((group.name, *(position.topic for position in group.positions)))
 
     def letters_of(self, group: str) -> dict[int, tuple[int, int]]:
@@ -90,10 +90,10 @@ class Snapshot:
 
 
 def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
-    """Ask the brokers. A group is one of Notify's if it has a dead-letter topic. Raises KafkaException, TimeoutError.
+    """Take a snapshot. Groups with a dead-letter topic are Notify's. Raises KafkaException, TimeoutError.
 
-    `in_part`: partitions and groups without a leader are left out, instead of raising. Kafka's client may abort the
-    process meanwhile: a server asks in another one (notify/kafka/asker.py).
+    `in_part`: leave out partitions and groups without a leader, instead of raising. Kafka's client may abort its
+    process in this call: a server makes the call in another process (notify/kafka/asker.py).
     """
     unknown: set[str] | None = set() if in_part else None
     topics = {name: len(topic.partitions) for name, topic in admin.list_topics(timeout=CALL_SECONDS).topics.items()}
@@ -107,7 +107,7 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
     letters = {(dead_letter_topic(name), p) for name in ours for p in range(topics[dead_letter_topic(name)])}
     places = {place for by_place in progress.values() for place in by_place} | letters
     starts, ends = offsets.earliest(admin, places, unknown), offsets.latest(admin, places, unknown)
-    # Who reads by assignment, as an owner, is a member of the group that shares out the owner's partition.
+    # An owner, which reads by assignment, is a member of the group that assigns the owner's partition.
     owners = {name: owner_topic(name) for name in names if owner_topic(name) in present}
     members = _members(admin, [*names, *owners.values()], unknown)
     groups = {
@@ -129,10 +129,10 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
 def _progress(
     admin: AdminClient, names: Iterable[str], topics: Mapping[str, int], unknown: set[str] | None
 ) -> dict[str, dict[Place, Progress]]:
-    """The progress of each group, as it is committed, in partitions of topics that are there.
+    """The committed progress of each group, in partitions of topics that exist.
 
-    What a consumer commits in a transaction that is still open does not count yet. Brokers that are asked for stable
-    positions alone name none of such a partition, for as long as a consumer that was killed has one open.
+    A commit in an open transaction does not count yet. If stable positions were required, the brokers would return none
+    for such a partition as long as the transaction of a killed consumer is open.
     """
     asked = {
         name: admin.list_consumer_group_offsets(
@@ -163,7 +163,8 @@ def _member(described: Any) -> Member:
 
 
 def _told(answers: Mapping[str, T | KafkaError], unknown: set[str] | None) -> dict[str, T]:
-    """The brokers' answers, by group. Raises KafkaException for a refusal that `unknown` does not take."""
+    """The brokers' answers by group. A group without a leader is added to `unknown`; other errors raise
+    KafkaException."""
     told: dict[str, T] = {}
     for name, answer in answers.items():
         if not isinstance(answer, KafkaError):

@@ -1,4 +1,4 @@
-"""Sources that bridges and relays publish to Kafka: where each stands, and when it was heard of."""
+"""The positions of sources that bridges and relays publish to Kafka, and when they were written."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from notify.server.groups.kafka.compacted import CompactedTopics
 from notify.wire import instant
 
 NEWEST = 1000
-"""Each batch of a source writes a position, always of the same key: the newest tell all."""
+"""How many of the newest records are read: each batch of a source writes its position with the same key."""
 
 
 class Sources:
-    """The newest position of each source. One thread at a time."""
+    """The newest position of each source. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._known: dict[str, tuple[Standing, int]] = {}
-        """By topic."""
+        """(position, time) by topic."""
         self._topics = CompactedTopics(brokers, lambda topic: self._known.pop(topic, None), NEWEST)
 
     def read(self, topics: Iterable[str]) -> dict[str, tuple[Standing, int]]:
-        """Position and time (microseconds since 1970) by source, of these topics.
+        """(position, time in microseconds since 1970) by source, from these topics.
 
         Raises KafkaException, Unavailable.
         """
@@ -40,7 +40,7 @@ class Sources:
         self._topics.close()
 
 
-def shown(known: dict[str, tuple[Standing, int]], now_us: int) -> list[dict[str, Any]]:
+def shown(standings: dict[str, tuple[Standing, int]], now_us: int) -> list[dict[str, Any]]:
     """The rows of `GET bridges`. Kafka keeps no count of a source's transactions, and no lag."""
     return [
         {
@@ -54,5 +54,5 @@ def shown(known: dict[str, tuple[Standing, int]], now_us: int) -> list[dict[str,
             "refused": None,
             "note": "",
         }
-        for source, (standing, at_us) in sorted(known.items())
+        for source, (standing, at_us) in sorted(standings.items())
     ]

@@ -1,4 +1,4 @@
-"""Consumers over Kafka that handle nothing: a partition of theirs has messages, and the group's progress stands."""
+"""Finds consumers over Kafka that stall: their partition has messages, but the group makes no progress in it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STALLED_SECONDS = 60.0
 
 
 class Stalls:
-    """How long each group's progress in a partition has been as it is. One thread at a time."""
+    """How long each group has made no progress in a partition. Used by one thread at a time."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._since: dict[tuple[str, Place], tuple[int, int, float]] = {}
-        """Position, messages that are done behind it, and the time when they were first seen so."""
+        """(position, messages done after it, when both were first seen)."""
 
     def look(self, groups: Iterable[KafkaGroup], paused: frozenset[str]) -> None:
         """Note the progress of all groups."""
@@ -33,7 +33,7 @@ class Stalls:
                     self._since[place] = (*at, known[2] if known is not None and known[:2] == at else now)
 
     def state(self, group: KafkaGroup, member: Member) -> str:
-        """`stuck` where a partition of this member has stood still for STALLED_SECONDS, else `ok`."""
+        """`stuck` if a partition of this member has made no progress for STALLED_SECONDS, else `ok`."""
         owns = any(topic == owner_topic(group.base) for topic, _ in member.places)
         places = [(p.topic, p.partition) for p in group.positions] if owns else member.places
         since = [self._since[group.name, place][2] for place in places if (group.name, place) in self._since]
@@ -41,5 +41,5 @@ class Stalls:
 
 
 def _waits_for_a_handler(position: Position) -> bool:
-    """Whether there are messages, and none of them waits for its next attempt."""
+    """Whether a partition has messages, and none waits for its next attempt."""
     return position.lag > 0 and not position.progress.failed and not position.topic.startswith(OWN_TOPICS)

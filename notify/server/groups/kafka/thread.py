@@ -1,4 +1,4 @@
-"""The one thread in which a server asks Kafka's brokers, and the bounds of how long people wait for it."""
+"""The only thread in which a server calls Kafka's client, and the bounds on waiting for it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from notify.server.groups.kafka.brokers import Brokers
 
 T = TypeVar("T")
 ANSWER_SECONDS = 10.0
-"""How long a request waits, for those before it and for the brokers."""
+"""How long a request waits for earlier requests and for the brokers."""
 AWAY_SECONDS = 3.0
-"""So long after the brokers did not answer requests are refused at once, with the same reason."""
+"""How long requests are refused immediately, with the same reason, after the brokers did not answer."""
 WRITE_SECONDS = 60.0
-"""How long one that changes something waits."""
+"""How long a request that changes something waits."""
 WAITING = 16
-"""The most requests that wait; beyond it one is refused."""
+"""The most requests that wait; further ones are refused."""
 
 
 class BrokersThread:
@@ -41,9 +41,9 @@ class BrokersThread:
         self._away_until = float("-inf")
 
     async def call(self, function: Callable[[], T], seconds: float = ANSWER_SECONDS) -> T:
-        """A function's result, from the thread. Raises what it raises, and Unavailable.
+        """The result of a function, called in the thread. Raises its errors, and Unavailable.
 
-        One whose request has waited too long is not begun any more; one that is under way goes on.
+        After `seconds` the request fails: a function that has not begun is not called, one that has begun runs on.
         """
         if self._is_closed:
             raise Unavailable("this server is stopping; ask another, or try again")
@@ -52,17 +52,17 @@ class BrokersThread:
         self._refuse_while_away()
         self._waiting += 1
         try:
-            asked = self._thread.submit(self._ask, function)
-            return await asyncio.wait_for(asyncio.wrap_future(asked), seconds)
+            future = self._thread.submit(self._ask, function)
+            return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
         except TimeoutError:
             raise Unavailable(f"Kafka at {self.brokers.cluster.brokers} answers too slowly; try again") from None
         finally:
             self._waiting -= 1
 
-    async def close(self, let_go: Callable[[], None]) -> None:
-        """Let go of the clients, which `let_go` knows. Calls that wait come before; later ones are refused."""
+    async def close(self, close_clients: Callable[[], None]) -> None:
+        """Close the clients by `close_clients`, after the calls that wait. Later calls are refused."""
         self._is_closed = True
-        await asyncio.get_running_loop().run_in_executor(self._thread, let_go)
+        await asyncio.get_running_loop().run_in_executor(self._thread, close_clients)
         self._thread.shutdown(wait=False)
 
     def _refuse_while_away(self) -> None:
@@ -87,7 +87,7 @@ class BrokersThread:
             ) from None
 
     def _translated(self, raised: KafkaException) -> NotifyError:
-        """Login and rights that the brokers refuse are the server's own: whoever asks is let in."""
+        """The error for the caller. A refused login or right is the server's, not the caller's: it is Unavailable."""
         error = translated(raised.args[0], self.brokers.cluster, of_server())
         if isinstance(error, Conflict):
             return Unavailable(

@@ -1,4 +1,4 @@
-"""Topics of messages in Kafka, as the admin routes show them. Kafka's own tools change them."""
+"""Topics of messages in Kafka for the admin routes, which show them; Kafka's tools change them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from notify.server.groups.kafka.noted import Noted
 from notify.server.groups.kafka.thread import BrokersThread
 
 NOT_OF_KAFKA: Mapping[str, Any] = {"flush": None, "ttl": 0.0, "backlog": 0, "backlog_policy": None}
-"""A topic in Kafka has none of these. A message may have a time to live of its own."""
+"""The parts of a policy that topics in Kafka do not have; a message may have a time to live."""
 KEPT: Mapping[str, Any] = {"retention": None, "retention_bytes": None}
-"""For topics that keep everything, and for those whose settings this user may not read."""
+"""The policy of topics that keep everything, or whose settings this user may not read."""
 
 
 class KafkaTopics:
@@ -32,9 +32,9 @@ class KafkaTopics:
 
     async def listed(self, prefix: str, after: str, most: int, *, internal: bool = True) -> dict[str, Any]:
         def ask() -> dict[str, Any]:
-            known = self._look.now().message_topics()
-            names = heapq.nsmallest(most, (name for name in known if name > after and name.startswith(prefix)))
-            return {"topics": self._described(names), "of": len(known)}
+            message_topics = self._look.now().message_topics()
+            names = heapq.nsmallest(most, (name for name in message_topics if name > after and name.startswith(prefix)))
+            return {"topics": self._described(names), "of": len(message_topics)}
 
         return await self._thread.call(ask)
 
@@ -47,7 +47,7 @@ class KafkaTopics:
         return await self._thread.call(ask)
 
     async def newest_at(self, names: Sequence[str]) -> dict[str, str]:
-        return {}  # a request to the brokers for each partition: its page tells less than that costs
+        return {}  # it would cost a request to the brokers for each partition
 
     async def groups_of(self, name: str) -> list[dict[str, Any]]:
         def ask() -> list[dict[str, Any]]:
@@ -65,12 +65,12 @@ class KafkaTopics:
         return await self._thread.call(ask)
 
     def _check(self, name: str) -> None:
-        """Raises NotFound."""
+        """Raises NotFound if Kafka has no such topic."""
         if name not in self._look.now().message_topics() and name not in self._look.again().message_topics():
             raise NotFound(f"Kafka has no topic of messages {name[:100]!r}")
 
     def _described(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The rows of topics; one that was deleted meanwhile has no queues."""
+        """The rows of topics; a topic that was deleted meanwhile has no queues."""
         admin = self._thread.brokers.admin
         places = [(name, partition) for name in names for partition in range(self._look.last.topics[name])]
         unknown: set[str] = set()
@@ -90,7 +90,7 @@ class KafkaTopics:
         ]
 
     def _policies(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """How long each topic keeps messages; not known of those whose settings this user may not read."""
+        """The policy of each topic by name; None for the retention if this user may not read the topic's settings."""
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
         admin = self._thread.brokers.admin
         asked = admin.describe_configs(resources, request_timeout=CALL_SECONDS) if resources else {}

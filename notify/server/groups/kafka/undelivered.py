@@ -1,4 +1,4 @@
-"""Refused messages over Kafka: those beside sources, as bridges and relays say, and delayed ones that wait in Kafka."""
+"""Refused messages over Kafka: those that bridges and relays report beside sources, and delayed ones in Kafka."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_HELD = 10_000
 
 
 class RefusedOverKafka:
-    """Tells the server's own list what Kafka has of refused messages. One thread at a time."""
+    """The reports of refused messages that are in Kafka. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._reports: dict[str, tuple[RefusedReport, int]] = {}
@@ -33,7 +33,7 @@ class RefusedOverKafka:
         self._delayed = CompactedTopics(brokers, self._forget)
 
     def read(self) -> dict[str, tuple[RefusedReport, int]]:
-        """By source: what waits for a decision, and when that was said. Raises KafkaException, Unavailable."""
+        """(report, when it was written) by source. Raises KafkaException, Unavailable."""
         for record in self._told.news([refusals.TOPIC]):
             try:
                 self._reports[record.key] = msgspec.json.decode(record.value or b"", type=RefusedReport), record.at_us

@@ -1,4 +1,4 @@
-"""Wishes of operators for groups over Kafka, kept in the topic `notify-control`: consumers obey within seconds."""
+"""Operators' wishes (pauses, resets) for groups over Kafka, in the topic `notify-control`, which consumers obey."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRANSACTIONAL_ID = "notify-control"
 
 
 class Wishes:
-    """The newest wish for each group. One thread at a time."""
+    """The newest wishes for each group. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -27,19 +27,19 @@ class Wishes:
         self._topic = CompactedTopics(brokers, lambda _: self._by_group.clear())
 
     def read(self, *, whole: bool = False) -> dict[str, Control]:
-        """By group, as it is now; without `whole` as it was last, if the topic has no leader.
+        """The wishes by group. If the topic has no leader, those read last are returned, or with `whole` it raises.
 
         Raises KafkaException, Unavailable.
         """
         for record in self._topic.news([control.TOPIC], whole=whole):
             try:
                 self._by_group[record.key] = Control.of(record.value)
-            except InvalidRequest as error:  # of a later version, or of another tool: the one before it counts
+            except InvalidRequest as error:  # from a later version or another tool: the earlier wish holds
                 log.warning("kafka_control_not_read", group=record.key[:100], reason=str(error)[:300])
         return self._by_group
 
     def change(self, group: str, change: Callable[[Control], Control]) -> None:
-        """Replace a group's wish by what `change` makes of the present one, which no other server changes meanwhile.
+        """Replace a group's wish by `change` of the present one. No other server can change it meanwhile.
 
         Raises KafkaException, Unavailable.
         """
