@@ -1,1 +1,1 @@
-"""The audit compares what databases committed with what was delivered and took effect. It runs outside of servers."""
+"""The audit compares committed transactions with deliveries and their effects. It runs on Spark, outside of servers."""

@@ -1,5 +1,8 @@
-"""Logs and storages that were not given, although local rows name their shards: a message that no given input has may
-be in one of them, and is not LOST. So it is with messages that took effect, and that no given queue ever had."""
+"""Logs and storages that were not given although local rows name their shards.
+
+A message that no given input has may be in one of them, and is then not LOST. The same holds for a message that took
+effect although no given queue ever had it.
+"""
 
 from __future__ import annotations
 
@@ -22,39 +25,39 @@ from notify.spark.result import Covered, Inputs, Result
 from notify.spark.shards import names_of
 
 SAMPLED = 200
-"""So many transactions of a shard are looked for in the logs, at each end and in the middle of the shard's rows."""
+"""How many transactions of a shard are looked for in the logs, at each end and in the middle of the shard's rows."""
 
 
 def absent_shards(inputs: Inputs, span: Span | None, judged: Span) -> dict[int, list[str]]:
-    """Values of the column `shards` by the number of their database: those of whose messages no given input has any.
+    """By the number of each database: the values of its column `shards` whose messages are in no given input.
 
-    `span`: only values in rows of that time. `judged`: the time of which logs must have every message. A storage knows
-    the name of its shard, and a log does not. So where only logs were given, and as many as the rows name shards, there
-    is none: then a message that is in none of the logs is lost.
+    `span`: only rows of that time count. `judged`: the time for which logs must have every message. A storage knows the
+    name of its shard, a log does not. If only logs were given, and at least as many as the rows name shards, the result
+    is empty: a message that is in none of these logs is lost.
     """
-    named = {number: _named(database, span) for number, database in enumerate(inputs.databases)}
-    shards = {shard for values in named.values() for value in values for shard in value.split(",")}
+    shard_values = {number: _shard_values(database, span) for number, database in enumerate(inputs.databases)}
+    shards = {shard for values in shard_values.values() for value in values for shard in value.split(",")}
     storages = names_of(inputs.storages)
     if not (inputs.storages or inputs.kafka) and len(shards) <= len(inputs.logs):
         return {}
     absent: dict[int, list[str]] = {}
-    for number, values in named.items():
+    for number, values in shard_values.items():
         for value in sorted(values):
             if storages & set(value.split(",")):
                 continue
             sample = _sample(inputs.databases[number], value, judged)
-            # Beside storages, a log has messages of each of them from bridges: only halves show that it is a shard.
+            # If there are storages, bridges bring their messages into the log: only halves show that a log is a shard.
             if sample and not _has_any(inputs.logs, sample, of_halves=bool(storages)):
                 absent.setdefault(number, []).append(value)
     return absent
 
 
 def delivered_elsewhere(spark: SparkSession, inputs: Inputs, rows: DataFrame, from_us: int) -> dict[int, int]:
-    """How many LOST messages took effect, by the number of their database; empty unless a log was not given.
+    """How many LOST messages took effect, by the number of their database; empty if a missing log does not explain it.
 
-    Offsets of a queue have no gaps: a message that was in a given queue once, and is lost from its log, leaves one.
-    What took effect beyond the number of gaps was delivered by other servers. `rows`: see spark.rows.MessageRows;
-    `from_us`: what was written before has none of them.
+    Offsets of a queue have no gaps, so that a message that is lost from a given log leaves a gap. If more messages took
+    effect than there are gaps, other servers delivered them. `rows`: see spark.rows.MessageRows. `from_us`: none of the
+    messages was written before.
     """
     if inputs.kafka or not inputs.logs:
         return {}
@@ -67,7 +70,7 @@ def delivered_elsewhere(spark: SparkSession, inputs: Inputs, rows: DataFrame, fr
 
 
 def _gaps(spark: SparkSession, inputs: Inputs, from_us: int) -> int:
-    """How many offsets the logs lack, within what each has of a queue."""
+    """How many offsets the logs lack between the first and the last offset that they have of each queue."""
     gaps = 0
     for log in inputs.logs:
         stored = log.stored(spark, Groups([]), from_us)
@@ -82,7 +85,7 @@ def _gaps(spark: SparkSession, inputs: Inputs, from_us: int) -> int:
 
 
 def note_elsewhere(result: Result, inputs: Inputs, counts: Mapping[int, int]) -> None:
-    """Add the reasons to doubt, and the lines of coverage."""
+    """Add the reasons why the audit is inconclusive, and the lines of coverage."""
     for number, count in sorted(counts.items()):
         name = inputs.databases[number].name
         result.reasons.append(
@@ -96,7 +99,7 @@ def note_elsewhere(result: Result, inputs: Inputs, counts: Mapping[int, int]) ->
 
 
 def reason_of(database: str, value: str) -> str:
-    """Why messages of a shard cannot be judged, in words."""
+    """A sentence that says why messages of a shard cannot be judged."""
     return (
         f"database {database} has committed messages whose halves are on shard {value}, and no given log or storage is "
         "that shard: name the data directory of its server with --log, or its database with --storage"
@@ -104,13 +107,16 @@ def reason_of(database: str, value: str) -> str:
 
 
 def judged_span(log_from_us: int, closed_before_us: int, slack_us: int) -> Span:
-    """The time of which logs must have every message: retention may have dropped what an id says was made soon after a
-    log's beginning."""
+    """The time for which logs must have every message.
+
+    It begins `slack_us` after the beginning of the log: retention may have dropped messages whose ids are a little
+    newer than that beginning.
+    """
     return Span(log_from_us + slack_us if log_from_us else 0, closed_before_us)
 
 
 def note(result: Result, inputs: Inputs, absent: Mapping[int, Sequence[str]]) -> None:
-    """Add the reasons to doubt, and the lines of coverage."""
+    """Add the reasons why the audit is inconclusive, and the lines of coverage."""
     for number, values in absent.items():
         database = inputs.databases[number].name
         for value in values:
@@ -123,42 +129,43 @@ def note(result: Result, inputs: Inputs, absent: Mapping[int, Sequence[str]]) ->
 def transactions_of(
     spark: SparkSession, inputs: Inputs, span: Span | None, absent: Mapping[int, Sequence[str]]
 ) -> DataFrame | None:
-    """(id): the committed transactions of these shards, of a time; None without a shard."""
-    parts = []
+    """(id): the committed transactions of these shards in the span; None if there is no shard."""
+    tables = []
     for number, values in absent.items():
         listed = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
         condition = f"state = 'COMMITTED' AND shards IN ({listed})"
-        parts.append(inputs.databases[number].transactions(spark, span, condition))
-    return reduce(DataFrame.unionAll, parts).distinct() if parts else None
+        tables.append(inputs.databases[number].transactions(spark, span, condition))
+    return reduce(DataFrame.unionAll, tables).distinct() if tables else None
 
 
-def _of_halves() -> sa.ColumnElement[bool]:
-    t = half_message.c
-    return sa.and_(t.state == "COMMITTED", t.mode == "half", t.shards != "")
+def _has_half_on_shard() -> sa.ColumnElement[bool]:
+    columns = half_message.c
+    return sa.and_(columns.state == "COMMITTED", columns.mode == "half", columns.shards != "")
 
 
-def _named(database: Database, span: Span | None) -> set[str]:
-    """The values of the column in rows of a time."""
+def _shard_values(database: Database, span: Span | None) -> set[str]:
+    """The values of the column `shards` in committed rows of the span."""
     if half_message.name not in database.tables:
         return set()
-    t = half_message.c
-    query = sa.select(t.shards).where(_of_halves()).distinct()
+    columns = half_message.c
+    query = sa.select(columns.shards).where(_has_half_on_shard()).distinct()
     if span is not None:
-        query = query.where(t.transaction_id >= id_at(span.start_us), t.transaction_id < id_at(span.end_us))
+        transaction_id = columns.transaction_id
+        query = query.where(transaction_id >= id_at(span.start_us), transaction_id < id_at(span.end_us))
     with database.reading() as connection:
         return {str(row[0]) for row in connection.execute(query)}
 
 
 def _sample(database: Database, value: str, judged: Span) -> set[bytes]:
-    """Some transactions of a value."""
-    name = half_message.c.transaction_id
-    of_time = (name >= id_at(judged.start_us), name < id_at(judged.end_us))
-    within = sa.and_(_of_halves(), half_message.c.shards == value, *of_time)
+    """Ids of some transactions whose column `shards` has this value."""
+    column = half_message.c.transaction_id
+    in_span = (column >= id_at(judged.start_us), column < id_at(judged.end_us))
+    within = sa.and_(_has_half_on_shard(), half_message.c.shards == value, *in_span)
     with database.reading() as connection:
-        first, last = connection.execute(sa.select(sa.func.min(name), sa.func.max(name)).where(within)).one()
+        first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).where(within)).one()
         middle = id_at(((made_us(first) or 0) + (made_us(last) or 0)) // 2)
-        chosen = sa.select(name).where(within).limit(SAMPLED)
-        queries = (chosen.order_by(name), chosen.where(name >= middle).order_by(name), chosen.order_by(name.desc()))
+        some = sa.select(column).where(within).limit(SAMPLED)
+        queries = (some.order_by(column), some.where(column >= middle).order_by(column), some.order_by(column.desc()))
         texts = {str(row[0]) for query in queries for row in connection.execute(query)}
     return set(_decoded(texts))
 

@@ -1,5 +1,8 @@
-"""Messages judged again by what became known only after their rows were read: purges and retention beside the audit,
-and logs and storages that were not given. What such a message lacks is no finding."""
+"""Judges messages again by facts that became known only after their rows were read.
+
+Such facts are purges and retention during the audit, and logs and storages that were not given. A message that lacks
+something for one of these reasons is no finding.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from notify.spark.result import Inputs, Plan, Result
 from notify.spark.terms import SKEW_US
 from notify.spark.times import instant_text
 
-MOST_TOLD = 5
-"""The most partitions that are named one by one."""
+MOST_NAMED = 5
+"""The most partitions that a reason names."""
 
 
 @dataclass(frozen=True)
 class Afterwards:
-    """Instants are in microseconds since 1970; 0: nothing new is known."""
+    """The facts that became known. Instants are in microseconds since 1970; 0: nothing new is known."""
 
     rows_from_us: int = 0
     """Local rows before this were purged while they were read."""
@@ -32,11 +35,11 @@ class Afterwards:
     queues_from_us: int = 0
     """Records of topics before this were deleted while they were read."""
     slack_us: int = SKEW_US
-    """The most that the times of a message may lie apart."""
+    """The longest time between the instants of a message."""
     away: DataFrame | None = None
     """(id): committed transactions of shards whose log or storage was not given."""
     elsewhere: frozenset[int] = frozenset()
-    """Numbers of databases with messages that took effect, and that no given log ever had."""
+    """The numbers of databases whose messages took effect although no given log ever had them."""
     lacks_storage: bool = False
     """Whether halves may be in a storage that was not given."""
 
@@ -47,7 +50,7 @@ class Afterwards:
         return bool(moved or self.lacks_storage or self.elsewhere) or self.away is not None
 
     def judged(self, rows: DataFrame) -> DataFrame:
-        """Rows of spark.rows.MessageRows without classes that conclude from what may be missing."""
+        """Rows of spark.rows.MessageRows without the classes that a missing input may explain."""
         if self.away is not None:
             lost = rows.where(has("LOST"))
             away = lost.join(self.away, "id", "left_semi")
@@ -74,8 +77,10 @@ class Afterwards:
 def look_again(
     spark: SparkSession, plan: Plan, inputs: Inputs, coverage: Coverage, result: Result, lost: DataFrame | None
 ) -> Afterwards:
-    """Ask the inputs after their rows were read, and note in the result what is new. `lost`: the rows, if a message
-    among them seems to be lost; otherwise no log is missed."""
+    """Ask the inputs again after their rows were read, and note new facts in the result.
+
+    `lost`: the rows, if a message among them seems to be lost; None: no missing log needs to be looked for.
+    """
     rows_us, inbox_us = _purged(plan, inputs, coverage, result)
     away, elsewhere = None, frozenset[int]()
     terms = coverage.terms
@@ -92,46 +97,46 @@ def look_again(
 
 
 def _purged(plan: Plan, inputs: Inputs, coverage: Coverage, result: Result) -> tuple[int, int]:
-    """Up to when local rows, and inbox rows, were purged since the audit began; 0: none was."""
+    """Up to which instant local rows, and inbox rows, were purged since the audit began; 0: nothing was purged."""
     marks = [database.purged() for database in inputs.databases]
     known = (coverage.terms.rows_from_us, coverage.terms.inbox_from_us)
     moved = [0, 0]
-    for number, what in enumerate(("local rows", "inbox rows")):
+    for number, rows in enumerate(("local rows", "inbox rows")):
         newest_us = max(mark[number] for mark in marks)
         if newest_us <= known[number]:
             continue
         moved[number] = newest_us
-        text = f"{what} from before {instant_text(newest_us)} were purged while the audit read them"
+        text = f"{rows} from before {instant_text(newest_us)} were purged while the audit read them"
         if plan.from_us and plan.from_us < newest_us:
-            result.reasons.append(f"{text}: what is missing of them cannot be judged")
+            result.reasons.append(f"{text}: missing rows of that time cannot be judged")
         else:
-            result.notes.append(f"{text}: what is missing of them is no finding")
+            result.notes.append(f"{text}: a missing row of that time is no finding")
     return moved[0], moved[1]
 
 
 def _deleted(inputs: Inputs, result: Result) -> int:
-    """From when on the topics of Kafka are whole, where records were deleted since the audit began; 0: none was."""
+    """From which instant on Kafka's topics are complete; 0: no record was deleted since the audit began."""
     from_us = 0
     for kafka in inputs.kafka:
         texts, whole_us = kafka.look_again()
         from_us = max(from_us, whole_us)
         if texts:
-            more = f" and of {len(texts) - MOST_TOLD} more partitions" if len(texts) > MOST_TOLD else ""
+            more = f" and of {len(texts) - MOST_NAMED} more partitions" if len(texts) > MOST_NAMED else ""
             result.reasons.append(
                 f"{kafka.name}: records were deleted while they were read, as by retention "
-                f"({', '.join(texts[:MOST_TOLD])}{more}): what was in them cannot be judged"
+                f"({', '.join(texts[:MOST_NAMED])}{more}): the messages in them cannot be judged"
             )
     return from_us
 
 
 def _without(rows: DataFrame, name: str, when: Column) -> DataFrame:
-    """The rows, where a condition holds, without a class."""
-    kept = F.col("classes").bitwiseAND(~bit_of(name))
-    return rows.withColumn("classes", F.when(F.coalesce(when, F.lit(False)), kept).otherwise(F.col("classes")))
+    """The rows; those that meet the condition no longer have the class `name`."""
+    others = F.col("classes").bitwiseAND(~bit_of(name))
+    return rows.withColumn("classes", F.when(F.coalesce(when, F.lit(False)), others).otherwise(F.col("classes")))
 
 
 def _pending(rows: DataFrame, name: str, when: Column | None = None) -> DataFrame:
-    """The rows, where a condition holds, with PENDING instead of a class."""
+    """The rows; those that meet the condition have PENDING in place of the class `name`."""
     changed = has(name) if when is None else has(name) & when
     pending = F.col("classes").bitwiseAND(~bit_of(name)).bitwiseOR(bit_of("PENDING"))
     return rows.withColumn("classes", F.when(changed, pending).otherwise(F.col("classes")))

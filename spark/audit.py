@@ -1,7 +1,7 @@
 """One audit: it reads every input, joins each message's rows, classifies the contradictions, and gives a verdict.
 
-It reads the downstream inputs first: the log before the databases. So whatever the log shows, the databases show too;
-a row that a database committed after the log's watermark is PENDING, not LOST.
+It reads the downstream inputs first: the log before the databases. The databases therefore have a row for every message
+in the log. A row that a database committed after the log's watermark is PENDING, not LOST.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from notify.spark.verdict import judge
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"
 ROWS_A_PARTITION = 300_000
 REREAD_BYTES = 256 << 20
-"""So much of the logs is compared with its copies again in each window of a watch, and by an audit that goes on where
-another one ended; any other audit compares all."""
+"""How many bytes of the logs each window of a watch, and an audit that continues another one, compare with their copies
+again; any other audit compares all bytes."""
 MOST_PARTITIONS = 2000
 DIGESTED_MESSAGES = 300_000
-"""From so many messages on a digest first is quicker than to read everything at once."""
+"""From this many messages on, it is faster to compare digests first than to read everything."""
 FEW_SLOTS = 8
-"""A range shorter than so many slots is read at once."""
+"""A range of fewer slots is read without a digest."""
 
 
 class Audit:
@@ -72,7 +72,7 @@ class Audit:
             raise InvalidRequest("an audit needs a --database: all other inputs are compared with what it committed")
         if not (inputs.logs or inputs.kafka):
             raise InvalidRequest("an audit needs a --log or a --kafka, which the messages were written to")
-        names = [d.name for d in inputs.databases]
+        names = [database.name for database in inputs.databases]
         if len(set(names)) < len(names):
             raise InvalidRequest("two databases have the same name: give them as --database NAME=URL")
         self._spark = spark
@@ -128,7 +128,7 @@ class Audit:
         return result
 
     def _look(self, coverage: Coverage) -> Looked:
-        """Compare digests, unless that is slower."""
+        """Compare digests first if the plan asks for it or it is likely to save time."""
         if self._plan.method == "full" or (not self._plan.method and not self._is_large(coverage)):
             return Looked()
         self._progress("comparing digests")
@@ -151,10 +151,10 @@ class Audit:
         return looked
 
     def _is_large(self, coverage: Coverage) -> bool:
-        """Whether a digest first pays off."""
+        """Whether the inputs are so large that it saves time to compare digests first."""
         plan = self._plan
         if plan.from_us and plan.to_us and plan.to_us - plan.from_us < FEW_SLOTS * SLOT_SECONDS * 1e6:
-            return False  # the slots at both ends are read in any case
+            return False  # the slots at both ends are always read row by row
         return sum(log.count_from(coverage.span) for log in self._inputs.logs) >= DIGESTED_MESSAGES
 
     def _configure(self, coverage: Coverage) -> None:
@@ -165,7 +165,7 @@ class Audit:
         self._spark.conf.set("spark.sql.adaptive.enabled", str(is_large).lower())
 
     def _judge(self, message_rows: MessageRows, coverage: Coverage, looked: Looked) -> None:
-        """Figures and cases of all messages: of those that are read, and of equal slots."""
+        """Compute the figures and cases of all messages: those that were read row by row, and those of equal slots."""
         result = self.result
         result.bucket_us = self._plan.bucket_us
         topics = {value: name for name, value in hashes(self._spark, sorted(self._topic_names())).items()}
@@ -174,7 +174,7 @@ class Audit:
         if looked.is_whole:
             self._count([], coverage, looked)
             return
-        # A part rarely holds two rows of a message, so aggregating before the shuffle would only cost time.
+        # A partition rarely holds two rows of a message, so that an aggregation before the shuffle only costs time.
         self._spark.conf.set(_BYPASS, "true")
         rows = message_rows.read().persist(StorageLevel.MEMORY_AND_DISK)
         self._spark.conf.set(_BYPASS, "false")
@@ -191,17 +191,17 @@ class Audit:
             self._count(counted, coverage, looked)
             self._step("join")
             self._collect(judged, message_rows, topics, coverage)
-            for kind, several in measures.latencies(rows, grain).items():
-                result.latencies[kind] = measures.added(result.latencies[kind], several)
+            for kind, histogram in measures.latencies(rows, grain).items():
+                result.latencies[kind] = measures.added(result.latencies[kind], histogram)
             self._step("latencies")
         finally:
             rows.unpersist()
 
     def _count(self, read: list[dict[str, Any]], coverage: Coverage, looked: Looked) -> None:
-        """Add up the figures of what was read and those of equal slots."""
+        """Add up the figures of the messages that were read row by row (`read`) and those of equal slots."""
         result, blocks = self.result, range(self._groups.blocks)
-        done = [reduce(or_, (bucket.pop(f"done{b}") or 0 for bucket in read), 0) for b in blocks]
-        acknowledged = {group for known in looked.equal for group in known.acked} & set(self._groups.names)
+        done = [reduce(or_, (bucket.pop(f"done{block}") or 0 for bucket in read), 0) for block in blocks]
+        acknowledged = {group for slot in looked.equal for group in slot.acked} & set(self._groups.names)
         result.buckets = measures.together(read, figures_of(looked.equal, self._plan.bucket_us))
         Proof(self._inputs, result, coverage.from_us, coverage.to_us).of_inboxes(
             acknowledged.union(self._groups.of(done))
@@ -211,7 +211,7 @@ class Audit:
         result.counts = {f.name: sum(bucket.get(f.name, 0) for bucket in result.buckets) for f in findings.FINDINGS}
 
     def _collect(self, rows: DataFrame, message_rows: MessageRows, topics: dict[int, str], coverage: Coverage) -> None:
-        """The cases of the rows, without those that are none any more."""
+        """Collect the cases of the rows, and remove cases that were repaired or turned out not to be findings."""
         result = self.result
         self._progress("collecting findings")
         cases = Cases(
@@ -225,7 +225,7 @@ class Audit:
             result.counts[case.finding] -= 1
         if self._plan.from_us or self._plan.to_us:
             before, result.found = result.found, cases.put_right(result.found)
-            changed = sum(a.finding != b.finding for a, b in zip(before, result.found, strict=True))
+            changed = sum(old.finding != new.finding for old, new in zip(before, result.found, strict=True))
             result.counts["ACKED_NO_EFFECT"] -= changed
             result.counts["MISDATED"] += changed
         repaired = cases.mark_repaired(result.found)
@@ -256,8 +256,8 @@ class Audit:
         return grain
 
     def _topic_names(self) -> set[str]:
-        names = {n for log in self._inputs.logs for n in log.catalog.topics.values()}
-        return names | {n for kafka in self._inputs.kafka for n in kafka.topics}
+        names = {name for log in self._inputs.logs for name in log.catalog.topics.values()}
+        return names | {topic for kafka in self._inputs.kafka for topic in kafka.topics}
 
     # --- inputs -----------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Audit:
             log.prepare(self._spark, self._scratch, REREAD_BYTES if is_part else EVERYTHING, sources)
             self.result.reasons += [f"log {log.name}: {problem}" for problem in log.problems]
         refuse_foreign(self._inputs)
-        # As for ids, and as long again for the records' own times.
+        # Once for the times of ids, and once more for the times of the records.
         slack_us = 2 * (SKEW_US + round(max(self._plan.max_transaction_seconds, self._plan.deliver_seconds) * 1e6))
         for kafka in self._inputs.kafka:
             self._progress(f"asking Kafka at {kafka.brokers}")
@@ -300,10 +300,10 @@ class Audit:
             messages = coverage.drill.messages
         return messages + sum(kafka.count for kafka in self._inputs.kafka)
 
-    # --- what needs more than a message's row -----------------------------------------------------------------
+    # --- searches over several messages -----------------------------------------------------------------------
 
     def _search(self, coverage: Coverage) -> None:
-        """Look for what needs more than one message's row."""
+        """Look for findings that the row of one message cannot show."""
         result = self.result
         for log in self._inputs.logs:
             self._add("CORRUPT", *searches.corrupt(log, coverage.holds))
@@ -331,7 +331,10 @@ class Audit:
             result.not_checked["ACKED_NO_EFFECT"] = "no database given has inbox rows"
 
     def _search_malformed(self, coverage: Coverage, looked: Looked) -> None:
-        """Digests compare the texts of all ids, but not of those that lie outside of every range."""
+        """Look for malformed rows, and for strays if the plan asks for them.
+
+        Digests compare the texts of all ids, except those outside of every range.
+        """
         span = coverage.between
         for database in self._inputs.databases if self._plan.with_strays else ():
             self._add("MISDATED", strays(database, coverage.from_us, coverage.terms.slack_us))
@@ -349,10 +352,10 @@ class Audit:
         self._add("BRIDGE_GAP", [g for g in searches.gaps(name, bridges) if coverage.holds(g.at_us)])
 
     def _note_unjudged(self, kafka: KafkaInput) -> None:
-        """Say for which groups over Kafka nothing shows which messages they take."""
-        result, known = self.result, kafka.progress
-        silent = sorted(set(kafka.groups()) - known.noted)
-        if silent and not self._inputs.logs and not known.noted & set(kafka.groups()):
+        """Note which groups over Kafka have not recorded which messages they take."""
+        result, progress = self.result, kafka.progress
+        silent = sorted(set(kafka.groups()) - progress.noted)
+        if silent and not self._inputs.logs and not progress.noted & set(kafka.groups()):
             reason = "no consumer group has noted its subscriptions in Kafka (consumers of this version do)"
             result.not_checked["DISORDER"] = result.not_checked["ACKED_NO_EFFECT"] = reason
         elif silent:
@@ -360,11 +363,11 @@ class Audit:
                 "not checked for ACKED_NO_EFFECT and DISORDER, because they have not noted their subscriptions in "
                 f"Kafka: {', '.join(silent[:20])}"
             )
-        if known.filtered:
-            named = ", ".join(sorted(known.filtered)[:20])
+        if progress.filtered:
+            named = ", ".join(sorted(progress.filtered)[:20])
             result.notes.append(f"not checked for ACKED_NO_EFFECT, because their subscriptions have filters: {named}")
 
     def _add(self, name: str, cases: list[Found], count: int | None = None) -> None:
-        """`count`: how many there are, if not all are in `cases`."""
+        """Add cases of the class `name`. `count`: the number of all cases, if `cases` is only a part."""
         self.result.counts[name] = self.result.counts.get(name, 0) + (len(cases) if count is None else count)
         self.result.found += cases

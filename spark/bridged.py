@@ -1,4 +1,4 @@
-"""A bridge's records in a segment, as few as show whether one is missing: a bridge writes one with each batch."""
+"""Thins out the records of bridges in a segment: a bridge writes one with each batch, and few of them show a gap."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _TAG = meta.BridgeMoved.__struct_config__.tag
 
 
 def thinned(records: list[list[Any]]) -> list[list[Any]]:
-    """META records, [position, time, plain record], without those of bridges that go on where the one before ended.
+    """META records, [position, time, plain record], with fewer records of bridges.
 
-    Of records that follow each other the first and the last stay; the last then says that it followed the first. So an
-    audit finds the same gaps, between segments too.
+    In a run of records without a gap the first and the last stay, and the last then says that it follows the first. An
+    audit therefore finds the same gaps, also between segments.
     """
-    kept: list[list[Any]] = []
+    thin: list[list[Any]] = []
     first: dict[str, list[Any]] = {}
     last: dict[str, list[Any]] = {}
     for each in records:
         _, _, record = each
         if not record or record[0] != _TAG:
-            kept.append(each)
+            thin.append(each)
             continue
         state = record[1]
         source = state["source"]
@@ -29,14 +29,14 @@ def thinned(records: list[list[Any]]) -> list[list[Any]]:
         if before is None:
             first[source] = each
             continue
-        known = before[2][1]
-        goes_on = state.get("since") == known["position"] and state.get("epoch", 0) == known.get("epoch", 0)
-        if not goes_on:  # a gap, or another bridge: what was known of both sides stays as it is
-            kept += [part[source] for part in (first, last) if source in part]
+        previous = before[2][1]
+        continues = state.get("since") == previous["position"] and state.get("epoch", 0) == previous.get("epoch", 0)
+        if not continues:  # a gap, or another bridge: the records on both sides of it stay as they are
+            thin += [part[source] for part in (first, last) if source in part]
             first[source] = each
             last.pop(source, None)
         elif source in last:
-            last[source] = [*each[:2], [_TAG, state | {"since": known.get("since")}]]
+            last[source] = [*each[:2], [_TAG, state | {"since": previous.get("since")}]]
         else:
             last[source] = each
-    return sorted([*kept, *first.values(), *last.values()], key=lambda each: int(each[0]))
+    return sorted([*thin, *first.values(), *last.values()], key=lambda each: int(each[0]))

@@ -1,4 +1,4 @@
-"""Counts of the consumer groups with which something is wrong, by the masks of a message's row."""
+"""Counts, by the masks of a message's row, the consumer groups for which something is wrong."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from notify.spark.life import Groups, mask, without
 def counts_of_groups(
     groups: Groups, inbox_groups: Collection[str], inbox_from_us: int, inbox_until_us: int
 ) -> dict[str, Column]:
-    """The columns of these counts. `inbox_groups`: groups whose inbox was read. Rows of inboxes from before
-    `inbox_from_us` (microseconds since 1970) may have been purged; those from `inbox_until_us` on may not have come to
-    a copy of their database yet (0: all have)."""
+    """The columns of these counts, by name.
+
+    `inbox_groups`: the groups whose inbox was read. Inbox rows from before `inbox_from_us` (microseconds since 1970)
+    may have been purged. A copy of a database may not have inbox rows from `inbox_until_us` on yet (0: it has all).
+    """
 
     def count(mask_of: Callable[[int], Column]) -> Column:
         return reduce(lambda a, b: a + b, [F.bit_count(mask_of(block)) for block in range(groups.blocks)])
@@ -25,17 +27,17 @@ def counts_of_groups(
         return F.lit(groups.mask(sorted(inbox_groups), block)).cast("bigint")
 
     def strange(block: int) -> Column:
-        known = [mask(name, block) for name in ("expected", "settled", "attempted")]
-        known.append(F.coalesce(F.col(f"readers{block}"), F.lit(-1).cast("bigint")))  # null: not known
-        return mask("effects", block).bitwiseAND(F.bitwise_not(reduce(Column.bitwiseOR, known)))
+        receivers = [mask(name, block) for name in ("expected", "settled", "attempted")]
+        receivers.append(F.coalesce(F.col(f"readers{block}"), F.lit(-1).cast("bigint")))  # null: not known
+        return mask("effects", block).bitwiseAND(F.bitwise_not(reduce(Column.bitwiseOR, receivers)))
 
     def effectless_of(block: int) -> Column:
         judged = with_inbox(block).bitwiseAND(F.bitwise_not(mask("before_inbox", block)))
         return without("acked", "effects", block).bitwiseAND(judged)
 
     effectless = count(effectless_of)
-    # The inbox has no rows from before its first purge, so older acknowledgements prove nothing. Kafka does not say
-    # when a message was acknowledged: not before it was in its queue.
+    # The inbox has no rows from before its last purge, so older acknowledgements prove nothing. Kafka does not say when
+    # a message was acknowledged; the time at which the message got into its queue is a lower bound.
     acked_in_time = F.coalesce("acked_us", "queued_us") >= inbox_from_us
     unseen = F.coalesce("last_acked_us", F.lit(inbox_until_us)) >= inbox_until_us if inbox_until_us else F.lit(False)
     return {

@@ -1,10 +1,12 @@
-"""The cases of an audit: each finding with its evidence, and whether it was repaired since."""
+"""The cases of an audit: each finding with its evidence, and whether it has been repaired."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import pyarrow as pa
@@ -26,11 +28,11 @@ from notify.spark.small_table import small_table
 from notify.spark.terms import SKEW_US
 from notify.spark.times import instant_text
 
-AT_ONCE = 500
-"""So many inbox rows are looked up in one query."""
+ROWS_A_QUERY = 500
+"""How many inbox rows one query looks up."""
 
 MOST_NAMED = 1000
-"""The most cases whose source is looked up in the halves, where it is none of the given databases."""
+"""The most cases whose source is looked up in the halves because it is not a given database."""
 
 
 class Cases:
@@ -47,8 +49,8 @@ class Cases:
         producer_groups: Mapping[int, str],
         from_us: int = 0,
     ) -> None:
-        """`topics` and `producer_groups`: names by the hashes that rows hold. `from_us`: no message that is read has
-        an older id, in microseconds since 1970."""
+        """`topics` and `producer_groups`: names by the hashes in rows. `from_us`: the time of the oldest id that is
+        read, in microseconds since 1970."""
         self._from_us = from_us
         self._spark = spark
         self._inputs = inputs
@@ -59,9 +61,9 @@ class Cases:
         self._sources = [database.source_id() for database in inputs.databases]
 
     def collect(self, rows: DataFrame, all_counts: Mapping[str, int]) -> list[Found]:
-        """The cases, with their evidence. `all_counts`: how many there are of each class.
+        """The cases, with their evidence. `all_counts`: the number of messages of each class.
 
-        One query collects all classes that fit whole, and one each class that does not.
+        One query collects the classes of which all cases fit. Each other class has a query of its own.
         """
         counts = {name: count for name, count in all_counts.items() if count and name != "PENDING"}
         most = {name: searches.MOST_FINDINGS if BY_NAME[name].is_bad else 1000 for name in counts}
@@ -76,9 +78,9 @@ class Cases:
         for name in counts.keys() - set(whole):
             part = rows.where(findings.has(name)).limit(most[name])
             cases[name] = [self._found(name, row.asDict()) for row in part.collect()]
-        together = [case for several in cases.values() for case in several]
-        self._name_sources([case for case in together if case.evidence["sent_from"] == NOT_GIVEN][:MOST_NAMED])
-        return together
+        collected = [case for cases_of_class in cases.values() for case in cases_of_class]
+        self._name_sources([case for case in collected if case.evidence["sent_from"] == NOT_GIVEN][:MOST_NAMED])
+        return collected
 
     def _found(self, name: str, row: dict[str, Any]) -> Found:
         case = Found(name, ids.to_text(bytes(row["id"])), row["no"], at_us=row["event_us"])
@@ -108,17 +110,17 @@ class Cases:
         return case
 
     def _origin(self, number: int | None) -> str:
-        """The database that a half came from; "" if that is not known."""
+        """The name of the database that a half came from; "" if the database is not known."""
         if number is None:
             return ""
         return NOT_GIVEN if number == life.ABROAD else self._inputs.databases[number].name
 
     def _source(self, number: int | None) -> str:
-        """The id of that database; "" if it is not known, or not yet (see `_name_sources`)."""
+        """The id of the database that a half came from; "" if it is not known, or not yet (see `_name_sources`)."""
         return "" if number is None or number == life.ABROAD else self._sources[number]
 
     def _name_sources(self, cases: Sequence[Found]) -> None:
-        """Note the ids of databases that were not given, as the halves have them."""
+        """Add to the evidence the ids of databases that were not given; the halves have them."""
         for log in self._inputs.logs if cases else ():
             names = {name_hash(source): source for source in log.sent()}
             rows = log.messages_of([ids.from_text(case.transaction_id) for case in cases])
@@ -126,7 +128,7 @@ class Cases:
             for case in cases:
                 if source := names.get(of_message.get((case.transaction_id, case.message_no), 0)):
                     case.evidence["source"] = source
-                    if source in self._sources:  # it was given, and has no rows
+                    if source in self._sources:  # the database was given, but has no local rows
                         case.evidence["sent_from"] = self._inputs.databases[self._sources.index(source)].name
 
     def _groups_of(self, name: str, row: dict[str, Any]) -> list[str]:
@@ -134,25 +136,30 @@ class Cases:
         groups = self._groups
 
         def masks(kind: str) -> list[int]:
-            return [row[f"{kind}{b}"] or 0 for b in range(groups.blocks)]
+            return [row[f"{kind}{block}"] or 0 for block in range(groups.blocks)]
 
         if name == "UNDELIVERED":
             expected, settled = masks("expected"), masks("settled")
             return groups.of([e & ~s for e, s in zip(expected, settled, strict=True)])
         if name == "ACKED_NO_EFFECT":
-            inboxes = [groups.mask(sorted(self._inbox_groups), b) for b in range(groups.blocks)]
-            known = zip(masks("acked"), inboxes, masks("effects"), masks("before_inbox"), strict=True)
-            return groups.of([a & i & ~e & ~b for a, i, e, b in known])
+            inboxes = [groups.mask(sorted(self._inbox_groups), block) for block in range(groups.blocks)]
+            blocks = zip(masks("acked"), inboxes, masks("effects"), masks("before_inbox"), strict=True)
+            return groups.of([acked & inbox & ~effects & ~before for acked, inbox, effects, before in blocks])
         if name == "ORPHAN_ROW" and row["place"] is not None:
-            readers = [-1 if row[f"readers{b}"] is None else row[f"readers{b}"] for b in range(groups.blocks)]
-            known = zip(readers, masks("expected"), masks("settled"), masks("attempted"), strict=True)
-            return groups.of([e & ~(r | x | s | a) for e, (r, x, s, a) in zip(masks("effects"), known, strict=True)])
+            readers = [row[f"readers{block}"] for block in range(groups.blocks)]
+            readers = [-1 if mask is None else mask for mask in readers]
+            receivers = zip(readers, masks("expected"), masks("settled"), masks("attempted"), strict=True)
+            received = [reduce(or_, masks_of_block) for masks_of_block in receivers]
+            return groups.of([effects & ~mask for effects, mask in zip(masks("effects"), received, strict=True)])
         return groups.of(masks("attempted")) if name == "REDELIVERED" else []
 
     def came_later(self, cases: Sequence[Found]) -> list[Found]:
-        """The lost messages that were published after the part of Kafka's topics that was read: they are not lost."""
+        """The cases LOST whose messages were published behind the part of Kafka's topics that was read.
+
+        These messages are not lost.
+        """
         cut = [kafka for kafka in self._inputs.kafka if kafka.is_cut]
-        lost = {(ids.from_text(c.transaction_id), c.message_no): c for c in cases if c.finding == "LOST"}
+        lost = {(ids.from_text(case.transaction_id), case.message_no): case for case in cases if case.finding == "LOST"}
         if not cut or not lost:
             return []
         wanted = F.broadcast(small_table(self._spark, {"id": pa.binary(), "no": pa.int32()}, lost))
@@ -164,35 +171,36 @@ class Cases:
         return [case for key, case in lost.items() if key in later]
 
     def put_right(self, cases: Sequence[Found]) -> list[Found]:
-        """The cases, with MISDATED instead of ACKED_NO_EFFECT where the inbox rows are there, and are dated before the
-        times that were read."""
+        """The cases, with MISDATED instead of ACKED_NO_EFFECT if the inbox rows exist but are dated before the times
+        that were read."""
         wanted: dict[str, list[str]] = {}
         for case in cases:
             if case.finding == "ACKED_NO_EFFECT":
                 for group in case.groups:
                     wanted.setdefault(group, []).append(case.message_id)
         written: dict[tuple[str, str], tuple[str, int]] = {}
-        for group, several in wanted.items():
+        for group, message_ids in wanted.items():
             for database in self._inputs.databases:
-                for first in range(0, len(several), AT_ONCE):
-                    for message, at_us in _effects_of(database, group, several[first : first + AT_ONCE]):
+                for first in range(0, len(message_ids), ROWS_A_QUERY):
+                    for message, at_us in _effects_of(database, group, message_ids[first : first + ROWS_A_QUERY]):
                         transaction, _ = ids.parse_message_id(message)
                         if at_us < ids.milliseconds(transaction) * 1000 - SKEW_US:
                             written[group, message] = database.name, at_us
-        right = []
+        corrected = []
         for case in cases:
-            if case.finding == "ACKED_NO_EFFECT" and all((g, case.message_id) in written for g in case.groups):
+            if case.finding == "ACKED_NO_EFFECT" and all((group, case.message_id) in written for group in case.groups):
                 name, at_us = written[case.groups[0], case.message_id]
                 text = f"the inbox row of {case.groups[0]} is dated {instant_text(at_us)}, before the message was made"
                 evidence = case.evidence | {"effect_us": at_us}
                 case = replace(case, finding="MISDATED", detail=text, database=name, evidence=evidence)
-            right.append(case)
-        return right
+            corrected.append(case)
+        return corrected
 
     def mark_repaired(self, cases: Sequence[Found]) -> Counter[str]:
-        """Mark what was repaired, and count it by class.
+        """Mark the cases that were repaired. Returns their number by class.
 
-        The id of a message that was sent again follows from the original's id, and is in a queue.
+        A repair sends the message again, under an id that follows from the id of the original. A case is repaired if
+        that id is in a queue.
         """
         by_id: dict[bytes, list[Found]] = {}
         for case in cases:
@@ -208,8 +216,8 @@ class Cases:
                 by_id.setdefault(ids.derived(transaction, salt), []).append(case)
         if not by_id:
             return Counter()
-        wanted = F.broadcast(small_table(self._spark, {"id": pa.binary()}, [(i,) for i in by_id]))
-        # A message that was sent again is in a queue since then, and no finding is of an older message than `from_us`.
+        wanted = F.broadcast(small_table(self._spark, {"id": pa.binary()}, [(repair_id,) for repair_id in by_id]))
+        # No finding concerns a message from before `from_us`, so its repair was queued after that.
         tables = [log.queued_ids(self._spark, self._from_us) for log in self._inputs.logs]
         for kafka in self._inputs.kafka:
             queued = [kafka.queued(self._spark), *([kafka.later(self._spark)] if kafka.is_cut else [])]
@@ -218,9 +226,9 @@ class Cases:
         for table in tables:
             if table is not None:
                 in_queues |= {bytes(row["id"]) for row in table.join(wanted, "id").distinct().collect()}
-        for again, several in by_id.items():
-            for case in several:
-                case.evidence["repairs"] = case.evidence.get("repairs", 0) + (again in in_queues)
+        for repair_id, cases_of_id in by_id.items():
+            for case in cases_of_id:
+                case.evidence["repairs"] = case.evidence.get("repairs", 0) + (repair_id in in_queues)
         repaired: Counter[str] = Counter()
         for case in cases:
             wanted_repairs = len(case.groups) if case.finding == "ACKED_NO_EFFECT" else 1
@@ -231,11 +239,12 @@ class Cases:
 
 
 def _effects_of(database: Database, group: str, message_ids: Sequence[str]) -> list[tuple[str, int]]:
-    """A group's inbox rows of some messages: the messages' ids, and when the rows were written."""
+    """The ids of the messages that have an inbox row of the group, and when each row was written."""
     if notify_inbox.name not in database.tables:
         return []
-    t = notify_inbox.c
+    columns = notify_inbox.c
     at_us = sa.literal_column(Expressions(database.kind).microseconds("created_at"), sa.BigInteger())
-    query = sa.select(t.message_id, at_us).where(t.consumer_group == group, t.message_id.in_(message_ids))
+    query = sa.select(columns.message_id, at_us)
+    query = query.where(columns.consumer_group == group, columns.message_id.in_(message_ids))
     with database.reading() as connection:
-        return [(str(name), us or 0) for name, us in connection.execute(query)]
+        return [(str(message_id), us or 0) for message_id, us in connection.execute(query)]

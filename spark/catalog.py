@@ -1,4 +1,4 @@
-"""A catalog of a server's log: topics, groups, subscriptions and bridges, learned from META records in log order."""
+"""The catalog of a server's log: its topics, groups, subscriptions and bridges, read from META records in log order."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ RETRY_PREFIX = "retry/"
 
 @dataclass
 class Subscribed:
-    """A group's subscription to a topic according to the log."""
+    """A group's subscription to a topic, according to the log."""
 
     group: str
     topic: str
     mode: str
     starts: list[int]
-    """The first offset that the group is to receive of each queue; 0 for queues beyond the list."""
+    """The first offset of each queue that the group should receive; 0 for queues beyond the list."""
     since_us: int
     inbox_from_us: int = -1
-    """The inbox of its consumers has rows of messages committed from then on; -1: they have told of no inbox."""
+    """The consumers' inbox has rows for messages committed from this time on; -1: the log knows of no inbox."""
     moved: list[int] = field(default_factory=list)
-    """Positions in the log where an operator reset the group: order is compared only between them."""
+    """The log positions at which an operator reset the group: order is compared only between them."""
     is_filtered: bool = False
-    """Whether the group takes only messages with certain tags, or that match an expression."""
+    """Whether the group takes only messages that have certain tags or match an expression."""
 
 
 @dataclass
@@ -45,15 +45,16 @@ class Bridged:
 
 @dataclass(frozen=True)
 class Restore:
-    """A log that lost its disk, and went on with what had been shipped of it. Instants in microseconds since 1970."""
+    """A log that lost its disk and was restored from its shipped segments. Instants are in microseconds since 1970."""
 
     generation: int
     known_us: int
-    """When the last was written that is not lost; `restored_us`: when it went on."""
+    """When the last frame was written that is not lost."""
     restored_us: int
+    """When the restored log continued."""
 
     def may_lack(self, at_us: int, slack_us: int) -> bool:
-        """Whether what was stored about an instant may have been lost."""
+        """Whether the log may have lost records that were written at about this instant."""
         return self.known_us - slack_us <= at_us <= self.restored_us + slack_us
 
 
@@ -67,17 +68,17 @@ class Catalog:
     producer_groups: dict[int, str] = field(default_factory=dict)
     subscriptions: dict[tuple[str, str], Subscribed] = field(default_factory=dict)
     ever: set[tuple[str, str]] = field(default_factory=set)
-    """(group, topic) of each subscription that there was, also of those that ended."""
+    """(group, topic) of each subscription that ever existed."""
     bridges: list[Bridged] = field(default_factory=list)
     last_bridged: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    """The last of these of each source, by its place in the list, and whether it goes on from the one before."""
+    """For each source: the index of its last record in `bridges`, and whether that record continues the one before."""
     restores: list[Restore] = field(default_factory=list)
     trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
     """The offset of each (topic number, queue) below which messages were dropped on purpose."""
 
     @classmethod
     def of(cls, saved: Checkpoint | None) -> Catalog:
-        """As a checkpoint of the log knows it; None: there is none."""
+        """The catalog of a checkpoint; an empty catalog if there is no checkpoint."""
         catalog = cls()
         if saved is None:
             return catalog
@@ -85,12 +86,13 @@ class Catalog:
         catalog.topics = {topic.number: topic.name for topic in state.topics}
         catalog.queues = {topic.number: topic.queues for topic in state.topics}
         catalog.producer_groups = dict(enumerate(state.producer_groups))
-        for s in state.subscriptions:
-            is_filtered = bool(s.tags or s.filter)
-            catalog.subscriptions[s.group, s.topic] = Subscribed(
-                s.group, s.topic, s.mode, [], 0, s.inbox_from_us, is_filtered=is_filtered
+        for saved_one in state.subscriptions:
+            key = (saved_one.group, saved_one.topic)
+            is_filtered = bool(saved_one.tags or saved_one.filter)
+            catalog.subscriptions[key] = Subscribed(
+                *key, saved_one.mode, [], 0, saved_one.inbox_from_us, is_filtered=is_filtered
             )
-            catalog.ever.add((s.group, s.topic))
+            catalog.ever.add(key)
         return catalog
 
     def kind_of(self, name: str) -> str:
@@ -99,49 +101,50 @@ class Catalog:
         return "retry" if name.startswith(RETRY_PREFIX) else "topic"
 
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
-        """For each (topic number, queue) the groups that are to receive it, each with its first offset."""
+        """For each (topic number, queue): the groups that should receive it, each with its first offset."""
         numbers: dict[str, list[int]] = {}
         for number, name in self.topics.items():
-            numbers.setdefault(name, []).append(number)  # a topic that was made again has another number
+            numbers.setdefault(name, []).append(number)  # a topic that was deleted and made again has another number
         groups: dict[tuple[int, int], list[tuple[str, int]]] = {}
-        for s in self.subscriptions.values():
-            if s.mode == "broadcast" or "@" in s.group:
+        for subscribed in self.subscriptions.values():
+            if subscribed.mode == "broadcast" or "@" in subscribed.group:
                 continue  # no record says which instances there should be
-            for number in numbers.get(s.topic, ())[-1:]:
+            for number in numbers.get(subscribed.topic, ())[-1:]:
                 for queue in range(self.queues.get(number, 1)):
-                    start = s.starts[queue] if queue < len(s.starts) else 0
+                    start = subscribed.starts[queue] if queue < len(subscribed.starts) else 0
                     start = max(start, self.trimmed.get((number, queue), 0))
-                    groups.setdefault((number, queue), []).append((s.group, start))
+                    groups.setdefault((number, queue), []).append((subscribed.group, start))
         return groups
 
     def readers(self) -> dict[tuple[int, int], set[str]]:
-        """For each (topic number, queue) the groups that ever subscribed to it.
+        """For each (topic number, queue): the groups that ever subscribed to it.
 
-        Who reads a topic of dead letters may have had any message.
+        A group that reads a dead-letter topic may have received any message, so that it counts for every queue.
         """
-        of_topic: dict[str, set[str]] = {}
-        of_letters: set[str] = set()
+        groups_of_topic: dict[str, set[str]] = {}
+        readers_of_letters: set[str] = set()
         for group, topic in self.ever:
-            of_topic.setdefault(topic, set()).add(group)
+            groups_of_topic.setdefault(topic, set()).add(group)
             if self.kind_of(topic) == "dead_letter":
-                of_letters.add(group)
+                readers_of_letters.add(group)
         return {
-            (number, queue): of_topic.get(name, set()) | of_letters
+            (number, queue): groups_of_topic.get(name, set()) | readers_of_letters
             for number, name in self.topics.items()
             for queue in range(self.queues.get(number, 1))
         }
 
     def inboxes(self) -> dict[str, int]:
-        """The groups whose consumers have told the server of an inbox, and from when on it has rows (microseconds)."""
-        told: dict[str, int] = {}
-        for s in self.subscriptions.values():
-            if s.inbox_from_us >= 0 and "@" not in s.group:
-                told[s.group] = min(told.get(s.group, s.inbox_from_us), s.inbox_from_us)
-        return told
+        """The groups whose consumers keep an inbox, and the time (microseconds since 1970) from which it has rows."""
+        from_us: dict[str, int] = {}
+        for subscribed in self.subscriptions.values():
+            group, inbox_from_us = subscribed.group, subscribed.inbox_from_us
+            if inbox_from_us >= 0 and "@" not in group:
+                from_us[group] = min(from_us.get(group, inbox_from_us), inbox_from_us)
+        return from_us
 
 
 def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | None, seen: set[tuple[str, str]]) -> None:
-    """Note a META record at a position of the log. `seen`: subscriptions of earlier records; this one's is added."""
+    """Add a META record to the catalog. `seen`: the subscriptions of earlier records; a new one is added to it."""
     match record:
         case meta.TopicSet():
             catalog.topics[record.number] = record.name
@@ -160,40 +163,43 @@ def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | Non
                 del catalog.subscriptions[key]
         case meta.Restored():
             catalog.restores.append(Restore(record.generation, record.known_to_us, time_us))
-        case meta.BridgeMoved(b):
-            _learn_bridge(catalog, Bridged(position, time_us, b.source, b.epoch, b.position, b.since, b.rows))
+        case meta.BridgeMoved(bridge):
+            state = Bridged(position, time_us, bridge.source, bridge.epoch, bridge.position, bridge.since, bridge.rows)
+            _learn_bridge(catalog, state)
 
 
 def _learn_bridge(catalog: Catalog, new: Bridged) -> None:
-    """Keep the first and the last of a bridge's records that follow each other, and let the last say that it followed
-    the first, as in a segment (spark.bridged): the gaps between those that are left are the same."""
-    at, is_second = catalog.last_bridged.get(new.source, (-1, False))
-    before = catalog.bridges[at] if at >= 0 else None
-    goes_on = before is not None and (new.since, new.epoch) == (before.position, before.epoch)
-    if before is not None and goes_on and is_second:
-        catalog.bridges[at] = replace(new, since=before.since)
+    """Add a bridge's record. Of a run of records without a gap only the first and the last stay.
+
+    The last one then says that it follows the first, as in a segment (spark.bridged), so that the gaps stay the same.
+    """
+    index, is_second = catalog.last_bridged.get(new.source, (-1, False))
+    before = catalog.bridges[index] if index >= 0 else None
+    continues = before is not None and (new.since, new.epoch) == (before.position, before.epoch)
+    if before is not None and continues and is_second:
+        catalog.bridges[index] = replace(new, since=before.since)
         return
-    catalog.last_bridged[new.source] = (len(catalog.bridges), goes_on)
+    catalog.last_bridged[new.source] = (len(catalog.bridges), continues)
     catalog.bridges.append(new)
 
 
 def _learn_subscription(
     catalog: Catalog, position: int, time_us: int, record: meta.Subscribed, seen: set[tuple[str, str]]
 ) -> None:
-    s = record.subscription
-    key = (s.group, s.topic)
+    subscription = record.subscription
+    key = (subscription.group, subscription.topic)
     before = catalog.subscriptions.get(key)
     moved = list(before.moved) if before else []
-    if record.offsets is None:  # its terms changed, not its place
+    if record.offsets is None:  # the subscription's settings changed, and the group was not moved
         starts = before.starts if before else []
     else:
         starts = list(record.offsets)
         if before is not None and key in seen:
             moved.append(position)
     since = before.since_us if before and key in seen else time_us
-    is_filtered = bool(s.tags or s.filter)
+    is_filtered = bool(subscription.tags or subscription.filter)
     catalog.subscriptions[key] = Subscribed(
-        s.group, s.topic, s.mode, starts, since, s.inbox_from_us, moved, is_filtered
+        *key, subscription.mode, starts, since, subscription.inbox_from_us, moved, is_filtered
     )
     catalog.ever.add(key)
     seen.add(key)

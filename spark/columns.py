@@ -1,4 +1,4 @@
-"""Columns of a segment: their schemas, and making them of index entries."""
+"""The columns of a segment: their schemas, and how they are made from index entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notify.spark.digest import hashes
 from notify.storage.log.entry import EntryKind, due_times
 
 ATTEMPTED = 100
-"""A value of the column `kind` of acks: to be delivered again, not settled. Other values are those of SettleKind."""
+"""A value of the column `kind` of ACKS: an attempt failed. The other values are those of SettleKind."""
 COMMITTED, ROLLED_BACK = 1, 2
 
 MESSAGES = pa.schema(
@@ -25,7 +25,7 @@ MESSAGES = pa.schema(
         ("producer_group", pa.int32()),  # number of its name; 0: sent without a transaction
         ("source", pa.int64()),  # hash of the id of the half's database, see name_hash; null: unknown
         ("half_us", pa.int64()),  # when the half was stored
-        ("outcome", pa.int8()),  # 1 COMMITTED, 2 ROLLED_BACK, 0 none in this segment
+        ("outcome", pa.int8()),  # 1 COMMITTED, 2 ROLLED_BACK, 0 no outcome in this segment
         ("decided_us", pa.int64()),
         ("due_us", pa.int64()),  # when a delayed message is due
         ("queued_us", pa.int64()),
@@ -37,8 +37,8 @@ MESSAGES = pa.schema(
         ("position", pa.int64()),  # of the payload in the log
         ("digest", pa.int64()),  # of the contents, as digest.hashes makes it; null: the payload is not in this segment
         ("id_hash", pa.int64()),  # of the message's id, as spark.digest.hashes makes it
-        ("body_hash", pa.int64()),  # of the message's id and the contents' digest; null without a digest
-        # Each group's progress with the message in this segment: bit n stands for the nth group of the segment's list.
+        ("body_hash", pa.int64()),  # of the message's id and the digest of its contents; null without a digest
+        # Each group's progress with the message in this segment: bit n belongs to the nth group in the segment's list.
         ("acked", pa.int64()),
         ("settled", pa.int64()),
         ("attempted", pa.int64()),
@@ -65,73 +65,75 @@ ACKS = pa.schema(
     ]
 )
 CHECKS = pa.schema([("id", pa.binary()), ("answered", pa.int32()), ("parked", pa.bool_()), ("at_us", pa.int64())])
-"""Answers to checks that left the transaction undecided."""
+"""The answers to checks that did not decide the transaction."""
 MASK_GROUPS = 62
 QUEUE = pa.schema(
     [MESSAGES.field(n) for n in ("id", "no", "producer_group", "topic", "queue", "offset", "queued_us")]
     + [MESSAGES.field(n) for n in ("key_hash", "size", "position")]
 )
-"""The queues as the index has them: a row for each place of a message."""
+"""The messages in queues, from the index: a row for each place of a message."""
 
-_OF_RELAY = "relay-"
+_RELAY_PREFIX = "relay-"
 SOURCE = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 """The id of a database (notify_source), as a regular expression."""
 _SPARK_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
 
 
 def source_of(name: str) -> str:
-    """The id of the database that a sender names; "" for what is no such id.
+    """The id of the database that a sender's name contains; "" if the name contains no such id.
 
-    A relay by position names itself `relay-` and the id of its database; a bridge may have any name.
+    The name of a relay by position is `relay-` and the id of its database. A bridge may have any name.
     """
-    source = name.removeprefix(_OF_RELAY)
+    source = name.removeprefix(_RELAY_PREFIX)
     return source if re.match(SOURCE, source) else ""
 
 
 def name_hash(name: str) -> int:
-    """The number that stands for a name, such as a database's id or a group's, in columns; 0 for ""."""
+    """The number that columns hold in place of a name, such as a database's id or a group's name; 0 for ""."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True) if name else 0
 
 
 def with_bits(names: Sequence[str]) -> tuple[str, ...]:
-    """The groups of a segment that have a bit, in the order of their bits. Instances of a broadcast have none in an
-    audit; they are the last of a segment's groups."""
+    """The groups of a segment that have a bit in the masks, in the order of their bits.
+
+    Instances of a broadcast have no bit; they are at the end of a segment's groups.
+    """
     return tuple(name for name in names[:MASK_GROUPS] if "@" not in name)
 
 
 def list_number(names: Sequence[str]) -> int:
-    """The number that stands for a segment's list of groups in its rows."""
+    """The number that rows hold in place of their segment's list of groups."""
     return name_hash("\n".join(with_bits(names)))
 
 
 def spark_schema(fields: Iterable[pa.Field]) -> str:
-    """Arrow fields as a schema of Spark."""
+    """Spark's schema of Arrow fields, as text."""
     return ", ".join(f"{f.name} {_SPARK_TYPES.get(str(f.type), str(f.type))}" for f in fields)
 
 
 def places(queued: NDArray[np.void], keys: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The row in `queued` of each (topic << 16 | queue, offset); -1 if there is none."""
+    """The row in `queued` of each (topic << 16 | queue, offset); -1 if there is no such row."""
     if not len(queued) or not len(keys):
         return np.full(len(keys), -1, np.int64)
-    own = queued["topic"].astype(np.int64) << 16 | queued["queue"]
-    order = np.lexsort((queued["offset"], own))
-    own, at = own[order], queued["offset"][order].astype(np.int64)
-    starts = np.flatnonzero(np.r_[True, own[1:] != own[:-1]])
-    counts = np.diff(np.r_[starts, len(own)])
-    run = np.minimum(np.searchsorted(own[starts], keys), len(starts) - 1)
-    # The offsets of a queue are contiguous except for holes; after a hole the row is before the guessed place.
-    guess = starts[run] + np.clip(offsets - at[starts[run]], 0, counts[run] - 1)
-    is_match = (own[guess] == keys) & (at[guess] == offsets)
-    for row in np.flatnonzero(~is_match & (own[starts[run]] == keys)).tolist():
+    queued_keys = queued["topic"].astype(np.int64) << 16 | queued["queue"]
+    order = np.lexsort((queued["offset"], queued_keys))
+    queued_keys, queued_offsets = queued_keys[order], queued["offset"][order].astype(np.int64)
+    starts = np.flatnonzero(np.r_[True, queued_keys[1:] != queued_keys[:-1]])
+    counts = np.diff(np.r_[starts, len(queued_keys)])
+    run = np.minimum(np.searchsorted(queued_keys[starts], keys), len(starts) - 1)
+    # The offsets of a queue are contiguous except for holes. Behind a hole the row lies before the guessed place.
+    guess = starts[run] + np.clip(offsets - queued_offsets[starts[run]], 0, counts[run] - 1)
+    is_match = (queued_keys[guess] == keys) & (queued_offsets[guess] == offsets)
+    for row in np.flatnonzero(~is_match & (queued_keys[starts[run]] == keys)).tolist():
         first = int(starts[run[row]])
-        place = first + int(np.searchsorted(at[first : first + int(counts[run[row]])], offsets[row]))
-        if place < len(at) and own[place] == keys[row] and at[place] == offsets[row]:
+        place = first + int(np.searchsorted(queued_offsets[first : first + int(counts[run[row]])], offsets[row]))
+        if place < len(order) and queued_keys[place] == keys[row] and queued_offsets[place] == offsets[row]:
             guess[row], is_match[row] = place, True
     return np.where(is_match, order[guess], -1)
 
 
 def queue_of(entries: NDArray[np.void], columns: Sequence[str]) -> pa.Table:
-    """Columns of QUEUE for the index entries of queues."""
+    """The given columns of QUEUE, from index entries."""
     rows = entries[entries["kind"] == EntryKind.QUEUE]
     arrays = []
     for name in columns:
@@ -146,19 +148,19 @@ def queue_of(entries: NDArray[np.void], columns: Sequence[str]) -> pa.Table:
 
 
 def messages_of(entries: NDArray[np.void]) -> pa.Table:
-    """The table of messages from index entries alone, without what groups settled."""
+    """The table of messages from index entries alone, without the progress of groups."""
     return message_rows(entries, *(np.zeros(len(entries), np.int64) for _ in range(2)))[0]
 
 
 def message_rows(
     table: NDArray[np.void], sources: NDArray[np.int64], digests: NDArray[np.int64]
 ) -> tuple[pa.Table, NDArray[np.int64]]:
-    """One row for each message, with its half, outcome and place if these entries have them; and each entry's row.
+    """A row for each message, with its half, outcome and place if the entries have them; and the row of each entry.
 
-    For each entry, `sources` has the hash of its half's database, and `digests` that of its contents; 0: not known.
+    For each entry, `sources` has the hash of its half's database and `digests` the hash of its contents; 0: not known.
 
-    A message that is in several queues, or twice in one, has a row for each place. A rollback whose half is in another
-    segment has one row, number 0, without `half_us`.
+    A message that is in several queues, or twice in one queue, has a row for each place. A rollback whose half is in
+    another segment has one row, of message number 0 and without `half_us`.
     """
     chosen = np.flatnonzero(np.isin(table["kind"], _OF_MESSAGES))
     row_of = np.full(len(table), -1, np.int64)
@@ -172,24 +174,27 @@ def message_rows(
     new[1:] |= table["message_no"][1:] != table["message_no"][:-1]
     kind = table["kind"]
     queued = kind == EntryKind.QUEUE
-    # A message's second place is a row of its own.
+    # A second place of a message gets a row of its own.
     new[1:] |= queued[1:] & queued[:-1]
     row = np.cumsum(new) - 1
     row_of[chosen[order]] = row
     first = np.flatnonzero(new)
-    own = {"source": sources[first], "digest": digests[first]}
-    return _message_table(table, own, row, np.cumsum(new_id) - 1, first), row_of
+    hashes_of_rows = {"source": sources[first], "digest": digests[first]}
+    return _message_table(table, hashes_of_rows, row, np.cumsum(new_id) - 1, first), row_of
 
 
 def _message_table(
     table: NDArray[np.void],
-    own: Mapping[str, NDArray[np.int64]],
+    hashes_of_rows: Mapping[str, NDArray[np.int64]],
     row: NDArray[np.int64],
     transaction: NDArray[np.int64],
     first: NDArray[np.int64],
 ) -> pa.Table:
-    """MESSAGES of sorted entries: `row` and `transaction` number each entry's, `first` is each row's first entry, and
-    `own` has columns with a value for each row, 0 for none."""
+    """The table MESSAGES from sorted entries.
+
+    `row` and `transaction` are the numbers of each entry's row and transaction. `first` is the first entry of each row.
+    `hashes_of_rows` has a value for each row; 0: not known.
+    """
     rows = len(first)
     kind = table["kind"]
     base = table[first]
@@ -218,7 +223,7 @@ def _message_table(
             ids_of(base, None),
             pa.array(base["message_no"].astype(np.int32)),
             pa.array(base["producer_group"].astype(np.int32)),
-            pa.array(own["source"], mask=own["source"] == 0),
+            pa.array(hashes_of_rows["source"], mask=hashes_of_rows["source"] == 0),
             pa.array(half_us, mask=no_half),
             pa.array(outcome),
             pa.array(decided_us, mask=outcome == 0),
@@ -230,8 +235,8 @@ def _message_table(
             pa.array(base["key_hash"].view(np.int64)),
             pa.array(base["size"].astype(np.int32)),
             pa.array(base["position"].astype(np.int64)),
-            pa.array(own["digest"], mask=own["digest"] == 0),
-            *_hashes(base, own["digest"]),
+            pa.array(hashes_of_rows["digest"], mask=hashes_of_rows["digest"] == 0),
+            *_hashes(base, hashes_of_rows["digest"]),
             *[pa.nulls(rows, pa.int64()) for _ in range(6)],
         ],
         schema=MESSAGES,
@@ -241,14 +246,16 @@ def _message_table(
 def _hashes(rows: NDArray[np.void], digests: NDArray[np.int64]) -> tuple[pa.Array, pa.Array]:
     """The columns `id_hash` and `body_hash`."""
     high, low, numbers = rows["id_high"], rows["id_low"], rows["message_no"].astype(np.int64)
-    known = digests != 0
-    of_bodies = np.zeros(len(rows), np.int64)
-    of_bodies[known] = hashes.of_bodies(high[known], low[known], numbers[known], digests[known])
-    return pa.array(hashes.of_messages(high, low, numbers)), pa.array(of_bodies, mask=~known)
+    has_digest = digests != 0
+    body_hashes = np.zeros(len(rows), np.int64)
+    body_hashes[has_digest] = hashes.of_bodies(
+        high[has_digest], low[has_digest], numbers[has_digest], digests[has_digest]
+    )
+    return pa.array(hashes.of_messages(high, low, numbers)), pa.array(body_hashes, mask=~has_digest)
 
 
 def _spread(size: int, at: NDArray[np.int64], values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """A column of `size` with these values at these rows, and which of its rows have none."""
+    """A column of `size` rows with `values` at the rows `at`, and which of its rows have no value."""
     column = np.zeros(size, np.int64)
     is_missing = np.ones(size, bool)
     column[at] = values
@@ -262,7 +269,7 @@ _RANK[[EntryKind.DELAYED, EntryKind.ROLLBACK, EntryKind.QUEUE]] = [1, 2, 3]
 
 
 def ids_of(rows: NDArray[np.void], missing: NDArray[np.bool_] | None) -> pa.Array:
-    """Transaction ids as binary values of 16 bytes, made without a Python object for each."""
+    """Transaction ids as binary values of 16 bytes, made without a Python object for each id."""
     data = np.empty((len(rows), 2), ">u8")
     data[:, 0], data[:, 1] = rows["id_high"], rows["id_low"]
     ends = pa.py_buffer(np.arange(0, 16 * len(rows) + 1, 16, dtype=np.int32))

@@ -1,4 +1,4 @@
-"""Completeness: the share of committed messages that were delivered, and took effect, in time; against an objective."""
+"""Completeness: the share of committed messages that were delivered and took effect in time, against an objective."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 DECIMALS = 4
-"""A share is shown in percent with so many decimals, and cut off there: it is never shown as more than it is."""
+"""The number of decimals of a share in percent. It is rounded down, so that it never appears larger than it is."""
 _SCALE: int = 10**DECIMALS
 
 
 @dataclass(frozen=True)
 class Completeness:
-    """Committed messages by what came of them within `seconds` of their place in a queue."""
+    """Counts of committed messages that were delivered and took effect within `seconds` after they were queued."""
 
     objective: float
-    """The share that should be delivered and effective, in percent."""
+    """The share of messages, in percent, that should be delivered and take effect in time."""
     seconds: float
     due: int
-    """Committed messages whose time is over."""
+    """The committed messages whose time is over."""
     delivered: int
-    """Those of them that every subscribed group settled in time."""
+    """The due messages that every subscribed group settled in time."""
     effective: int | None
-    """Those of them that took effect in each of these groups that keeps an inbox; None: no inbox was read."""
+    """The due messages that took effect in each subscribed group with an inbox; None: no inbox was read."""
     buckets: tuple[tuple[int, int, int, int], ...] = ()
     """Rows of (start in microseconds since 1970, due, delivered, effective)."""
 
@@ -48,7 +48,7 @@ class Completeness:
         )
 
     def plain(self) -> dict[str, Any]:
-        """As in the JSON."""
+        """The form for JSON."""
         effective = None if self.effective is None else _share(self.effective, self.due)
         return {
             "objective_percent": self.objective,
@@ -70,7 +70,7 @@ class Completeness:
 def completeness_of(
     buckets: Iterable[Mapping[str, Any]], seconds: float, objective: float, *, has_inbox: bool
 ) -> Completeness:
-    """The completeness of an audit by its buckets, over all topics. `has_inbox`: whether an inbox was read."""
+    """The completeness over all buckets and topics of an audit. `has_inbox`: whether an inbox was read."""
     sums: dict[int, list[int]] = {}
     for bucket in buckets:
         row = sums.setdefault(bucket["at_us"], [0, 0, 0])
@@ -82,11 +82,11 @@ def completeness_of(
 
 
 MOST_SHOWN = 600
-"""The most buckets of the JSON and of the plot; of more, neighbours are added up."""
+"""The most buckets in the JSON and in the plot. If there are more, neighbouring buckets are added up."""
 
 
 def together(buckets: tuple[tuple[int, int, int, int], ...]) -> list[tuple[int, int, int, int]]:
-    """The buckets in at most MOST_SHOWN rows."""
+    """The buckets, added up to at most MOST_SHOWN rows."""
     step = max(1, -(-len(buckets) // MOST_SHOWN))
     rows = []
     for first in range(0, len(buckets), step):
@@ -97,7 +97,7 @@ def together(buckets: tuple[tuple[int, int, int, int], ...]) -> list[tuple[int, 
 
 
 def percent(part: int, whole: int) -> str:
-    """A share as text for people."""
+    """The share of `part` in `whole`, as a text such as `99.5 %`."""
     return f"{_share(part, whole):.{DECIMALS}f}".rstrip("0").rstrip(".") + " %"
 
 

@@ -1,6 +1,6 @@
-"""Copies of a log's segments as Parquet, for this audit and the next: in a directory, or in a store (copies_stored.py).
+"""Copies of a log's segments as Parquet, for this audit and later ones: in a directory or a store (copies_stored.py).
 
-A copy is a directory with four tables and `facts.json`, which comes last: without it there is no copy.
+A copy is a directory with four tables and `facts.json`. That file is written last: without it the copy does not count.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from notify.storage import crash_point
 
 _VERSION = 11
 _LEFT_SECONDS = 3600.0
-"""A temporary file of this age was left behind by an audit that was killed."""
+"""A temporary file that is older was left behind by an audit that was killed."""
 decode_facts = msgspec.json.Decoder(Scanned).decode
-# Ids and positions rarely repeat, so dictionaries would only cost time.
+# Ids and positions rarely repeat, so that dictionaries only cost time.
 WRITING: Mapping[str, Any] = {"compression": "lz4", "use_dictionary": False, "row_group_size": 1 << 17}
 
 
 def copy_name(segment: SegmentFile) -> str:
-    """The name of a segment's copy, which no copy of other bytes has."""
+    """The name of a segment's copy; copies of other bytes have other names."""
     return f"{segment.base:020d}-{segment.sealed_end}-{segment.size}-{segment.mark}-v{_VERSION}"
 
 
 def fitting(segments: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
-    """The first segments, as many as have so many bytes together."""
-    chosen = []
+    """The first segments that have at most `most_bytes` together."""
+    first_segments = []
     for segment in segments:
         most_bytes -= segment.size
         if most_bytes < 0:
             break
-        chosen.append(segment)
-    return chosen
+        first_segments.append(segment)
+    return first_segments
 
 
 class Copies(Protocol):
-    """The copies of one log's segments. Workers get it pickled, to write them."""
+    """The copies of one log's segments. Spark's workers get this object pickled and write copies with it."""
 
     def has(self, segment: SegmentFile) -> bool:
-        """Whether there is a copy."""
+        """Whether the segment has a copy."""
 
     def facts_of(self, segment: SegmentFile) -> Scanned:
         """The facts of a segment that has a copy."""
@@ -59,30 +59,30 @@ class Copies(Protocol):
         """Make a copy. Raises OSError."""
 
     def note(self, made: Mapping[str, Scanned]) -> None:
-        """Tasks have made these copies, by their names."""
+        """Record the facts of copies that tasks have written, by the names of the copies."""
 
     def keep(self, wanted: set[str]) -> None:
-        """Forget all copies but these, by their names."""
+        """Remove all copies except those with these names."""
 
     def release(self) -> None:
-        """Nobody asks for facts any more: hold none."""
+        """Free the facts: nobody will ask for them again."""
 
     def longest_unread(self, copied: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
-        """Segments with a copy, those first that were compared with it the longest ago, up to so many bytes."""
+        """Of the segments with a copy, those compared with it longest ago come first; at most `most_bytes` together."""
 
     def compared(self, segment: SegmentFile) -> None:
-        """The segment's bytes are those of its copy, as was seen just now."""
+        """Record that the segment was just compared with its copy and is equal."""
 
     def forget(self, segment: SegmentFile) -> None:
-        """Remove a copy, if there is one."""
+        """Remove the copy of a segment, if it has one."""
 
     def rows(
         self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[tuple[SegmentFile, int]]
     ) -> DataFrame:
-        """A table of some copies, by Spark's workers. `segments`: with the number of rows of each."""
+        """The table `table` of these copies; Spark's workers read it. `segments`: each with its number of rows."""
 
     def read(self, table: str, segment: SegmentFile, **options: Any) -> pa.Table:
-        """A table of a copy, in this process; `options`: of pyarrow.parquet.read_table."""
+        """The table `table` of a copy, read in this process; `options`: of pyarrow.parquet.read_table."""
 
 
 @dataclass(frozen=True)
@@ -91,32 +91,32 @@ class LocalCopies:
 
     directory: Path
 
-    def _of(self, segment: SegmentFile) -> Path:
+    def _directory_of(self, segment: SegmentFile) -> Path:
         return self.directory / copy_name(segment)
 
     def has(self, segment: SegmentFile) -> bool:
-        return (self._of(segment) / "facts.json").exists()
+        return (self._directory_of(segment) / "facts.json").exists()
 
     def facts_of(self, segment: SegmentFile) -> Scanned:
-        return decode_facts((self._of(segment) / "facts.json").read_bytes())
+        return decode_facts((self._directory_of(segment) / "facts.json").read_bytes())
 
     def write(self, segment: SegmentFile, tables: Mapping[str, pa.Table], facts: Scanned) -> None:
-        to = self._of(segment)
-        to.mkdir(parents=True, exist_ok=True)
-        for left in to.glob("*.tmp"):
-            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
-                left.unlink(missing_ok=True)
+        copy = self._directory_of(segment)
+        copy.mkdir(parents=True, exist_ok=True)
+        for abandoned in copy.glob("*.tmp"):
+            if time.time() - abandoned.stat().st_mtime > _LEFT_SECONDS:
+                abandoned.unlink(missing_ok=True)
         for name, table in tables.items():
-            temporary = to / f"{name}.{os.getpid()}.tmp"
+            temporary = copy / f"{name}.{os.getpid()}.tmp"
             pq.write_table(table, temporary, **WRITING)
-            temporary.rename(to / f"{name}.parquet")
+            temporary.rename(copy / f"{name}.parquet")
         crash_point.reached("copy.before_facts")
-        temporary = to / f"facts.{os.getpid()}.tmp"
+        temporary = copy / f"facts.{os.getpid()}.tmp"
         temporary.write_bytes(msgspec.json.encode(facts))
-        temporary.rename(to / "facts.json")
+        temporary.rename(copy / "facts.json")
 
     def note(self, made: Mapping[str, Scanned]) -> None:
-        """Their files say it."""
+        """Does nothing: the directory has the facts of each copy."""
 
     def keep(self, wanted: set[str]) -> None:
         for name in [entry.name for entry in self.directory.iterdir()]:
@@ -124,16 +124,19 @@ class LocalCopies:
                 self._forget(name)
 
     def longest_unread(self, copied: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
-        return fitting(sorted(copied, key=lambda s: (self._of(s) / "facts.json").stat().st_mtime_ns), most_bytes)
+        def compared_ns(segment: SegmentFile) -> int:
+            return (self._directory_of(segment) / "facts.json").stat().st_mtime_ns
+
+        return fitting(sorted(copied, key=compared_ns), most_bytes)
 
     def compared(self, segment: SegmentFile) -> None:
-        os.utime(self._of(segment) / "facts.json")
+        os.utime(self._directory_of(segment) / "facts.json")
 
     def forget(self, segment: SegmentFile) -> None:
         self._forget(copy_name(segment))
 
     def _forget(self, name: str) -> None:
-        """Its facts go first: the rest of a copy counts as none after a kill."""
+        """Removes the facts first, so that after a kill the remaining files do not count as a copy."""
         copy = self.directory / name
         (copy / "facts.json").unlink(missing_ok=True)
         crash_point.reached("copy.forgetting")
@@ -142,13 +145,13 @@ class LocalCopies:
         copy.rmdir()
 
     def release(self) -> None:
-        """It holds none."""
+        """Does nothing: facts are read when they are asked for."""
 
     def rows(
         self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[tuple[SegmentFile, int]]
     ) -> DataFrame:
-        paths = [str(self._of(segment) / f"{table}.parquet") for segment, _ in segments]
+        paths = [str(self._directory_of(segment) / f"{table}.parquet") for segment, _ in segments]
         return spark.read.schema(spark_schema(schema)).parquet(*paths)
 
     def read(self, table: str, segment: SegmentFile, **options: Any) -> pa.Table:
-        return pq.read_table(self._of(segment) / f"{table}.parquet", **options)
+        return pq.read_table(self._directory_of(segment) / f"{table}.parquet", **options)

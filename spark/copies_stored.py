@@ -1,8 +1,8 @@
-"""Copies of a log's segments in an object store, so that workers that share no path write and read them.
+"""Copies of a log's segments in an object store, for workers that share no path.
 
-`facts.json` holds the facts of all copies, so that this process reads one object however many there are. It is replaced
-once the tasks of an audit have written their tables; a table that is not in it counts as none. Spark's workers read the
-tables through a Python Data Source, because Spark itself needs Hadoop's library for each kind of store.
+`facts.json` holds the facts of all copies, so that this process reads only one object. It is replaced once the tasks of
+an audit have written their tables; a copy that it does not list does not count. Spark's workers read the tables through
+a Python Data Source, because Spark itself would need a library of Hadoop for each kind of store.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from notify.spark.stored_file import opened
 from notify.storage.shipped.store import ObjectMissing, Store
 
 MOST_BYTES = 1 << 30
-"""How large the facts of all copies may be: some 500,000 segments."""
+"""The most bytes of the facts of all copies: about 500,000 segments."""
 MOST_FORGOTTEN = 500
 """The most copies that one audit removes from the store."""
 ROWS_A_PARTITION = 500_000
-"""Copies of up to so many rows together are read by one task."""
+"""One task reads copies of at most this many rows together."""
 ROWS_A_BATCH = 1 << 16
 TABLES = ("messages", "acks", "checks", "letters")
 _FACTS = "facts.json"
@@ -41,7 +41,7 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 @dataclass
 class StoredCopies:
-    """Copies below a URL. Pickled for workers, it has no facts."""
+    """Copies below a URL. The pickled form, for workers, has no facts."""
 
     url: str
     known: dict[str, msgspec.Raw] = field(default_factory=dict, repr=False)
@@ -49,7 +49,7 @@ class StoredCopies:
 
     @classmethod
     def of(cls, url: str) -> StoredCopies:
-        """Reads what is there. Raises ObjectStoreFailed."""
+        """Reads the facts of the copies below the URL. Raises ObjectStoreFailed."""
         store = Store(url)
         try:
             return cls(store.url, _decode(store.read(_FACTS, MOST_BYTES)))
@@ -79,24 +79,24 @@ class StoredCopies:
             self._store.replace(_FACTS, msgspec.json.encode(self.known))
 
     def keep(self, wanted: set[str]) -> None:
-        gone = sorted(set(self.known) - wanted)[:MOST_FORGOTTEN]
-        for name in gone:
+        unwanted = sorted(set(self.known) - wanted)[:MOST_FORGOTTEN]
+        for name in unwanted:
             del self.known[name]
-        if gone:
+        if unwanted:
             self._store.replace(_FACTS, msgspec.json.encode(self.known))
-        for name in gone:
+        for name in unwanted:
             for table in TABLES:
                 self._store.delete(f"{name}/{table}.parquet")
 
     def longest_unread(self, copied: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
-        """As much as there may be, in log order: nothing says when each was compared."""
+        """The first segments in log order: the store does not record when each was compared."""
         return fitting(copied, most_bytes)
 
     def compared(self, segment: SegmentFile) -> None:
-        """Nothing notes it."""
+        """Does nothing: the store does not record when a segment was compared."""
 
     def forget(self, segment: SegmentFile) -> None:
-        """A new copy takes its place."""
+        """Does nothing: a new copy replaces the old one."""
 
     def release(self) -> None:
         self.known.clear()
@@ -130,7 +130,7 @@ def _opened(store: Store, name: str) -> io.BufferedReader:
 
 @dataclass
 class CopiesPart(InputPartition):
-    """Copies that one task reads."""
+    """The copies that one task reads."""
 
     names: list[str]
 

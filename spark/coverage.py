@@ -1,4 +1,4 @@
-"""The range that an audit covers: which transactions it may judge, and by which bounds."""
+"""The range that an audit covers: which transactions it may judge, and within which bounds."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from notify.spark.times import instant_text
 from notify.spark.unmoved import bridged_us, bridges_of
 
 MOST_HOLES = 20
-"""The most unreadable parts that are told from each other."""
+"""Up to this number, unreadable parts of logs are treated one by one."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Instants are in microseconds since 1970."""
+    """The range, and the bounds of the findings. Instants are in microseconds since 1970."""
 
     from_us: int
     to_us: int
     closed_us: int
-    """Transactions before this can be judged: nothing about them can change any more."""
+    """Transactions before this can be judged: they cannot change any more."""
     terms: Terms
-    """The bounds of the findings. No producer group is covered yet."""
+    """The bounds of the findings. Its `covered_groups` are still empty."""
     span: Span | None
     """The range of ids that transactions in the audited range can have; None: all ids."""
     has_start: bool
     """Whether the plan names the start of the range."""
     origins: Mapping[str, int | None]
-    """The number of each database with local rows, by its source id. None: it may be any (see Proof.of_sources)."""
+    """The number of each database with local rows, by its source id. None: any number (see Proof.of_sources)."""
     lacks_storage: bool = False
     """Whether halves may be in a storage that was not given."""
     drill: Drill | None = None
-    """The part of the range that is read row by row; None: all of it."""
+    """The part of the range that is read row by row; None: the whole range."""
 
     @property
     def between(self) -> Span | None:
-        """The range; None: all ids."""
+        """The audited range without slack; None: all ids."""
         return None if self.span is None else Span(self.from_us, self.to_us, self.span.ahead_us)
 
     def within(self, rows: DataFrame) -> DataFrame:
-        """The rows whose ids are read."""
-        chosen = searches.within(rows, self.span)
-        return chosen if self.drill is None else self.drill.within(chosen)
+        """The rows whose ids are in the part of the range that is read row by row."""
+        in_span = searches.within(rows, self.span)
+        return in_span if self.drill is None else self.drill.within(in_span)
 
     @property
     def read_from_us(self) -> int:
-        """Segments that were last written before this have nothing that is read."""
+        """A segment that was last written before this instant has no row that must be read."""
         start_us = self.span.start_us if self.span else 0
         if self.drill is None or not self.drill.ranges:
             return start_us
         return max(start_us, self.drill.ranges[0].start_us - self.terms.slack_us)
 
     def holds(self, at_us: int) -> bool:
-        """Whether an instant lies in the range; 0 stands for one that is not known."""
+        """Whether an instant lies in the range; True for 0, an instant that is not known."""
         return not at_us or self.from_us <= at_us < self.to_us or not self.has_start
 
 
@@ -94,11 +94,11 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     strangers = proof.strangers()
     lacks_storage = proof.of_storages()
     watermark_us = now_us if plan.closes_by_clock else min(_originals(result), default=now_us)
-    # Also by the clock: a message that was not shipped yet is not lost.
+    # This holds for a watch, too: a message that was not shipped yet is not lost.
     settled_until_us = min([watermark_us, *[log.watermark_us for log in inputs.logs if log.is_shipped]])
     read_us = max([log.watermark_us for log in inputs.logs] + [kafka.watermark_us for kafka in inputs.kafka])
     skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
-    # Also by the clock: what a copy lacks proves nothing.
+    # This holds for a watch, too: a row that a copy lacks proves nothing.
     closed_before_us = min([settled_until_us, *copies_us]) - longest_us - skew_us
     terms = Terms(
         closed_before_us=closed_before_us,
@@ -113,13 +113,13 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         slack_us=slack_us,
         bridged_us=_bridged_us(inputs),
         holes=_holes(inputs, now_us),
-        lost=tuple((r.known_us, r.restored_us) for log in inputs.logs for r in log.catalog.restores),
+        lost=tuple((restore.known_us, restore.restored_us) for log in inputs.logs for restore in log.catalog.restores),
         strangers=strangers,
         ahead_us=now_us + slack_us,
         whole_from_us=0 if plan.from_us or plan.to_us else from_us,
     )
     result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, closed_before_us)
-    # A transaction's message may be queued as late as the transaction may last.
+    # The message of a transaction may be queued until the longest time that the transaction may last.
     result.judged_us = min(result.closed_us, terms.settled_before_us - longest_us)
     _range(result, plan)
     span = _span(plan, from_us, to_us, terms.ahead_us)
@@ -127,31 +127,31 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
 
 
 def _originals(result: Result) -> list[int]:
-    """The watermarks of inputs that follow no other."""
+    """The watermarks of inputs that are neither copies nor shipped logs."""
     return [entry["watermark_us"] for entry in result.inputs if not (entry.get("is_copy") or entry.get("is_shipped"))]
 
 
 def _range(result: Result, plan: Plan) -> None:
-    """Note the times that were asked for and those that can be judged."""
-    asked = f"{instant_text(plan.from_us) if plan.from_us else 'the oldest data'} to " + (
+    """Note the requested times and the times that can be judged."""
+    requested = f"{instant_text(plan.from_us) if plan.from_us else 'the oldest data'} to " + (
         instant_text(plan.to_us) if plan.to_us else "now"
     )
     judged = (
         f"{instant_text(result.from_us) if result.from_us else 'the oldest data'} to {instant_text(result.closed_us)}"
     )
     result.coverage.append(
-        Covered("all inputs", "range", asked, judged, not plan.from_us or plan.from_us >= result.from_us)
+        Covered("all inputs", "range", requested, judged, not plan.from_us or plan.from_us >= result.from_us)
     )
 
 
 def _bridged_us(inputs: Inputs) -> tuple[tuple[int, int], ...]:
     bridges = bridges_of(inputs.logs, inputs.kafka)
-    known = [(number, bridged_us(ids_of(database), bridges)) for number, database in enumerate(inputs.databases)]
-    return tuple((number, at_us) for number, at_us in known if at_us)
+    instants = [(number, bridged_us(ids_of(database), bridges)) for number, database in enumerate(inputs.databases)]
+    return tuple((number, at_us) for number, at_us in instants if at_us)
 
 
 def _holes(inputs: Inputs, now_us: int) -> tuple[tuple[int, int], ...]:
-    """The times of what could not be read of logs, together if there are many."""
+    """The times of the unreadable parts of logs; one time that contains all parts if there are many."""
     holes = sorted((hole.from_us, hole.to_us or now_us) for log in inputs.logs for hole in log.holes)
     if len(holes) > MOST_HOLES:
         holes = [(holes[0][0], max(end for _, end in holes))]
@@ -159,7 +159,10 @@ def _holes(inputs: Inputs, now_us: int) -> tuple[tuple[int, int], ...]:
 
 
 def _note_database(database: Database, result: Result, kind: str = "database") -> int | None:
-    """Note a database or storage; and if it follows another one, up to when it has all that was committed there."""
+    """Note a database or storage in the result.
+
+    If it is a copy, returns the instant until which it has all commits of its primary; otherwise None.
+    """
     name, now_us = f"{kind} {database.name}", database.now_us
     rows_from_us = database.purged()[0] if kind == "database" else 0
     clock = f"clock {database.clock_offset_us / 1e6:+.3f} s"
@@ -180,13 +183,13 @@ def _note_database(database: Database, result: Result, kind: str = "database") -
 
 
 def _note_queues(inputs: Inputs, result: Result) -> int:
-    """Note the logs and Kafka; from when on all of them are whole."""
+    """Note the logs and Kafka in the result. Returns the instant from which on all of them are complete."""
     from_us = 0
     for log in inputs.logs:
         from_us = max(from_us, log.first_us)
         state = "a server has it open" if log.is_served else "no server has it open"
         state = "as it was shipped" if log.is_shipped else state
-        detail = f"{len(log.facts)} segments, {sum(f.messages for f in log.facts)} messages; {state}"
+        detail = f"{len(log.facts)} segments, {sum(facts.messages for facts in log.facts)} messages; {state}"
         _note(result, f"log {log.name}", "log", log.watermark_us, log.first_us, detail)
         result.inputs[-1]["is_shipped"] = log.is_shipped
     for kafka in inputs.kafka:

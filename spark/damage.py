@@ -1,8 +1,8 @@
 """Reads damaged frames: it finds and corrects a single wrong byte, and reports any other damage.
 
 CRC32C is linear: the difference between the stored and the computed checksum depends only on which bits are wrong and
-on their distance from the end. Reversing the checksum byte by byte finds the one place where a change of a single byte
-makes that difference.
+on their distance from the end. Computing the checksum backwards, byte by byte, finds the one place where a change of a
+single byte makes that difference.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _CHECKED_FROM = 12
 """The checksum covers the length (bytes 4 to 8) and everything from here on."""
 _SEARCHED_BYTES = 16 << 20
 MOST_BROKEN = 1000
-"""So many pieces of damage are told of one segment; those beyond are counted."""
+"""The most damages of one segment that are listed; further ones are only counted."""
 
 
 @dataclass
 class Broken:
-    """Damaged bytes [position, end) of the log; `body`: the frame's body as it was written, if known."""
+    """Damaged bytes [position, end) of the log. `body`: the frame's body as it was written, if it is known."""
 
     position: int
     end: int
@@ -52,7 +52,7 @@ class Broken:
 
 
 class Damages:
-    """The damage in one segment: a bounded list, however much there is."""
+    """The damages of one segment, in lists of bounded length."""
 
     def __init__(self) -> None:
         self._broken: list[dict[str, Any]] = []
@@ -66,14 +66,17 @@ class Damages:
             self._left += 1
 
     def add_hole(self, hole: Hole) -> None:
-        """Beyond the bound the last hole grows, with what lies between: nothing there is concluded from absence."""
+        """Add a hole. If the list is full, the last hole grows up to the end of the new one.
+
+        An audit concludes nothing from a message that is missing in a hole.
+        """
         if len(self._holes) < MOST_BROKEN:
             self._holes.append(hole)
         else:
             self._holes[-1] = replace(self._holes[-1], end=hole.end, to_us=hole.to_us)
 
     def tell(self, facts: Facts) -> None:
-        """Put it into the segment's facts."""
+        """Store the damages in the segment's facts."""
         facts.broken, facts.broken_left, facts.holes = tuple(self._broken), self._left, tuple(self._holes)
 
 
@@ -91,7 +94,7 @@ def examine(data: bytes, position: int) -> Iterator[Broken]:
         yield from examine(data[:following], position)
         yield from examine(data[following:], position + following)
         return
-    # The caller knows the frame's position and its length, whatever its header says.
+    # The caller knows the position and the length of the frame; the header may be wrong.
     known = (FRAME_MAGIC, len(body), crc, records, position, durable, time_us)
     if frame_is_sound(known, body):
         wrong = [
@@ -114,7 +117,7 @@ def examine(data: bytes, position: int) -> Iterator[Broken]:
 
 
 def _one_byte(header: bytes, body: bytes) -> tuple[int, int, bytes, bytes] | None:
-    """(place, right value, header, body) if one byte is wrong; None for other damage, or a frame too long to search."""
+    """(place, right value, header, body) if one byte is wrong; None if more bytes are, or the frame is too long."""
     frame = bytearray(header + body)
     stated = int.from_bytes(frame[8:12], "little")
     difference = stated ^ crc32c(bytes(frame[4:8]) + bytes(frame[_CHECKED_FROM:]))
@@ -144,7 +147,7 @@ def _one_byte(header: bytes, body: bytes) -> tuple[int, int, bytes, bytes] | Non
 
 @cache
 def _tables() -> tuple[list[int], list[int], dict[int, int]]:
-    """CRC32C's table; its index by highest byte; and the change of the last byte that makes each difference."""
+    """The table of CRC32C, its index by highest byte, and the change of the last byte that makes each difference."""
     table = []
     for byte in range(256):
         value = byte
@@ -158,7 +161,7 @@ def _tables() -> tuple[list[int], list[int], dict[int, int]]:
 
 
 def _message_at(body: bytes, body_at: int, place: int) -> tuple[str, int] | None:
-    """(transaction id, message number) of the message whose payload covers `place`; None if there is none."""
+    """(transaction id, message number) of the message whose payload covers `place`; None if no payload covers it."""
     at = 0
     while at < len(body):
         length, _, _, count = RECORD_HEADER.unpack_from(body, at)

@@ -1,7 +1,7 @@
-"""Databases as tables, read by JDBC in parts: local rows, inbox effects, and the halves of SQL storage.
+"""Databases as tables that Spark reads by JDBC, in parts: local rows, inbox effects, and the halves of SQL storage.
 
-The database converts ids to 16 bytes and times to microseconds since 1970, because Spark's reading of a driver's
-timestamps depends on time zones.
+The database converts ids to 16 bytes and times to microseconds since 1970, because the timestamps that Spark reads from
+a driver depend on time zones.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from notify.urls import without_secrets
 class Database:
     """One database, given by its SQLAlchemy URL.
 
-    Raises InvalidRequest for a URL or schema that cannot be read, StorageFailed if a server's tables are of another
-    version, Unavailable if the database does not answer.
+    Raises InvalidRequest if the URL or the schema cannot be read, StorageFailed if a server's tables have another
+    version, and Unavailable if the database does not answer.
     """
 
     def __init__(self, url: str, name: str = "", most_lag_seconds: float = 0.0) -> None:
-        """`most_lag_seconds`: a copy that is further behind is waited for before each read; 0: it is not."""
+        """`most_lag_seconds`: each read waits until a copy lags by no more than this; 0: it does not wait."""
         named = f"--database {name}".rstrip()
-        # It runs few statements, far apart.
+        # No pool: this process runs few statements, far apart.
         self._engine = open_engine(url, named=named, pooled=False, statement_seconds=READ_SECONDS)
-        # Without a transaction: SQLite's begin with the writer's lock (`use_explicit_begin`).
+        # No transactions: those of SQLite would begin with the writer's lock (`use_explicit_begin`).
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self.url: URL = self._engine.url
         self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
@@ -61,9 +61,9 @@ class Database:
         self.parts = TableParts(self.kind, self.reading)
         self._most_lag_us = round(most_lag_seconds * 1e6)
         self.pace = Pace(name or without_secrets(url), self._most_lag_us, self.replica, lambda: self.now_us)
-        """Waits where this is a copy that lags."""
+        """Waits if this database is a copy that lags too much."""
         self.sound: set[str] = set()
-        """Tables in which every id is known to be one."""
+        """The tables of which it is known that every id is well-formed."""
         self.name = name or self.url.database or self.kind
         try:
             with self._reading.connect() as connection:
@@ -82,8 +82,8 @@ class Database:
         for table in (half_message, notify_inbox, notify_source):
             if table.name not in self.tables:
                 continue
-            present = {c["name"] for c in sa.inspect(connection).get_columns(table.name)}
-            missing = {c.name for c in table.columns if not c.nullable} - present
+            present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+            missing = {column.name for column in table.columns if not column.nullable} - present
             if missing:
                 raise InvalidRequest(
                     f"database {self.name}: the table {table.name} lacks {', '.join(sorted(missing))}: an older "
@@ -94,40 +94,39 @@ class Database:
         self._engine.dispose()
 
     def connect(self) -> sa.Connection:
-        """A connection with a transaction, to write in; the caller commits and closes it."""
+        """A connection with a transaction for writes; the caller commits and closes it."""
         return self._engine.connect()
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A connection of its own for a while, without a transaction. Raises Unavailable where a query takes longer
-        than it may."""
+        """A new connection without a transaction. Raises Unavailable if a query takes longer than allowed."""
         with bounded(self.name), self._reading.connect() as connection:
             yield connection
 
     @property
     def now_us(self) -> int:
-        """Now by the database's clock, in microseconds since 1970."""
+        """The time of the database's clock, in microseconds since 1970."""
         return time.time_ns() // 1000 + self.clock_offset_us
 
     def source_id(self) -> str:
-        """The id of this database that its halves carry; "" if it has none."""
+        """The id of this database, which its halves carry; "" if the database has no id."""
         if notify_source.name not in self.tables:
             return ""
         with self.reading() as connection:
             return str(connection.execute(sa.select(notify_source.c.id)).scalar() or "")
 
     def replica(self) -> Replica | None:
-        """How current this database is; None for one that follows no other."""
+        """How current this copy is; None if the database follows no other one."""
         with self.reading() as connection:
             return replica_of(connection, self.kind, self.now_us)
 
     def purged(self) -> tuple[int, int]:
-        """Instants in microseconds before which local rows, and inbox rows, may be purged; 0: none was."""
+        """The instants (microseconds) before which local rows, and inbox rows, may be purged; 0: nothing was purged."""
         if notify_source.name not in self.tables:
             return 0, 0
-        t = notify_source.c
+        columns = notify_source.c
         with self.reading() as connection:
-            row = connection.execute(sa.select(t.purged_before, t.rows_from, t.inbox_from)).first()
+            row = connection.execute(sa.select(columns.purged_before, columns.rows_from, columns.inbox_from)).first()
         return (0, 0) if row is None else (max(row[0], row[1]) * 1000, row[2] * 1000)
 
     def rows(self, query: str) -> Sequence[sa.Row[Any]]:
@@ -143,20 +142,21 @@ class Database:
             return connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first() is not None
 
     def producer_groups(self, span: Span | None = None) -> set[str]:
-        """The producer groups that have local rows here, or rows with ids made in `span`: no index has all of them."""
+        """The producer groups of all local rows, or of those with ids made in `span`, which avoids a full scan."""
         if span is None or half_message.name not in self.tables:
             return self._distinct(half_message.c.producer_group)
-        t = half_message.c
-        within = (t.transaction_id >= id_at(span.start_us), t.transaction_id < id_at(span.end_us))
+        columns = half_message.c
+        within = (columns.transaction_id >= id_at(span.start_us), columns.transaction_id < id_at(span.end_us))
+        query = sa.select(columns.producer_group).where(*within).distinct()
         with self.reading() as connection:
-            return {str(row[0]) for row in connection.execute(sa.select(t.producer_group).where(*within).distinct())}
+            return {str(row[0]) for row in connection.execute(query)}
 
     def inbox_groups(self) -> set[str]:
-        """The consumer groups that have inbox rows here."""
+        """The consumer groups that have inbox rows in this database."""
         return self._distinct(notify_inbox.c.consumer_group)
 
     def _distinct(self, column: sa.Column[Any]) -> set[str]:
-        """The distinct values of a column; for the first column of a key by one index search each."""
+        """The distinct values of a column. If the column begins a key, each value takes one search in the index."""
         table, name = column.table.name, column.name
         if table not in self.tables:
             return set()
@@ -174,7 +174,7 @@ class Database:
     # --- tables -----------------------------------------------------------------------------------------------
 
     def local_rows(self, spark: SparkSession, span: Span | None, drill: Drill | None = None) -> DataFrame | None:
-        """Rows of half_message with ids made in `span`, or those to drill into; None if there is no such table.
+        """Rows of half_message with ids made in `span`, or those of the drill; None if there is no such table.
 
         Columns: id, no, producer_group, is_outbox, unmoved (spark.unmoved), state (1 COMMITTED, 2 ROLLED_BACK, 3 not
         known), topic, digest, at_us.
@@ -206,7 +206,7 @@ class Database:
         return rows.withColumn("digest", hashes.of_local_contents()).drop("key", "tag")
 
     def transactions(self, spark: SparkSession, span: Span | None, condition: str) -> DataFrame:
-        """(id): the transactions of rows of half_message with ids made in `span` for which a condition holds."""
+        """(id): the transactions whose rows of half_message have ids made in `span` and meet the condition."""
         edges = self.parts.by_id(half_message.c.transaction_id, span)
         within = conditions_of("transaction_id", edges) + self.odd_ids(half_message, span)
         conditions = [f"({part}) AND {condition}" for part in within]
@@ -215,7 +215,7 @@ class Database:
         return _with_ids(self._read(spark, half_message.name, columns, conditions, "id binary").select("id"))
 
     def effects(self, spark: SparkSession, span: Span | None, drill: Drill | None = None) -> DataFrame | None:
-        """Rows of notify_inbox made from the start of `span` on, or those to drill into; None without the table.
+        """Rows of notify_inbox written from the start of `span` on, or those of the drill; None without the table.
 
         Columns: id, no, consumer_group, replay, at_us.
         """
@@ -238,7 +238,7 @@ class Database:
         return _with_ids(rows.drop("message_id", "created_at"))
 
     def _drilled_effects(self, drill: Drill, span: Span | None) -> list[str]:
-        """Conditions for inbox rows. The groups are named, because the table's key begins with them."""
+        """Conditions for inbox rows. They name the groups, because the table's key begins with the group."""
         listed = ", ".join("'" + group.replace("'", "''") + "'" for group in sorted(self.inbox_groups()))
         among = f"consumer_group IN ({listed}) AND " if listed else ""
         if span is not None:
@@ -249,27 +249,27 @@ class Database:
     def doubled(self, spark: SparkSession, query: str, between: Span | None = None) -> DataFrame:
         """(message_id, consumer_group, times) of effects that `query` returns more than once.
 
-        `between`: only ids of that time, and what is no id.
+        `between`: only ids of that time, and texts that are no id.
         `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups.
         """
         try:
             with self.reading() as connection:
-                given = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
+                columns = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
         except sa.exc.SQLAlchemyError as error:
             kind = Unavailable if is_gone(getattr(error, "orig", None)) else InvalidRequest
             raise kind(f"--effects on database {self.name}: {_short(error)}") from None
-        if "message_id" not in given:
+        if "message_id" not in columns:
             raise InvalidRequest(
-                f"the query of --effects must return a column message_id; it returns {', '.join(given)}"
+                f"the query of --effects must return a column message_id; it returns {', '.join(columns)}"
             )
-        group = "consumer_group" if "consumer_group" in given else "''"
-        by = "message_id, consumer_group" if "consumer_group" in given else "message_id"
+        group = "consumer_group" if "consumer_group" in columns else "''"
+        keys = "message_id, consumer_group" if "consumer_group" in columns else "message_id"
         where = ""
         if between is not None:
             where = f"WHERE {' OR '.join(between.within('message_id') + between.odd('message_id'))} "
         return self._jdbc(
             spark,
-            f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q {where}GROUP BY {by} "
+            f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q {where}GROUP BY {keys} "
             "HAVING COUNT(*) > 1) counted",
             "message_id string, consumer_group string, times bigint",
         )
@@ -277,8 +277,8 @@ class Database:
     def halves(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
         """Rows of server_half_message; None without the table.
 
-        Columns: id, no, producer_group, state, topic, source (the half's database, as its sender names it), half_us,
-        relayed (as in the table), decided_us.
+        Columns: id, no, producer_group, state, topic, source (the name that the sender gives for the half's database),
+        half_us, relayed (as in the table), decided_us.
         """
         if server_half_message.name not in self.tables:
             return None
@@ -294,21 +294,22 @@ class Database:
         return self._read(spark, server_half_message.name, columns, conditions, schema).drop("transaction_id")
 
     def sent(self, span: Span) -> dict[str, dict[str, int]]:
-        """When each database's last committed half of each producer group was stored, by the database's id."""
+        """By database id and producer group: when the last committed half was stored."""
         if server_half_message.name not in self.tables:
             return {}
-        t = server_half_message.c
-        within = (t.transaction_id >= id_at(span.start_us), t.transaction_id < id_at(span.end_us))
-        newest = sa.select(t.source, t.producer_group, sa.func.max(t.created_at)).group_by(t.source, t.producer_group)
+        columns = server_half_message.c
+        within = (columns.transaction_id >= id_at(span.start_us), columns.transaction_id < id_at(span.end_us))
+        sender = (columns.source, columns.producer_group)
+        newest = sa.select(*sender, sa.func.max(columns.created_at)).group_by(*sender)
         last: dict[str, dict[str, int]] = {}
         with self.reading() as connection:
-            for name, group, at in connection.execute(newest.where(t.state == "COMMITTED", *within)):
+            for name, group, at in connection.execute(newest.where(columns.state == "COMMITTED", *within)):
                 if source := source_of(name):
                     last.setdefault(source, {})[group] = microseconds_of(at)
         return last
 
     def rows_of(self, transaction_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The local rows of some transactions, bodies included, for evidence and repairs."""
+        """The local rows of some transactions, with bodies, for evidence and repairs."""
         return self._rows(half_message, half_message.c.transaction_id.in_(transaction_ids))
 
     def halves_of(self, transaction_id: str) -> list[dict[str, Any]]:
@@ -320,23 +321,23 @@ class Database:
         return self._rows(notify_inbox, notify_inbox.c.message_id.in_(message_ids))
 
     def inbox_count(self, group: str, most: int) -> int:
-        """How many inbox rows a group has, counted up to `most` and one more."""
+        """How many inbox rows a group has; `most` + 1 if there are more than `most`."""
         if notify_inbox.name not in self.tables:
             return 0
-        own = sa.select(sa.literal(1)).select_from(notify_inbox).where(notify_inbox.c.consumer_group == group)
+        of_group = sa.select(sa.literal(1)).select_from(notify_inbox).where(notify_inbox.c.consumer_group == group)
         with self.reading() as connection:
-            query = sa.select(sa.func.count()).select_from(own.limit(most + 1).subquery())
+            query = sa.select(sa.func.count()).select_from(of_group.limit(most + 1).subquery())
             return int(connection.execute(query).scalar_one())
 
     def _rows(self, table: sa.Table, condition: sa.ColumnElement[bool]) -> list[dict[str, Any]]:
         if table.name not in self.tables:
             return []
         with self.reading() as connection:
-            known = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
-            # A table of an older version has fewer.
-            columns: list[sa.ColumnElement[Any]] = [column for column in table.c if column.name in known]
+            present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+            # A table that an older version made has fewer columns.
+            columns: list[sa.ColumnElement[Any]] = [column for column in table.c if column.name in present]
             is_instant = sa.literal_column(self._sql.is_instant("created_at"), sa.Boolean())
-            # Drivers cannot read what is no time: it is read as NULL.
+            # Drivers fail on a value that is not a time, so the query turns it into NULL.
             columns.append(sa.case((is_instant, table.c.created_at)).label("created_at"))
             columns.remove(table.c.created_at)
             return [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]
@@ -344,25 +345,29 @@ class Database:
     # --- queries ----------------------------------------------------------------------------------------------
 
     def odd_ids(self, table: sa.Table, span: Span | None) -> list[str]:
-        """Conditions for the rows of a table whose ids are of no time, or of the span's but in upper case, as far as
-        there are any."""
+        """Conditions for the rows whose ids have no time, or a time of the span in upper case.
+
+        Conditions that no row meets are left out.
+        """
         conditions = [*span.odd("transaction_id"), *span.upper_case("transaction_id")] if span is not None else []
-        return [c for c in conditions if self.rows(f"SELECT 1 FROM {table.name} WHERE {c} LIMIT 1")]
+        return [where for where in conditions if self.rows(f"SELECT 1 FROM {table.name} WHERE {where} LIMIT 1")]
 
     def undated(self, span: Span | None) -> list[str]:
-        """A condition for the inbox rows whose time is none, and lies before the span, if there are any; their ids are
-        of its time."""
+        """A condition for the inbox rows with ids of the span whose `created_at` is no time and sorts before the span.
+
+        The list is empty if there is no such row.
+        """
         if span is None:
             return []
         condition = (
             f"{self._sql.is_no_instant('created_at')} AND created_at < '{text_of(span.start_us)}' "
             f"AND ({' OR '.join(span.within('message_id'))})"
         )
-        found = self.rows(f"SELECT 1 FROM {notify_inbox.name} WHERE {condition} LIMIT 1")
-        return [condition] if found else []
+        has_any = self.rows(f"SELECT 1 FROM {notify_inbox.name} WHERE {condition} LIMIT 1")
+        return [condition] if has_any else []
 
     def _has_odd(self, table: str, column: str, edges: Sequence[str], is_sound: str) -> bool:
-        """Whether a row between the first and the last edge has no sound id, in a database that would refuse it."""
+        """Whether a row between the first and the last edge is not sound, and the database cannot convert such rows."""
         if not self._sql.is_strict:
             return False
         has_odd = any(

@@ -1,4 +1,4 @@
-"""Dead letters that nobody sent again: messages that a group gave up, counted by group and reason."""
+"""Dead letters that nobody has sent again: messages that a group gave up, counted by group and reason."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from notify.spark.result import Found
 from notify.spark.small_table import small_table
 
 MOST_SHOWN = 1000
-"""The most letters that are shown; all are counted."""
+"""The most dead letters that become cases; all are counted."""
 MOST_REASONS = 100
-"""The most pairs of group and reason that are counted apart."""
+"""The most pairs of group and reason that have a count of their own."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ def of_log(spark: SparkSession, log: LogInput, from_us: int, to_us: int) -> Dead
 
 
 def of_kafka(spark: SparkSession, kafka: KafkaInput, from_us: int, to_us: int) -> Dead:
-    """As of_log, of the topics `dead-letter.{group}`."""
+    """The same as `of_log` for the topics `dead-letter.{group}` of Kafka."""
     waiting = kafka.letters(spark).withColumnsRenamed({"queued_us": "at_us", "target": "name"})
     return _dead(waiting.where(_is_within(from_us, to_us)), kafka.name)
 
@@ -51,7 +51,7 @@ def _is_within(from_us: int, to_us: int) -> Column:
 
 
 def _dead(waiting: DataFrame, source: str) -> Dead:
-    """Count and show letters that wait; `source`: the input's name."""
+    """The counts and cases of these letters. `source`: the input's name."""
     waiting.persist()
     try:
         counted = waiting.groupBy("group", "reason").count().orderBy(F.desc("count"), "group", "reason")
@@ -82,15 +82,15 @@ def _case(row: Any, source: str) -> Found:
 
 
 def _waiting(spark: SparkSession, log: LogInput, letters: DataFrame) -> DataFrame:
-    """The letters that are still there, and whose message is in no queue under one of the ids of those sent again."""
+    """The letters that were not purged, and that no queue has under one of the ids of letters sent again."""
     starts = [(topic, queue, start) for (topic, queue), start in log.catalog.trimmed.items()]
     purged = small_table(spark, {"topic": pa.int64(), "queue": pa.int32(), "start": pa.int64()}, starts)
-    kept = letters.join(F.broadcast(purged), ["topic", "queue"], "left").where("start IS NULL OR offset >= start")
-    again = kept.select(F.explode(F.array("again", "again_before")).alias("id")).distinct()
+    waiting = letters.join(F.broadcast(purged), ["topic", "queue"], "left").where("start IS NULL OR offset >= start")
+    again = waiting.select(F.explode(F.array("again", "again_before")).alias("id")).distinct()
     queued = log.queued_ids(spark)
     if queued is None:
-        return kept
+        return waiting
     sent = queued.join(F.broadcast(again), "id").distinct()
     for name in ("again", "again_before"):
-        kept = kept.join(F.broadcast(sent.withColumnRenamed("id", name)), name, "left_anti")
-    return kept
+        waiting = waiting.join(F.broadcast(sent.withColumnRenamed("id", name)), name, "left_anti")
+    return waiting

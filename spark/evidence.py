@@ -1,4 +1,4 @@
-"""The evidence of a finding, in words."""
+"""The evidence of a finding as a sentence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from notify.spark.result import Found
 from notify.spark.unmoved import DROPPED, WAITS, WHY
 
 STATES = {1: "COMMITTED", 2: "ROLLED_BACK", 3: "COMMITTED and ROLLED_BACK"}
-"""Outcomes that a server recorded."""
+"""The outcomes that a server recorded."""
 NOT_GIVEN = "a database that was not given"
-"""Stands for the name of a database that messages came from."""
+"""Replaces the name of the database that messages came from."""
 LOCAL = {1: "COMMITTED", 2: "ROLLED_BACK", UNKNOWN: "a state that no version writes"}
 
 
@@ -47,29 +47,29 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
         if row["topic"] != row["other_topic"]:
             return f"the local row and the log name different topics, one of them {case.topic or 'in no log'}"
         if row["digest"] != row["other_digest"]:
-            return "body, key or tag in the queue are not those of the local row"
+            return "body, key or tag in the queue differ from the local row"
         if row["producer_group"] != row["other_producer_group"]:
             return f"the local row and the log name different producer groups, one of them {case.producer_group}"
         if row["t_state"] // DATABASE != row["other_state"] // DATABASE:
-            return f"database {case.database} has a row of it, and another one, too"
-        return f"the row is in database {case.database}, and its half came from another one"
+            return f"database {case.database} and another database have a local row of the message"
+        return f"the row is in database {case.database}, and its half came from another database"
     if name == "MISDATED":
         return _misdated(row)
     if name == "MALFORMED":
         return f"the local row has {local}"
     if name == "DUP_EFFECT":
-        return "inboxes of several databases have a row of it for the same group"
+        return "inboxes of several databases have a row of the message for the same group"
     return ""
 
 
 def _misdated(row: dict[str, Any]) -> str:
-    """Which of the row's times lies the furthest from the time in its id; but an effect may be late."""
+    """Names the time of the row that lies furthest from the time in its id."""
     made_us = 1000 * ids.milliseconds(bytes(row["id"]))
-    off_us = {
-        what: row[name] - made_us
-        for name, what in (("t_us", "the local row"), ("half_us", "the half"), ("effect_us", "the inbox row"))
+    distances_us = {
+        subject: row[name] - made_us
+        for name, subject in (("t_us", "the local row"), ("half_us", "the half"), ("effect_us", "the inbox row"))
         if row[name] is not None
     }
-    what = max(off_us, key=lambda name: abs(off_us[name]))
-    hours = off_us[what] / 3.6e9
-    return f"{what} is dated {abs(hours):,.2f} hours {'after' if hours > 0 else 'before'} its id was made"
+    subject = max(distances_us, key=lambda name: abs(distances_us[name]))
+    hours = distances_us[subject] / 3.6e9
+    return f"{subject} is dated {abs(hours):,.2f} hours {'after' if hours > 0 else 'before'} its id was made"

@@ -1,7 +1,7 @@
-"""Expressions of SQL that convert columns to what Spark reads: ids to 16 bytes, and times to microseconds.
+"""SQL expressions that convert columns to the values that Spark reads: ids to 16 bytes, times to microseconds.
 
-An id that no version of the SDK writes becomes no id of 16 bytes, so that one such row does not end an audit. Ids in
-upper case are converted; malformed.py reports both.
+A text that no version of the SDK writes as an id becomes NULL or another number of bytes, so that such a row does not
+end an audit. Ids in upper case are converted. malformed.py reports both.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 
 MOST_NUMBER = 9999
-"""The highest number of a message in its transaction that a message id takes."""
+"""The highest message number that a message id can have."""
 HAS_NUMBER = f"message_no BETWEEN 0 AND {MOST_NUMBER}"
-"""Whether a row of half_message has such a number."""
+"""Whether a row of half_message has a valid message number."""
 _ID = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _DIGIT = "[0-9a-f]"
 _ID_GLOB = "-".join([_DIGIT * 8, _DIGIT * 4, "7" + _DIGIT * 3, "[89ab]" + _DIGIT * 3, _DIGIT * 12])
@@ -25,20 +25,20 @@ _INSTANT_GLOB = re.sub("0", "[0-9]", "0000-00-00 00:00:00*")
 
 @dataclass(frozen=True)
 class Expressions:
-    """Those of one kind of database: postgresql, mysql or sqlite."""
+    """The expressions for one kind of database: postgresql, mysql or sqlite."""
 
     kind: str
 
     def is_id(self, column: str) -> str:
-        """Whether a column is a transaction id, as the SDK writes it."""
+        """Whether a column has a transaction id as the SDK writes it."""
         if self.kind == "postgresql":
             return f"({_is_uuid(column, '0-9a-f-')} AND {_is_version_7(column)})"
-        if self.kind == "mysql":  # also where the column's collation ignores case
+        if self.kind == "mysql":  # (?-i): the collation of the column may ignore case
             return f"{column} REGEXP '(?-i)^{_ID}$'"
         return f"{column} GLOB '{_ID_GLOB}'"
 
     def is_message_id(self, column: str) -> str:
-        """Whether a column is a message id, as the SDK writes it."""
+        """Whether a column has a message id as the SDK writes it."""
         if self.kind == "mysql":
             return f"{column} REGEXP '(?-i)^{_ID}[.][0-9]{{1,4}}$'"
         number = f"substr({column}, {_ID_CHARACTERS + 2})"
@@ -49,15 +49,15 @@ class Expressions:
         if self.kind == "sqlite":
             transaction = self.is_id(f"substr({column}, 1, {_ID_CHARACTERS})")
             return f"({transaction} AND {shape} AND {number} NOT GLOB '*[^0-9]*')"
-        # As few texts as possible are made of the column: this is done for each row.
+        # The expression makes as few texts as possible from the column, because it is computed for each row.
         dashes = f"length(replace({column}, '-', '')) = length({column}) - 4"
         is_uuid = f"substr({column}, 1, {_ID_CHARACTERS}) LIKE '{_SHAPE}' AND {column} !~ '[^0-9a-f.-]' AND {dashes}"
         return f"({shape} AND {is_uuid} AND {_is_version_7(column)} AND {number} !~ '[^0-9]')"
 
     def id_bytes(self, column: str, *, guarded: bool) -> str:
-        """The 16 bytes of a transaction id, or of a message id's; NULL or another number of bytes for what is none.
+        """The 16 bytes of a transaction id or of the one in a message id; for another text NULL or other bytes.
 
-        PostgreSQL refuses to decode what is none, unless it is `guarded`, which takes it three times as long.
+        PostgreSQL fails on other texts, unless the expression is `guarded`, which takes three times as long.
         """
         text = column if column == "transaction_id" else f"substr({column}, 1, {_ID_CHARACTERS})"
         if self.kind != "postgresql":
@@ -67,11 +67,11 @@ class Expressions:
 
     @property
     def is_strict(self) -> bool:
-        """Whether the database refuses to convert what is no id."""
+        """Whether the database fails on a text that is not an id."""
         return self.kind == "postgresql"
 
     def message_number(self, column: str, *, guarded: bool) -> str:
-        """The number in a message id; any number for what is none. `guarded`: as for `id_bytes`."""
+        """The number in a message id; for another text any number. `guarded`: as in `id_bytes`."""
         number = f"substr({column}, {_ID_CHARACTERS + 2})"
         if self.kind == "postgresql":
             cast = f"CAST({number} AS integer)"
@@ -79,18 +79,18 @@ class Expressions:
         return f"CAST({number} AS {'SIGNED' if self.kind == 'mysql' else 'INTEGER'})"
 
     def microseconds(self, column: str) -> str:
-        """An instant in microseconds since 1970; NULL for what is none."""
+        """An instant in microseconds since 1970; NULL for a value that is not an instant."""
         if self.kind == "mysql":
             return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})"
         if self.kind == "postgresql":
-            # A double, exact to the microsecond until 2106; EXTRACT computes in decimals, which takes longer.
+            # A double is exact to the microsecond until 2106. EXTRACT computes in decimals, which takes longer.
             value = f"CAST(date_part('epoch', {column}) * 1000000 AS bigint)"
         else:
             value = f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 + CAST(substr({column}, 21, 6) AS INTEGER))"
         return f"CASE WHEN {self.is_instant(column)} THEN {value} END"
 
     def is_instant(self, column: str) -> str:
-        """Whether a column of instants has one: SQLite takes any text, PostgreSQL infinity, MySQL a day 0."""
+        """Whether a column has an instant: SQLite also stores any text, PostgreSQL infinity, MySQL a day 0."""
         return {
             "postgresql": f"({column} >= '{_FIRST}' AND {column} <= '{_LAST}')",
             "mysql": f"{column} >= '{_FIRST}'",
@@ -98,7 +98,7 @@ class Expressions:
         }[self.kind]
 
     def is_no_instant(self, column: str) -> str:
-        """The opposite, as ranges of an index where there is one."""
+        """Whether a column has no instant, as ranges that an index can find."""
         return {
             "postgresql": f"({column} < '{_FIRST}' OR {column} > '{_LAST}')",
             "mysql": f"{column} < '{_FIRST}'",
@@ -107,7 +107,7 @@ class Expressions:
 
 
 def _is_uuid(text: str, characters: str) -> str:
-    """Whether a text is a UUID of these characters. One regular expression for all of it takes five times as long."""
+    """Whether a text is a UUID of these characters. A single regular expression would take five times as long."""
     return (
         f"({text} LIKE '{_SHAPE}' AND {text} !~ '[^{characters}]' "
         f"AND length(replace({text}, '-', '')) = {_ID_CHARACTERS - 4})"

@@ -1,4 +1,4 @@
-"""Facts about a segment besides its rows, as plain values for JSON: what the next audit knows without reading it."""
+"""Facts about a segment besides its rows, as plain values for JSON: the next audit need not read the segment."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(slots=True)
 class Sent:
-    """Committed messages of one producer group and one database, whose half and outcome are in the same segment."""
+    """Committed messages of one producer group and one database whose half and outcome are in the same segment."""
 
     source: str
-    """The database's id, as its halves carry it; "" if they carry none."""
+    """The id of the database, from its halves; "" if the halves have no id."""
     producer_group: int
     """Number of the group's name."""
     first_us: int
@@ -34,18 +34,19 @@ class Hole:
 
 @dataclass(slots=True)
 class Facts:
-    """Facts about one segment that an audit holds of each: numbers, and bounded lists of what is damaged."""
+    """The facts that an audit holds in memory for each segment: numbers, and bounded lists of damages."""
 
     base: int
     end: int
     durable: int = 0
-    """Up to here nothing may change any more: where its last sound frame begins, which was written after a sync."""
+    """The position up to which the log cannot change any more: the beginning of the last sound frame, which was written
+    after a sync."""
     first_us: int = 0
     last_us: int = 0
     made_us: int = 0
-    """When the newest id in it was made, by its producer's clock."""
+    """When the newest id in the segment was made, by its producer's clock."""
     apart_us: int = 0
-    """The most that the time of a half and that in its id lie apart."""
+    """The longest time between a half and the time in its id."""
     messages: int = 0
     acks: int = 0
     letters: int = 0
@@ -53,34 +54,34 @@ class Facts:
     published: int = 0
     """Number of rows of messages that were sent without a transaction."""
     masked: tuple[str, ...] = ()
-    """The consumer groups that have bits in its masks, in their order, see spark.columns.with_bits."""
+    """The consumer groups that have bits in the segment's masks, in order, see spark.columns.with_bits."""
     strays: int = 0
     """Number of rollbacks whose halves are in other segments."""
     loose: int = 0
-    """Number of acks that the rows of messages do not tell of."""
+    """Number of acks that the rows of messages do not show."""
     unnamed: int = 0
     """Number of acks of messages in other segments."""
     broken: tuple[dict[str, Any], ...] = ()
-    """Damage, as spark.damage describes it."""
+    """Damages, as spark.damage.Broken.plain returns them."""
     broken_left: int = 0
-    """Number of further pieces of damage, which nothing else is told of."""
+    """Number of further damages, which are not listed."""
     holes: tuple[Hole, ...] = ()
-    """The damage whose content is not known."""
+    """The damaged parts whose content could not be read."""
     is_sealed: bool = False
     crc: int = 0
-    """CRC32C of the file's bytes, by which a later audit sees that they are the same."""
+    """CRC32C of the file's bytes: a later audit compares it to see whether the file has changed."""
 
 
 @dataclass(slots=True)
 class Scanned(Facts):
-    """All facts about one segment, as its copy has them. An audit adds up the rest over all segments."""
+    """All facts about one segment, as its copy stores them. An audit adds up these lists over all segments."""
 
     consumer_groups: list[str] = field(default_factory=list)
-    """Every group that settled something in it."""
+    """Every group that settled a message in the segment."""
     sent: list[Sent] = field(default_factory=list)
     meta: list[list[Any]] = field(default_factory=list)
-    """[position, time, record] of META records."""
+    """[position, time, record] of each META record."""
 
     def numbers(self) -> Facts:
-        """Without what an audit adds up."""
+        """The facts without the lists that an audit adds up."""
         return Facts(**{each.name: getattr(self, each.name) for each in fields(Facts)})

@@ -27,7 +27,7 @@ _UNMOVED_BITS, _DATABASE_BITS = UNMOVED.bit_length() - 1, DATABASE.bit_length() 
 
 @dataclass(frozen=True)
 class Finding:
-    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: its condition; None if one row cannot tell."""
+    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: its condition; None if one row cannot show it."""
 
     name: str
     meaning: str
@@ -68,8 +68,8 @@ FINDINGS: tuple[Finding, ...] = (
         "UNSENT",
         "The database committed the transaction, and its relay or bridge has not sent the message, or the target "
         "refuses it: no consumer receives it yet.",
-        "Start the relay or bridge; look at what the target refuses: notify refused list. It is not sent again by a "
-        "repair, because its relay still sends it.",
+        "Start the relay or bridge; see which messages the target refuses: notify refused list. A repair does not send "
+        "the message again, because its relay still sends it.",
         when=lambda: _c("is_unsent") & _c("is_closed"),
     ),
     Finding(
@@ -145,9 +145,9 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "ALTERED",
-        "The local row is not what was sent: its body, key or tag is another than the queue's, it names another topic "
-        "or producer group, or is in another database than the one that the half came from.",
-        "Find out who changed the row, or the message on its way; consumers handled what the queue has.",
+        "The local row differs from the message that was sent: its body, key, tag, topic or producer group is another, "
+        "or it is in another database than the one that the half came from.",
+        "Find out who changed the row, or the message on its way; consumers handled the message as it is in the queue.",
         when=lambda: _c("is_altered"),
     ),
     Finding(
@@ -159,9 +159,9 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "MALFORMED",
-        "A row that no version of the SDK writes: its id is none, or its state is not known. It says nothing, and what "
-        "it should have said is missing.",
-        "Find out who wrote or changed the row, and put it right by hand.",
+        "A row that no version of the SDK writes: its id is malformed, or its state is not known. The audit cannot use "
+        "the row.",
+        "Find out who wrote or changed the row, and correct it by hand.",
         when=lambda: _c("is_malformed"),
     ),
     Finding(
@@ -177,15 +177,15 @@ FINDINGS: tuple[Finding, ...] = (
         "FORGOTTEN",
         "An inbox row or a tombstone whose message the log lost with its disk: it was stored after the last shipped "
         "segment, and the log was restored without it.",
-        "Nothing: the effect happened, or the transaction was rolled back. Of messages that were published without a "
-        "transaction, others may be lost that left no row.",
+        "Nothing: the effect happened, or the transaction was rolled back. Messages that were published without a "
+        "transaction may be lost without leaving a row.",
         is_bad=False,
         when=lambda: _c("is_forgotten") & _c("is_closed"),
     ),
     Finding(
         "PENDING",
-        "Not judged: prepared or committed a moment ago, or after the slowest input, or what would be missing may lie "
-        "in a part of the log that could not be read. The next audit decides.",
+        "Not judged: prepared or committed a moment ago, or after the slowest input, or the missing record may lie in "
+        "a part of the log that could not be read. The next audit decides.",
         "Nothing; if the log is not whole, restore the missing part.",
         is_bad=False,
         when=lambda: (
@@ -204,14 +204,16 @@ FINDINGS: tuple[Finding, ...] = (
         ),
     ),
 )
-BY_NAME = {f.name: f for f in FINDINGS}
-BAD = [f.name for f in FINDINGS if f.is_bad]
+BY_NAME = {finding.name: finding for finding in FINDINGS}
+BAD = [finding.name for finding in FINDINGS if finding.is_bad]
 
 
 def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
-    """Add the conditions that several classes share, as columns. `life` also has `made_us` and the masks `expected0`, …
-    (who is to receive the message), `readers0`, … (who ever subscribed to its queue) and `before_inbox0`, … (whose
-    inbox began later)."""
+    """Add the conditions that several classes share, as columns.
+
+    `life` also has `made_us` and the masks `expected0`, … (the groups that should receive the message), `readers0`, …
+    (the groups that ever subscribed to its queue) and `before_inbox0`, … (the groups whose inbox began later).
+    """
     has_row = _c("t_state").isNotNull()
     state = F.coalesce(_c("t_state"), F.lit(0)).bitwiseAND(UNKNOWN)
     committed_here = state == COMMITTED
@@ -235,13 +237,13 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     unsent, dropped = _unsent(terms)
     lost = absent & ~unsent & ~dropped
     nothing_there = ~sent & ~half & ~decided
-    orphan, forgotten = _left(nothing_there, tombstone, has_row, terms)
+    orphan, forgotten = _alone(nothing_there, tombstone, has_row, terms)
     late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
     ghost = sent & _c("producer_group").isNotNull() & ~conflict & (no_row | without_half)
     undelivered = queued & ~conflict & ~ghost & late & (_c("missing_groups") > 0)
     near_hole = _near(event, terms) | _near(_c("due_us"), terms) | _is_first(event, terms) | _is_strange(terms)
     after_hole, before_hole = _beside(event, terms)
-    # A log that is not whole may have lost the record that is missing.
+    # If the log has a hole, the missing record may have been there.
     doubtful = (
         (lost & near_hole)
         | (in_doubt & before_hole)
@@ -270,8 +272,8 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     )
 
 
-def _left(nothing_there: Column, tombstone: Column, has_row: Column, terms: Terms) -> tuple[Column, Column]:
-    """Rows without a counterpart that should have one, and those whose log lost it with its disk."""
+def _alone(nothing_there: Column, tombstone: Column, has_row: Column, terms: Terms) -> tuple[Column, Column]:
+    """Whether the row lacks a counterpart that it should have; and whether the log lost that with its disk."""
     should_have = (tombstone & _made_since(terms.halves_from_us)) | (~has_row & _c("effect_us").isNotNull())
     alone = nothing_there & should_have & _made_since(terms.log_from_us)
     forgotten = _about(_c("made_us"), terms.lost, terms.slack_us)
@@ -283,7 +285,7 @@ def _counts(terms: Terms, groups: Groups) -> dict[str, Column]:
 
 
 def _oddities(state: Column, terms: Terms, groups: Groups) -> dict[str, Column]:
-    """Whether a local row is odd by itself, or differs from what was sent."""
+    """Whether a local row is odd by itself, or differs from the message that was sent."""
 
     def differs(name: str) -> Column:
         return _c(name) != _c(f"other_{name}")
@@ -299,51 +301,51 @@ def _oddities(state: Column, terms: Terms, groups: Groups) -> dict[str, Column]:
 
 
 def _is(condition: Column) -> Column:
-    """A condition that is false where it is not known."""
+    """The condition; false if it is NULL."""
     return F.coalesce(condition, F.lit(False))
 
 
 def _unsent(terms: Terms) -> tuple[Column, Column]:
-    """Whether a row's message still waits for its relay or bridge, or was refused; and whether a person dropped it."""
+    """Whether the row's message waits for its relay or bridge, or was refused; and whether a person dropped it."""
     unmoved = F.coalesce(F.shiftright("t_state", _UNMOVED_BITS), F.lit(0)).bitwiseAND(3)
-    outcomes = F.coalesce(_c("outcomes"), F.lit(0))  # a half in a storage waits, or was dropped, by itself
+    outcomes = F.coalesce(_c("outcomes"), F.lit(0))  # its high bits: a half in a storage waits, or was dropped
     unsent = (unmoved == REFUSED) | ((unmoved == WAITS) & ~_passed(terms))
     unsent |= outcomes.bitwiseAND(HALF_WAITS) != 0
     return unsent, (unmoved == DROPPED) | (outcomes.bitwiseAND(HALF_DROPPED) != 0)
 
 
 def _passed(terms: Terms) -> Column:
-    """Whether the bridge of a row's database is past it. A bridge leaves the row itself as it was."""
+    """Whether the bridge of the row's database has passed the row. A bridge does not change the row itself."""
     number = F.shiftright("t_state", _DATABASE_BITS)
     passed = [(number == database) & (_c("t_us") <= at_us) for database, at_us in terms.bridged_us]
     return reduce(Column.__or__, passed, F.lit(False))
 
 
 def _near(at_us: Column, terms: Terms) -> Column:
-    """Whether an instant lies so near to an unreadable part that a message of then may be in it."""
+    """Whether an instant lies so near to an unreadable part of the log that a message of that time may be in it."""
     return _about(at_us, terms.holes, terms.slack_us)
 
 
 def _about(at_us: Column, times: Sequence[tuple[int, int]], slack_us: int) -> Column:
-    near = [(at_us >= a - slack_us) & (at_us <= b + slack_us) for a, b in times]
+    near = [(at_us >= from_us - slack_us) & (at_us <= to_us + slack_us) for from_us, to_us in times]
     return _is(reduce(Column.__or__, near, F.lit(False)))
 
 
 def _is_first(at_us: Column, terms: Terms) -> Column:
-    """Whether an instant lies so near to the log's beginning that, by another clock, retention dropped the message."""
+    """Whether an instant lies so near to the log's beginning that retention may have dropped the message."""
     return at_us < terms.log_from_us + terms.slack_us if terms.log_from_us else F.lit(False)
 
 
 def _beside(at_us: Column, terms: Terms) -> tuple[Column, Column]:
-    """Whether any unreadable part lies before an instant, or all of the log; and whether any lies after it."""
+    """Whether an unreadable part lies before the instant, or the log was not given; and whether one lies after it."""
     if not terms.holes:
         return _is_strange(terms), F.lit(False)
-    first, last = min(a for a, _ in terms.holes), max(b for _, b in terms.holes)
+    first, last = min(from_us for from_us, _ in terms.holes), max(to_us for _, to_us in terms.holes)
     return _is(at_us >= first - terms.slack_us) | _is_strange(terms), _is(at_us <= last + terms.slack_us)
 
 
 def _is_strange(terms: Terms) -> Column:
-    """Whether the local row is of a database whose log was not given."""
+    """Whether the local row is in a database whose log was not given."""
     return _is(F.shiftright("t_state", _DATABASE_BITS).isin(sorted(terms.strangers)))
 
 
@@ -354,17 +356,18 @@ def _any(column: Column, values: frozenset[int]) -> Column:
 
 
 def _made_since(us: int) -> Column:
-    """Whether a transaction certainly began after an instant, by its id; 0: always true.
+    """Whether, by its id, a transaction certainly began after the instant; 0: always true.
 
-    The other times are no evidence: the effect or the place in a queue may be much later than the transaction.
+    Other times prove nothing: the effect or the place in a queue may be much later than the transaction.
     """
     return _c("made_us") >= us + SKEW_US if us else F.lit(True)
 
 
 def classes() -> Column:
     """The classes that apply to a row: a number with one bit for each of FINDINGS, in order."""
-    bits = [F.when(f.when(), F.lit(bit_of(f.name))).otherwise(0) for f in FINDINGS if f.when is not None]
-    return reduce(lambda a, b: a + b, bits).cast("int")
+    conditions = {finding.name: finding.when for finding in FINDINGS if finding.when is not None}
+    bits = [F.when(when(), F.lit(bit_of(name))).otherwise(0) for name, when in conditions.items()]
+    return reduce(lambda total, bit: total + bit, bits).cast("int")
 
 
 def bit_of(name: str) -> int:

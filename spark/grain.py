@@ -1,4 +1,4 @@
-"""How finely figures are counted over time and topics: their number is bounded, because they come to the driver."""
+"""How finely figures are counted by time and topic: Spark's driver collects them, so their number is bounded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 MOST_BUCKETS = 20_000
-"""The most pairs of time and topic that are counted apart: figures of all of them come to the driver."""
+"""The most pairs of time and topic that have figures of their own: the driver collects all of them."""
 MOST_TOPICS = 200
-"""The most topics that are counted apart where there are more than MOST_BUCKETS."""
+"""The most topics that have figures of their own if there would be more than MOST_BUCKETS."""
 OTHERS = "(other topics)"
 _OTHERS = 0
 
@@ -22,7 +22,7 @@ class Grain:
 
     bucket_us: int
     topics: Mapping[int, str]
-    """Names by their hashes, which rows hold; of all topics if `is_whole`, otherwise of the largest."""
+    """Names of topics by the hashes in rows: all topics if `is_whole`, otherwise the largest."""
     is_whole: bool = True
 
     def keys(self) -> list[Column]:
@@ -33,14 +33,14 @@ class Grain:
         return [(F.col("event_us") / self.bucket_us).cast("bigint").alias("bucket"), topic.alias("topic")]
 
     def name(self, topic: int | None) -> str:
-        """The name that stands for a value of the column `topic`."""
+        """The name of the topic whose hash is in the column `topic`."""
         if topic is None:
             return ""
         return self.topics.get(topic, OTHERS if not self.is_whole else "")
 
 
 def grain_of(rows: DataFrame, bucket_us: int, topics: Mapping[int, str]) -> Grain:
-    """Buckets of `bucket_us` and every topic; where these are too many, wider buckets and the largest topics."""
+    """Buckets of `bucket_us` and every topic; if these are too many, wider buckets and the largest topics."""
     by_topic = rows.groupBy("topic").agg(
         F.count("id").alias("messages"), F.min("event_us").alias("first_us"), F.max("event_us").alias("last_us")
     )
@@ -52,5 +52,5 @@ def grain_of(rows: DataFrame, bucket_us: int, topics: Mapping[int, str]) -> Grai
         return Grain(bucket_us, topics)
     largest = sorted(counted, key=lambda row: -row["messages"])[:MOST_TOPICS]
     most_points = MOST_BUCKETS // (len(largest) + 1)
-    named = {row["topic"]: topics.get(row["topic"], "") for row in largest if row["topic"] is not None}
-    return Grain(bucket_us * -(-points // most_points), named, is_whole=False)
+    names = {row["topic"]: topics.get(row["topic"], "") for row in largest if row["topic"] is not None}
+    return Grain(bucket_us * -(-points // most_points), names, is_whole=False)

@@ -1,4 +1,4 @@
-"""Which messages were delivered, and took effect, within the time that they were to be: columns of a message's row."""
+"""Which messages were delivered and took effect within the allowed time: conditions on a message's row."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
 
 COUNTED = ("due", "delivered", "effective")
-"""Counts of committed messages: whose time is over; of them, those delivered in time; of them, those with all their
-effects."""
+"""The counts of committed messages: those whose time is over, of these the ones delivered in time, and of these again
+the ones with all their effects."""
 
 
 @dataclass(frozen=True)
 class InTime:
-    """The bounds. Instants and durations are in microseconds, instants since 1970."""
+    """The bounds, in microseconds; instants count from 1970."""
 
     settled_before_us: int
-    """Messages that were to be delivered before this should be settled."""
+    """A message that was due before this instant should be settled."""
     deliver_us: int
-    """The time from a message's place in a queue to its last acknowledgement."""
+    """The allowed time from the queueing of a message to its last acknowledgement."""
     joined_us: int
-    """When the newest subscription was made. A group that begins with old messages does not make them late: of those
-    queued before, the first acknowledgement counts."""
+    """When the newest subscription was made. A new group that begins with old messages does not make them late: for
+    messages queued before this instant the first acknowledgement counts."""
     inbox_from_us: int
-    """Inbox rows from before this may have been purged."""
+    """Inbox rows from before this instant may have been purged."""
     with_inbox: frozenset[str]
-    """Consumer groups whose inbox was read."""
+    """The consumer groups whose inbox was read."""
     with_filter: frozenset[str]
-    """Those whose subscriptions leave messages out: what they skipped has no effect rightly."""
+    """The consumer groups with a filter: a message that they skipped rightly has no effect."""
     inbox_until_us: int = 0
-    """Inbox rows from this instant on may not have come to a copy of their database yet; 0: all have."""
+    """A copy of a database may not have inbox rows from this instant on yet; 0: it has all of them."""
 
     def counts(self, groups: Groups) -> dict[str, Column]:
         """The aggregates COUNTED over rows of spark.rows.MessageRows."""
@@ -57,38 +57,44 @@ class InTime:
         }
 
     def is_due(self, event_us: str) -> Column:
-        """Whether a message should be settled; `event_us`: the time of one that is in no queue."""
+        """Whether a message should be settled. `event_us`: the column with the time of messages in no queue."""
         return F.coalesce("due_us", "queued_us", event_us) < self.settled_before_us
 
     def is_prompt(self) -> Column:
-        """Whether a message in a queue was acknowledged in time, if it was."""
+        """Whether a message in a queue was acknowledged in time; also true if nobody knows when."""
         acked = F.when(F.col("queued_us") < self.joined_us, F.col("acked_us")).otherwise(F.col("last_acked_us"))
-        # Kafka says who acknowledged a message, and not when.
+        # Kafka tells who acknowledged a message, but not when.
         took_us = F.coalesce(acked - F.greatest("queued_us", F.coalesce("due_us", "queued_us")), F.lit(0))
         return took_us <= self.deliver_us
 
     def _effectless(self, groups: Groups, block: int) -> Column:
-        """The groups of a block that kept an inbox by then and lack the message there."""
+        """The groups of a block whose inbox already existed and lacks the message."""
         inboxes, filters = (
             groups.mask(sorted(names & set(groups.names)), block) for names in (self.with_inbox, self.with_filter)
         )
-        # A group without a filter should have the effect whatever it did: a dead letter has none.
+        # A group without a filter should have the effect even if it did not acknowledge: a dead letter has no effect.
         expected = mask("expected", block).bitwiseAND(F.lit(inboxes & ~filters).cast("bigint"))
         acked = mask("acked", block).bitwiseAND(F.lit(inboxes).cast("bigint"))
-        known = mask("effects", block).bitwiseOR(mask("before_inbox", block))
-        return expected.bitwiseOR(acked).bitwiseAND(F.bitwise_not(known))
+        excused = mask("effects", block).bitwiseOR(mask("before_inbox", block))
+        return expected.bitwiseOR(acked).bitwiseAND(F.bitwise_not(excused))
 
 
 def filtered(inputs: Inputs) -> frozenset[str]:
-    """The groups with a subscription that leaves messages out."""
-    names = {s.group for log in inputs.logs for s in log.catalog.subscriptions.values() if s.is_filtered}
+    """The groups with a subscription that skips messages by tag or filter."""
+    groups = {
+        subscribed.group
+        for log in inputs.logs
+        for subscribed in log.catalog.subscriptions.values()
+        if subscribed.is_filtered
+    }
     for kafka in inputs.kafka:
-        names |= {group for (group, _), s in kafka.progress.subscribed.items() if s.filter or s.tags}
-    return frozenset(names)
+        subscriptions = kafka.progress.subscribed.items()
+        groups |= {group for (group, _), subscribed in subscriptions if subscribed.filter or subscribed.tags}
+    return frozenset(groups)
 
 
 def joined_us(logs: Iterable[LogInput]) -> int:
-    """When the newest subscription of the logs was made; 0: before what is retained."""
+    """When the newest subscription of the logs was made; 0: before the oldest retained record."""
     return max((s.since_us for log in logs for s in log.catalog.subscriptions.values()), default=0)
 
 

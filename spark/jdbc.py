@@ -1,7 +1,7 @@
 """Reads of a database by Spark, through JDBC.
 
-MariaDB is read as `jdbc:mysql:` (with its own driver): Spark has no dialect for `jdbc:mariadb:`, and would quote
-identifiers so that MariaDB takes them for constants.
+The URL of MariaDB is `jdbc:mysql:` (with MariaDB's driver): Spark has no dialect for `jdbc:mariadb:`, and would quote
+identifiers in a way that MariaDB reads as constants.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DRIVERS = {
 
 
 def read(spark: SparkSession, url: URL, kind: str, table: str, schema: str) -> DataFrame:
-    """A table or subquery. `kind`: postgresql, mysql or sqlite; `schema`: the types of all columns, for Spark."""
+    """The rows of a table or subquery. `kind`: postgresql, mysql or sqlite; `schema`: Spark's types of all columns."""
     address, properties = _address(url, kind)
-    # SQLite has no types for computed columns, and other databases have wider ones.
+    # SQLite gives no types for computed columns, and other databases give wider types.
     return spark.read.jdbc(address, table, properties=properties | {"customSchema": schema})
 
 
@@ -40,8 +40,10 @@ def read_parts(
     *,
     most_lag_us: int = 0,
 ) -> DataFrame:
-    """A table in parts: one task for each condition. `query`: columns and table; the columns must hold those that the
-    conditions name. `most_lag_us`: a task that reads a standby of PostgreSQL waits until it is less behind; 0: no wait.
+    """The rows of a table in parts: one task for each condition.
+
+    `query`: columns and table; the columns must include those that the conditions name. `most_lag_us`: a task that
+    reads a standby of PostgreSQL waits until the standby lags by no more than this; 0: it does not wait.
     """
     columns, table = query
     address, properties = _address(url, kind)
@@ -63,9 +65,9 @@ def _address(url: URL, kind: str) -> tuple[str, dict[str, str]]:
         properties["password"] = str(url.password)
     place = f"{url.host or '127.0.0.1'}:{url.port or (5432 if kind == 'postgresql' else 3306)}/{url.database}"
     if kind == "postgresql":
-        # A bound that is set for the role or the database would end the read of a large table.
+        # A shorter timeout of the role or the database would end the read of a large table.
         properties["sessionInitStatement"] = f"SET statement_timeout = '{READ_SECONDS}s'"
-        # Binary transfer from the first row on; otherwise ids would come as hexadecimal text.
+        # This makes the transfer binary from the first row on; otherwise ids would come as hexadecimal text.
         return f"jdbc:postgresql://{place}?prepareThreshold=-1", properties
     # MariaDB's driver refuses the scheme jdbc:mysql: without permitMysqlScheme.
     return f"jdbc:mysql://{place}?permitMysqlScheme&allowPublicKeyRetrieval=true", properties

@@ -1,4 +1,4 @@
-"""Batches of records that fail their checksum: where each ends, and which of its records can still be read."""
+"""Batches of records that fail their checksum: where a batch ends, and which of its records can still be read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from notify.kafka.cluster import Cluster
 from notify.spark.kafka_parts import CALL_SECONDS, Part, reader_of
 
 QUIET_SECONDS = 5.0
-"""Without a record for so long, no more of a damaged batch can be read."""
+"""After this time without a record, nothing more of a damaged batch can be read."""
 
 
 def good_from(cluster: Cluster, part: Part, first: int) -> int:
-    """The first offset behind the damaged batch that begins at `first`; at most the part's end.
+    """The first offset behind the damaged batch that begins at `first`; at most the end of the part.
 
-    Brokers give only whole batches, and the client says only where a damaged one begins: its end is searched for.
+    Brokers send only whole batches, and the client reports only where a damaged batch begins. A binary search finds its
+    end.
     """
     consumer = reader_of(cluster)
     try:
@@ -54,7 +55,7 @@ def _is_in(consumer: Consumer, part: Part, first: int, offset: int) -> bool:
 
 
 def read_unchecked(cluster: Cluster, part: Part, first: int, end: int) -> list[Any]:
-    """The records of a damaged batch as far as they can be read."""
+    """The readable records of a damaged batch."""
     consumer = reader_of(cluster, **{"check.crcs": False})
     readable: list[Any] = []
     try:

@@ -1,7 +1,7 @@
-"""Consumer groups over Kafka as an audit sees them: their progress, and what each takes of which partition.
+"""Consumer groups over Kafka: their progress, and which messages of a partition each group takes.
 
-A message that failed leaves its partition for the retry topic of its group, and may end among the group's dead letters:
-what a group has done with a message follows from its offsets there, too.
+A message that failed moves from its partition to the retry topic of the group, and may become a dead letter. The
+offsets of a group in these topics therefore also tell what it did with a message.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _OLD_SUFFIXES = tuple(f".{seconds}s" for seconds in OLD_RETRY_SECONDS)
 
 @dataclass(frozen=True)
 class KafkaGroups:
-    """`progress`: of each group by partition. `subscribed`: what groups noted that they take of a partition."""
+    """`progress`: by group and partition. `subscribed`: the subscriptions that groups recorded for their partitions."""
 
     progress: Mapping[str, Mapping[Place, Progress]]
     subscribed: Mapping[tuple[str, Place], Subscribed]
 
     @classmethod
     def of(cls, cluster: Cluster) -> KafkaGroups:
-        """All groups of a cluster, as they stand now. Raises Unavailable."""
+        """The present progress of all groups of a cluster. Raises Unavailable."""
         try:
             with closing(Asker(cluster)) as asker:
                 progress = asker.ask(progress_of_all)
@@ -48,23 +48,23 @@ class KafkaGroups:
         return cls(progress, read(cluster))
 
     def readers(self, topics: Sequence[str]) -> list[str]:
-        """The groups that read any of these topics, but for the instances of broadcasts."""
+        """The groups that read any of these topics, without the instances of broadcasts."""
         wanted = set(topics)
-        read = (g for g, places in self.progress.items() if any(p.topic in wanted for p in places))
-        return sorted(group for group in read if "@" not in group)
+        readers = (group for group, places in self.progress.items() if any(place.topic in wanted for place in places))
+        return sorted(group for group in readers if "@" not in group)
 
     @cached_property
     def noted(self) -> frozenset[str]:
-        """The groups that noted what they take."""
+        """The groups that recorded their subscriptions."""
         return frozenset(group for group, _ in self.subscribed)
 
     @cached_property
     def filtered(self) -> frozenset[str]:
-        """Those among them with a filter, which an audit does not evaluate."""
-        return frozenset(group for (group, _), s in self.subscribed.items() if s.filter)
+        """The groups whose recorded subscription has a filter, which an audit does not evaluate."""
+        return frozenset(group for (group, _), subscribed in self.subscribed.items() if subscribed.filter)
 
     def owner_of(self, topic: str) -> tuple[str, bool] | None:
-        """(group, whether for its dead letters) of a retry or dead-letter topic; None for another topic."""
+        """(group, whether the topic has dead letters) of a retry or dead-letter topic; None for another topic."""
         if topic.startswith(DEAD_LETTER):
             return topic.removeprefix(DEAD_LETTER), True
         if not topic.startswith(RETRY):
@@ -75,10 +75,10 @@ class KafkaGroups:
         return group, False
 
     def with_progress(self, spark: SparkSession, rows: DataFrame, topics: Sequence[str], groups: Groups) -> DataFrame:
-        """Rows of the source with masks of groups: `settled0`, … have done with the record or moved it; `taken0`, …
-        subscribe to it; `attempted0`, … have failed on it.
+        """Rows of the source with masks of groups: `settled0`, … settled or moved the record; `taken0`, … subscribe to
+        it; `attempted0`, … failed on it.
 
-        `topics`: the names by the number in the column `topic`.
+        `topics`: the names of topics, at the index that the column `topic` has.
         """
         numbers = {name: number for number, name in enumerate(topics)}
         joined = rows.join(F.broadcast(self._readers(spark, numbers, groups)), ["topic", "queue"], "left")
@@ -86,28 +86,29 @@ class KafkaGroups:
             F.broadcast(self._exceptions(spark, numbers, groups)), ["topic", "queue", "offset"], "left"
         )
         zero = F.lit(0).cast("bigint")
-        for b in range(groups.blocks):
-            behind = _mask(F.filter("readers", lambda r: F.col("offset") < r["committed"]), b)
-            takers = _mask(F.filter("readers", _takes), b)
+        for block in range(groups.blocks):
+            passed = _mask(F.filter("readers", lambda reader: F.col("offset") < reader["committed"]), block)
+            takers = _mask(F.filter("readers", _takes), block)
             joined = joined.withColumns(
                 {
-                    f"settled{b}": F.coalesce(behind, zero).bitwiseOR(F.coalesce(f"done{b}", zero)),
-                    f"taken{b}": F.coalesce(takers, zero),
-                    f"attempted{b}": F.coalesce(f"failed{b}", zero),
+                    f"settled{block}": F.coalesce(passed, zero).bitwiseOR(F.coalesce(f"done{block}", zero)),
+                    f"taken{block}": F.coalesce(takers, zero),
+                    f"attempted{block}": F.coalesce(f"failed{block}", zero),
                 }
             )
         return joined.drop("readers", *[f"{name}{b}" for name in ("done", "failed") for b in range(groups.blocks)])
 
     def _readers(self, spark: SparkSession, numbers: Mapping[str, int], groups: Groups) -> DataFrame:
-        """(topic, queue, readers): who reads each partition, how far, and what of it."""
+        """(topic, queue, readers): for each partition its groups, their committed offsets and their subscriptions."""
         by_place: dict[Place, list[dict[str, Any]]] = {}
         for group, places in self.progress.items():
             for place, progress in places.items():
                 if place.topic not in numbers or group not in groups.names:
                     continue
-                s = self.subscribed.get((group, place))
-                reader: dict[str, Any] = {"committed": progress.offset, "is_judged": s is not None and not s.filter}
-                reader |= {"start": s.start if s else 0, "tags": list(s.tags) if s else []}
+                noted = self.subscribed.get((group, place))
+                is_judged = noted is not None and not noted.filter
+                reader: dict[str, Any] = {"committed": progress.offset, "is_judged": is_judged}
+                reader |= {"start": noted.start if noted else 0, "tags": list(noted.tags) if noted else []}
                 reader |= {f"bit{b}": groups.bit(group, b) for b in range(groups.blocks)}
                 by_place.setdefault(place, []).append(reader)
         fields: list[tuple[str, pa.DataType]] = [("committed", pa.int64()), ("is_judged", pa.bool_())]
@@ -118,8 +119,8 @@ class KafkaGroups:
         return small_table(spark, columns, rows)
 
     def _exceptions(self, spark: SparkSession, numbers: Mapping[str, int], groups: Groups) -> DataFrame:
-        """(topic, queue, offset, done0, …, failed0, …): records that their group has done ahead of its offset, or
-        failed on."""
+        """(topic, queue, offset, done0, …, failed0, …): records above a group's committed offset that the group has
+        settled, or on which it failed."""
         masks: dict[tuple[int, int, int], list[int]] = {}
         for group, places in self.progress.items():
             for place, progress in places.items():
@@ -129,19 +130,19 @@ class KafkaGroups:
                     for offset in offsets:
                         key = (numbers[place.topic], place.partition, offset)
                         mask = masks.setdefault(key, [0] * 2 * groups.blocks)
-                        for b in range(groups.blocks):
-                            mask[shift + b] |= groups.bit(group, b)
+                        for block in range(groups.blocks):
+                            mask[shift + block] |= groups.bit(group, block)
         columns = {"topic": pa.int64(), "queue": pa.int32(), "offset": pa.int64()}
         columns |= {f"{name}{b}": pa.int64() for name in ("done", "failed") for b in range(groups.blocks)}
         return small_table(spark, columns, [(*key, *mask) for key, mask in masks.items()])
 
 
 def _takes(reader: Column) -> Column:
-    """Whether a reader's subscription certainly takes the row's message, unless that has expired."""
+    """Whether the reader's subscription certainly takes the row's message, unless the message has expired."""
     is_tagged = F.coalesce(F.array_contains(reader["tags"], F.col("tag")), F.lit(False))
     has_tag = (F.size(reader["tags"]) == 0) | is_tagged
     return reader["is_judged"] & (F.col("offset") >= reader["start"]) & has_tag
 
 
 def _mask(readers: Column, block: int) -> Column:
-    return F.aggregate(readers, F.lit(0).cast("bigint"), lambda mask, r: mask.bitwiseOR(r[f"bit{block}"]))
+    return F.aggregate(readers, F.lit(0).cast("bigint"), lambda mask, reader: mask.bitwiseOR(reader[f"bit{block}"]))

@@ -1,4 +1,4 @@
-"""Apache Kafka as an audit's input: its topics, their records, and what consumer groups have done with them."""
+"""Apache Kafka as an input of an audit: its topics, their records, and the progress of consumer groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class KafkaInput:
     """The topics of one Kafka cluster. Call `prepare` first, and `release` at the end."""
 
     def __init__(self, url: str, topics: Sequence[str] = ()) -> None:
-        """`topics`: the topics to audit; by default all except those of Kafka itself and of Notify."""
+        """`topics`: the topics to audit; by default all except the internal topics of Kafka and of Notify."""
         self._cluster = Cluster.of(url)
         self.brokers = self._cluster.brokers
         self.name = f"kafka {self.brokers}"
@@ -47,44 +47,44 @@ class KafkaInput:
         """The time of the oldest retained data; 0 if no record was ever deleted."""
         self.progress = KafkaGroups({}, {})
         self.bridges: list[Bridged] = []
-        """The positions of bridges and relays, in their order."""
+        """The positions of bridges and relays, in the order of their records."""
         self.is_cut = False
-        """Whether messages were published after the part that is read."""
+        """Whether messages were published behind the part that is read."""
         self._all: list[str] = []
         self._whole: dict[Partition, Extent] = {}
         self._parts: dict[Partition, Extent] = {}
         self._redriven: list[tuple[str, int, int, str]] = []
-        """Dead letters among what is read that were sent again: group, partition, offset and the letter's id."""
+        """The dead letters in the parts read that were sent again: group, partition, offset and the letter's id."""
         self._rows: DataFrame | None = None
 
     def prepare(self, from_us: int = 0, until_us: int = 0) -> None:
-        """List topics, groups and offsets. `from_us`, `until_us`: only messages published then are read; 0: no bound.
+        """List topics, groups and offsets. Only messages published in [from_us, until_us) are read; 0: no bound.
 
-        Raises Unavailable if no broker answers, Unauthorized or Forbidden where they refuse, InvalidRequest for a
-        missing topic.
+        Raises Unavailable if no broker answers, Unauthorized or Forbidden if the brokers refuse, and InvalidRequest if
+        a topic is missing.
         """
         self.watermark_us = time.time_ns() // 1000
         present = sorted(known_topics(self._cluster, CALL_SECONDS))
         missing = set(self.topics) - set(present)
         if missing:
             raise InvalidRequest(f"--kafka: there is no topic {', '.join(sorted(missing))}")
-        self.topics = self.topics or [t for t in present if not t.startswith(_NO_MESSAGES)]
+        self.topics = self.topics or [topic for topic in present if not topic.startswith(_NO_MESSAGES)]
         if not self.topics:
             raise InvalidRequest(f"--kafka {self.brokers}: the cluster has no topic with messages")
-        # The offsets of groups before the ends of topics: what a group has done is then among what is read.
+        # Read the offsets of groups before the ends of topics: the parts read then have all that groups have settled.
         self.progress = KafkaGroups.of(self._cluster)
-        beside = [t for t in present if self.progress.owner_of(t) is not None or t.startswith(DELAYED)]
-        self._all = [*self.topics, *(t for t in beside if t not in self.topics)]
+        further = [name for name in present if self.progress.owner_of(name) is not None or name.startswith(DELAYED)]
+        self._all = [*self.topics, *(name for name in further if name not in self.topics)]
         self._whole = extents(self._cluster, self._all)
-        # A message may fail, or be released, long after it was published: other topics are read to their end.
+        # A message may fail, or be released, long after it was published, so the other topics are read to their ends.
         queued, other = self._split(self._whole)
         self._parts = cut(self._cluster, queued, from_us, until_us) | cut(self._cluster, other, from_us, 0)
         self._redriven = self._notes()
         self.is_cut = any(part.high < self._whole[place].high for place, part in self._parts.items())
         older = {place: extent for place, extent in queued.items() if self._parts[place].low == extent.low}
         self.first_us = whole_from(self._cluster, older, self.watermark_us)
-        moved = extents(self._cluster, [t for t in present if t.startswith(POSITIONS)])
-        self.bridges = positions_of(self._cluster, cut(self._cluster, moved, from_us, 0))
+        positions = extents(self._cluster, [topic for topic in present if topic.startswith(POSITIONS)])
+        self.bridges = positions_of(self._cluster, cut(self._cluster, positions, from_us, 0))
 
     def cluster_id(self) -> str:
         """Kafka's id of the cluster. Raises Unavailable."""
@@ -94,12 +94,14 @@ class KafkaInput:
             raise Unavailable(f"Kafka at {self.brokers} does not answer: {error.args[0].str()}") from error
 
     def look_again(self) -> tuple[list[str], int]:
-        """The records that were deleted while they were read, in words, and from when on the topics of messages are
-        whole (0: none was deleted). Raises Unavailable."""
-        left = deleted(self._cluster, self._parts)
-        queued, _ = self._split(left)
-        if any(place.topic.startswith(DELAYED) for place in left):
-            # A delayed message that was released meanwhile stands behind the part that is read.
+        """Texts that name the records deleted while they were read, and since when the topics of messages are complete.
+
+        The instant is in microseconds since 1970; 0: no record was deleted. Raises Unavailable.
+        """
+        remaining = deleted(self._cluster, self._parts)
+        queued, _ = self._split(remaining)
+        if any(place.topic.startswith(DELAYED) for place in remaining):
+            # A delayed message that was released meanwhile is behind the part that is read.
             ends = extents(self._cluster, self.topics)
             self._whole |= {place: extent for place, extent in ends.items() if place in self._parts}
             self.is_cut = True
@@ -110,7 +112,7 @@ class KafkaInput:
         return texts, whole_from(self._cluster, queued, self.watermark_us) if queued else 0
 
     def _notes(self) -> list[tuple[str, int, int, str]]:
-        """The notes in `notify-redriven` about dead letters that are read."""
+        """The notes in `notify-redriven` about the dead letters in the parts read."""
         notes = []
         for (group, spot), letter in redriven.read(self._cluster).items():
             part = self._parts.get(Partition(dead_letter_topic(group), spot.partition))
@@ -119,34 +121,35 @@ class KafkaInput:
         return notes
 
     def _split(self, places: dict[Partition, Extent]) -> tuple[dict[Partition, Extent], dict[Partition, Extent]]:
-        """Those of the topics of messages, and the others."""
+        """The partitions of the audited topics, and the other partitions."""
         queued = {place: extent for place, extent in places.items() if place.topic in self.topics}
         return queued, {place: extent for place, extent in places.items() if place not in queued}
 
     def inboxes(self) -> dict[str, int]:
-        """The groups whose consumers have noted that they keep an inbox, and when they did so first (microseconds)."""
-        told: dict[str, int] = {}
-        for (group, place), s in self.progress.subscribed.items():
-            if s.inbox_from_us >= 0 and place.topic in self.topics:
-                told[group] = min(told.get(group, s.inbox_from_us), s.inbox_from_us)
-        return told
+        """The groups whose consumers recorded that they keep an inbox, and since when (microseconds since 1970)."""
+        from_us: dict[str, int] = {}
+        for (group, place), subscribed in self.progress.subscribed.items():
+            inbox_from_us = subscribed.inbox_from_us
+            if inbox_from_us >= 0 and place.topic in self.topics:
+                from_us[group] = min(from_us.get(group, inbox_from_us), inbox_from_us)
+        return from_us
 
     def groups(self) -> Sequence[str]:
         return self.progress.readers(self.topics)
 
     @property
     def count(self) -> int:
-        """About how many records are read."""
+        """About how many records the audit reads."""
         return sum(part.high - part.low for part in self._parts.values())
 
     @property
     def partitions(self) -> int:
-        """How many partitions of the audited topics are read."""
+        """How many partitions of the audited topics the audit reads."""
         return len(self._split(self._parts)[0])
 
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
-        """For each (topic, partition) the groups that read it, each with the first offset that it is to receive."""
-        numbers = {name: n for n, name in enumerate(self.topics)}
+        """For each (topic, partition): the groups that read it, each with the first offset that it should receive."""
+        numbers = {name: number for number, name in enumerate(self.topics)}
         wanted: dict[tuple[int, int], list[tuple[str, int]]] = {}
         for group in self.groups():
             for place in self.progress.progress[group]:
@@ -157,7 +160,7 @@ class KafkaInput:
         return wanted
 
     def records_of(self, transaction: bytes) -> Iterator[dict[str, Any]]:
-        """The rows of a transaction's records, as the source gives them, with `place`. Reads every topic to its end."""
+        """The rows of a transaction's records, from the source, with `place`. Reads every topic to its end."""
         for part in self._as_parts(self._whole):
             for batch in read_part(self._cluster, part):
                 for row in batch.filter(pc.equal(batch["id"], transaction)).to_pylist():
@@ -166,7 +169,7 @@ class KafkaInput:
     # --- tables -----------------------------------------------------------------------------------------------
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """The records of all topics, as the source gives them; read once, and kept until `release`."""
+        """The records of all topics, as the source returns them; read once and held until `release`."""
         if self._rows is None:
             self._rows = self._read(spark, self._parts).persist(StorageLevel.MEMORY_AND_DISK)
         return self._rows
@@ -176,13 +179,13 @@ class KafkaInput:
         return self.rows(spark).where((F.col("topic") < len(self.topics)) & F.col("id").isNotNull())
 
     def later(self, spark: SparkSession) -> DataFrame:
-        """The rows of messages that were published after the part that is read."""
+        """The rows of messages that were published behind the part that is read."""
         queued, _ = self._split(self._parts)
         rest = {place: Extent(part.high, self._whole[place].high) for place, part in queued.items()}
         return self._read(spark, rest).where("id IS NOT NULL")
 
     def damaged(self, spark: SparkSession) -> list[dict[str, Any]]:
-        """Batches of messages that fail their checksum, with `name`, the topic's."""
+        """Batches of messages that fail their checksum, with the topic's `name`."""
         broken = self.rows(spark).where(F.col("damage").isNotNull()).select(
             "topic", "queue", "offset", "queued_us", "damage"
         )  # fmt: skip
@@ -194,36 +197,36 @@ class KafkaInput:
         return {row[0] for row in named.select("producer_group").distinct().collect()}
 
     def messages(self, spark: SparkSession, groups: Groups, number: int) -> DataFrame:
-        """Tables Q and A, in the common shape of spark.life: what is in topics, and what waits for its time."""
+        """Tables Q and A in the common shape of spark.life: the messages in topics, and the delayed messages."""
         failed = self._failed(spark, groups)
         done = self.progress.with_progress(spark, self.queued(spark), self._all, groups)
         joined = done.join(failed, ["id", "no"], "left")
         zero = F.lit(0).cast("bigint")
-        # A message with a ttl may have expired before a group came to it.
+        # A message with a ttl may have expired before a group reached it.
         is_lasting = F.col("expires_us").isNull() | (F.col("expires_us") > self.watermark_us)
-        for b in range(groups.blocks):
-            waits, dead = F.coalesce(f"waits{b}", zero), F.coalesce(f"dead{b}", zero)
+        for block in range(groups.blocks):
+            waits, dead = F.coalesce(f"waits{block}", zero), F.coalesce(f"dead{block}", zero)
             waits = waits.bitwiseAND(F.bitwise_not(dead))
-            settled = F.col(f"settled{b}").bitwiseAND(F.bitwise_not(waits))
-            handled = settled.bitwiseAND(F.col(f"taken{b}")).bitwiseAND(F.bitwise_not(dead))
+            settled = F.col(f"settled{block}").bitwiseAND(F.bitwise_not(waits))
+            handled = settled.bitwiseAND(F.col(f"taken{block}")).bitwiseAND(F.bitwise_not(dead))
             joined = joined.withColumns(
                 {
-                    f"settled{b}": settled,
-                    f"acked{b}": F.when(is_lasting, handled).otherwise(0),
-                    f"attempted{b}": F.col(f"attempted{b}").bitwiseOR(F.coalesce(f"again{b}", zero)),
+                    f"settled{block}": settled,
+                    f"acked{block}": F.when(is_lasting, handled).otherwise(0),
+                    f"attempted{block}": F.col(f"attempted{block}").bitwiseOR(F.coalesce(f"again{block}", zero)),
                 }
             )
         topics = small_table(spark, {"topic": pa.int64(), "target": pa.string()}, enumerate(self.topics))
         named = joined.drop("due_us", "target").join(F.broadcast(topics), "topic")
         masks = [f"{mask}{b}" for mask in ("acked", "settled", "attempted") for b in range(groups.blocks)]
-        kept = ["id", "no", "producer_group", "target", "topic", "queue", "offset", "queued_us"]
+        columns = ["id", "no", "producer_group", "target", "topic", "queue", "offset", "queued_us"]
         nothing = F.lit(None).cast("bigint")
-        queued = named.select(*kept, nothing.alias("due_us"), *masks)
+        queued = named.select(*columns, nothing.alias("due_us"), *masks)
         waiting = self._delayed(spark).select(
-            *kept[:-2], nothing.alias("offset"), nothing.alias("queued_us"), "due_us",
+            *columns[:-2], nothing.alias("offset"), nothing.alias("queued_us"), "due_us",
             *[nothing.alias(mask) for mask in masks],
         )  # fmt: skip
-        known = queued.unionAll(waiting).withColumns(
+        messages = queued.unionAll(waiting).withColumns(
             {
                 "topic_hash": F.xxhash64("target"),
                 "group_hash": F.when(F.col("producer_group").isNotNull(), F.xxhash64("producer_group")),
@@ -235,7 +238,7 @@ class KafkaInput:
                 "last_acked_us": nothing,
             }
         )
-        return life.of_messages(known, groups, number)
+        return life.of_messages(messages, groups, number)
 
     def dead(self, spark: SparkSession) -> DataFrame:
         """(id, no, group): the dead letters of groups."""
@@ -243,9 +246,9 @@ class KafkaInput:
         return letters.select("id", "no", "group").distinct()
 
     def letters(self, spark: SparkSession) -> DataFrame:
-        """The dead letters of the topics of messages that were not sent again, as rows of the source with `group`.
+        """The dead letters of the audited topics that were not sent again, as rows of the source with `group`.
 
-        What was purged is not in Kafka any more.
+        Purged dead letters are not in Kafka any more.
         """
         letters = self._of_owners(spark).where("is_dead")
         if self._is_chosen:
@@ -255,24 +258,24 @@ class KafkaInput:
         return letters.join(F.broadcast(sent), list(columns), "left_anti")
 
     def _failed(self, spark: SparkSession, groups: Groups) -> DataFrame:
-        """(id, no, waits0, …, dead0, …, again0, …): masks of the groups for which a message waits to be tried again,
-        is a dead letter, or was tried more than once."""
+        """(id, no, waits0, …, dead0, …, again0, …): masks of the groups for which a message waits for another attempt,
+        is a dead letter, or had more than one attempt."""
         rows = self._of_owners(spark).where("id IS NOT NULL").join(F.broadcast(groups.table(spark)), "group")
         rows = self.progress.with_progress(spark, rows, self._all, groups)
-        chosen = []
-        for b in range(groups.blocks):
-            own = F.col(f"bit{b}")
-            is_open = ~F.col("is_dead") & (own.bitwiseAND(F.col(f"settled{b}")) == 0)
-            chosen += [
-                F.bit_or(F.when(is_open, own)).alias(f"waits{b}"),
-                F.bit_or(F.when(F.col("is_dead"), own)).alias(f"dead{b}"),
-                F.bit_or(F.when(F.col("attempt") > 1, own)).alias(f"again{b}"),
+        masks = []
+        for block in range(groups.blocks):
+            bit = F.col(f"bit{block}")
+            is_open = ~F.col("is_dead") & (bit.bitwiseAND(F.col(f"settled{block}")) == 0)
+            masks += [
+                F.bit_or(F.when(is_open, bit)).alias(f"waits{block}"),
+                F.bit_or(F.when(F.col("is_dead"), bit)).alias(f"dead{block}"),
+                F.bit_or(F.when(F.col("attempt") > 1, bit)).alias(f"again{block}"),
             ]
-        return rows.groupBy("id", "no").agg(*chosen)
+        return rows.groupBy("id", "no").agg(*masks)
 
     def _of_owners(self, spark: SparkSession) -> DataFrame:
         """The rows of retry and dead-letter topics, with `group` and `is_dead`."""
-        owners = [(n, *owner) for n, name in enumerate(self._all) if (owner := self.progress.owner_of(name))]
+        owners = [(number, *owner) for number, name in enumerate(self._all) if (owner := self.progress.owner_of(name))]
         kinds = small_table(spark, {"topic": pa.int64(), "group": pa.string(), "is_dead": pa.bool_()}, owners)
         return self.rows(spark).where("damage IS NULL").join(F.broadcast(kinds), "topic")
 
@@ -281,7 +284,7 @@ class KafkaInput:
         return self.rows(spark).where(F.col("topic").isin(numbers) & F.col("due_us").isNotNull())
 
     def release(self) -> None:
-        """Let go of the rows."""
+        """Free the rows that Spark holds."""
         if self._rows is not None:
             self._rows.unpersist()
             self._rows = None
@@ -294,5 +297,5 @@ class KafkaInput:
         return source.option("parts", json.dumps(self._as_parts(places))).load()
 
     def _as_parts(self, places: dict[Partition, Extent]) -> list[Part]:
-        numbers = {name: n for n, name in enumerate(self._all)}
-        return [Part(p.topic, numbers[p.topic], p.partition, *part) for p, part in places.items()]
+        numbers = {name: number for number, name in enumerate(self._all)}
+        return [Part(place.topic, numbers[place.topic], place.partition, *part) for place, part in places.items()]

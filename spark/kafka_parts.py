@@ -1,4 +1,4 @@
-"""Parts of Kafka's topics that an audit reads: ranges of offsets, cut to the audit's window by the records' times."""
+"""The parts of Kafka's topics that an audit reads: ranges of offsets, cut to a time range by the records' times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Part(NamedTuple):
-    """Offsets [start, end) of a topic's partition. `number`: the topic's index among those that are read."""
+    """Offsets [start, end) of a topic's partition. `number`: the topic's index among the topics that are read."""
 
     topic: str
     number: int
@@ -43,31 +43,34 @@ class Partition(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Offsets [low, high) of a partition: all that is retained and committed, or a part of it."""
+    """Offsets [low, high) of a partition: all retained and committed records, or a part of them."""
 
     low: int
     high: int
 
 
 def reader_of(cluster: Cluster, **settings: Any) -> Consumer:
-    """A consumer that verifies checksums and stops at the end of a partition; it is in no group.
+    """A consumer without a group that verifies checksums and stops at the end of a partition.
 
-    Where the records at its offset were deleted meanwhile, it goes on at the oldest that is left.
+    If the records at its offset were deleted, it continues at the oldest remaining record.
     """
-    own: dict[str, Any] = {"group.id": "notify-audit", "enable.partition.eof": True, "check.crcs": True}
-    own["auto.offset.reset"] = "earliest"
-    own["fetch.wait.max.ms"] = 50  # brokers hold back so long that a partition has ended
-    return cluster.consumer(own | settings)
+    defaults: dict[str, Any] = {"group.id": "notify-audit", "enable.partition.eof": True, "check.crcs": True}
+    defaults["auto.offset.reset"] = "earliest"
+    defaults["fetch.wait.max.ms"] = 50  # brokers wait this long before they report the end of a partition
+    return cluster.consumer(defaults | settings)
 
 
 def parts_of(cluster: Cluster, topics: Sequence[str]) -> list[Part]:
-    """Every partition of topics with its present offsets. Raises Unavailable if the brokers do not answer."""
+    """A part for each partition of the topics, with all its present records. Raises Unavailable."""
     numbers = {name: number for number, name in enumerate(topics)}
-    return [Part(p.topic, numbers[p.topic], p.partition, *extent) for p, extent in extents(cluster, topics).items()]
+    return [
+        Part(place.topic, numbers[place.topic], place.partition, *extent)
+        for place, extent in extents(cluster, topics).items()
+    ]
 
 
 def extents(cluster: Cluster, topics: Sequence[str]) -> dict[Partition, Extent]:
-    """All that each partition of these topics has. Raises Unavailable."""
+    """The present extent of each partition of the topics. Raises Unavailable."""
     try:
         present = known_topics(cluster, CALL_SECONDS)
         places = [Partition(name, number) for name in topics for number in sorted(present[name].partitions)]
@@ -79,10 +82,10 @@ def extents(cluster: Cluster, topics: Sequence[str]) -> dict[Partition, Extent]:
 
 
 def cut(cluster: Cluster, whole: Mapping[Partition, Extent], from_us: int, until_us: int) -> dict[Partition, Extent]:
-    """The part in a window, from the first record that is not older than `from_us` to the first from `until_us` on.
+    """The part of each partition from its first record not before `from_us` to its first record not before `until_us`.
 
-    0: no bound. Records of several producers may be out of the order of their times: so a later part may have older
-    records, while an earlier one has none that is younger than `from_us`. Raises Unavailable.
+    0: no bound. Records of several producers may not be in the order of their times. The part may therefore have
+    records that are older than `from_us`, but before it there is no record that is newer. Raises Unavailable.
     """
     starts = {place: offset for place, (offset, _) in _first_at(cluster, whole, from_us).items()} if from_us else {}
     ends = {place: offset for place, (offset, _) in _first_at(cluster, whole, until_us).items()} if until_us else {}
@@ -93,21 +96,20 @@ def cut(cluster: Cluster, whole: Mapping[Partition, Extent], from_us: int, until
 
 
 def deleted(cluster: Cluster, parts: Mapping[Partition, Extent]) -> dict[Partition, Extent]:
-    """Those of these parts whose first records were deleted meanwhile, as by retention, with what is left of them.
-    Raises Unavailable."""
-    read = {place: part for place, part in parts.items() if part.high > part.low}
+    """What remains of the parts whose first records have been deleted, as by retention. Raises Unavailable."""
+    with_records = {place: part for place, part in parts.items() if part.high > part.low}
     present = known_topics(cluster, CALL_SECONDS)
-    now = extents(cluster, sorted({place.topic for place in read} & present.keys()))
-    left: dict[Partition, Extent] = {}
-    for place, part in read.items():
-        low = now[place].low if place in now else part.high  # its topic was deleted, too
+    now = extents(cluster, sorted({place.topic for place in with_records} & present.keys()))
+    remaining: dict[Partition, Extent] = {}
+    for place, part in with_records.items():
+        low = now[place].low if place in now else part.high  # the whole topic was deleted
         if low > part.low:
-            left[place] = Extent(min(low, part.high), part.high)
-    return left
+            remaining[place] = Extent(min(low, part.high), part.high)
+    return remaining
 
 
 def whole_from(cluster: Cluster, places: Mapping[Partition, Extent], now_us: int) -> int:
-    """The instant (microseconds since 1970) from which on these partitions lack no record; 0 where none was deleted.
+    """The instant (microseconds since 1970) from which on these partitions lack no record; 0: no record was deleted.
 
     Raises Unavailable.
     """
@@ -115,23 +117,25 @@ def whole_from(cluster: Cluster, places: Mapping[Partition, Extent], now_us: int
     with_records = {place: extent for place, extent in trimmed.items() if extent.high > extent.low}
     first_us = [us for _, us in _first_at(cluster, with_records, 0).values() if us >= 0]
     emptied = {place.topic for place in trimmed.keys() - with_records.keys()}
-    return max([0, *first_us, *(now_us - kept for kept in _retention_us(cluster, emptied))])
+    return max([0, *first_us, *(now_us - retention_us for retention_us in _retention_us(cluster, emptied))])
 
 
 def _first_at(cluster: Cluster, places: Mapping[Partition, Extent], at_us: int) -> dict[Partition, tuple[int, int]]:
-    """For each partition the first offset whose record is not older than an instant, and the record's time in
-    microseconds; the partition's end and -1 if there is none."""
+    """For each partition: the offset of the first record at or after an instant, and the record's time in microseconds.
+
+    The partition's end and -1 if there is no such record.
+    """
     answers = _offsets(cluster, places, OffsetSpec.for_timestamp(max(0, at_us // 1000)))
     first = {}
     for place, extent in places.items():
-        offset, at = answers[place]
+        offset, at_ms = answers[place]
         has_any = 0 <= offset < extent.high
-        first[place] = (max(offset, extent.low), at * 1000) if has_any else (extent.high, -1)
+        first[place] = (max(offset, extent.low), at_ms * 1000) if has_any else (extent.high, -1)
     return first
 
 
 def _retention_us(cluster: Cluster, topics: Collection[str]) -> list[int]:
-    """How long each of these topics keeps records; 0 for one that deletes by size, too."""
+    """How long each of these topics keeps records; 0 for a topic that also deletes by size."""
     if not topics:
         return []
     admin = cluster.admin()
@@ -145,31 +149,31 @@ def _retention_us(cluster: Cluster, topics: Collection[str]) -> list[int]:
 
 
 def _offsets(cluster: Cluster, places: Collection[Partition], wanted: OffsetSpec) -> dict[Partition, tuple[int, int]]:
-    """(offset, its record's time in milliseconds) for each partition."""
+    """For each partition: (offset, time of its record in milliseconds)."""
     if not places:
         return {}
-    admin = cluster.admin()  # kept until all have answered: with it their answers would go
+    admin = cluster.admin()  # referenced until all have answered: without the client there are no answers
     try:
-        asked = admin.list_offsets(
+        calls = admin.list_offsets(
             {TopicPartition(*place): wanted for place in places},
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=CALL_SECONDS,
         )
         return {
-            Partition(p.topic, p.partition): (offset_of(answer), answer.timestamp)
-            for p, answer in _answers(asked).items()
+            Partition(place.topic, place.partition): (offset_of(answer), answer.timestamp)
+            for place, answer in _answers(calls).items()
         }
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(cluster, error) from error
 
 
-def _answers(asked: Mapping[K, Future[T]]) -> dict[K, T]:
-    """The answers to all of these calls, within CALL_SECONDS and a moment, in which the client says what failed.
+def _answers(calls: Mapping[K, Future[T]]) -> dict[K, T]:
+    """The answers to all of these calls, within little more than CALL_SECONDS.
 
     Raises KafkaException, TimeoutError.
     """
     answers: dict[K, T] = {}
-    for name, answer in gathered(asked, CALL_SECONDS).items():
+    for name, answer in gathered(calls, CALL_SECONDS).items():
         if isinstance(answer, KafkaError):
             raise KafkaException(answer)
         answers[name] = answer

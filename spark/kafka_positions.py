@@ -1,7 +1,7 @@
-"""Positions of bridges and relays in Kafka, record by record, so that an audit sees where a batch is missing.
+"""The positions of bridges and relays in Kafka, record by record, so that an audit sees where a batch is missing.
 
-The topics are compacted. That removes a source's older records and leaves its newer ones whole: what is there is always
-an unbroken sequence, in which each record goes on from the one before.
+The topics are compacted. Compaction removes the older records of a source and leaves all newer ones, so that the
+remaining records are always an unbroken sequence, in which each record continues the one before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from notify.kafka.cluster import Cluster
 from notify.spark.catalog import Bridged
 from notify.spark.kafka_parts import CALL_SECONDS, Extent, Partition, reader_of
 
-AT_ONCE = 10_000
+RECORDS_A_CALL = 10_000
 POLL_SECONDS = 0.05
 
 
@@ -28,9 +28,9 @@ def positions_of(cluster: Cluster, places: Mapping[Partition, Extent]) -> list[B
     for place, extent in places.items():
         epochs: dict[str, int] = {}
         for record in _records(cluster, place, extent):
-            known = _position(record, epochs)
-            if known is not None:
-                bridged.append(known)
+            position = _position(record, epochs)
+            if position is not None:
+                bridged.append(position)
     return bridged
 
 
@@ -41,7 +41,7 @@ def _position(record: Any, epochs: dict[str, int]) -> Bridged | None:
         epoch, position = int(value["epoch"]), str(value["position"])
     except (ValueError, KeyError, TypeError):
         return None
-    # Earlier versions did not write where a batch goes on from. The first record of an epoch repeats the position.
+    # Earlier versions did not write `since`. The first record of an epoch repeats the position.
     is_claim = epochs.get(source, 0) < epoch
     epochs[source] = epoch
     since = value.get("since", position if is_claim else None)
@@ -57,7 +57,7 @@ def _records(cluster: Cluster, place: Partition, extent: Extent) -> Iterator[Any
         consumer.assign([TopicPartition(*place, extent.low)])
         quiet_since = time.monotonic()
         while time.monotonic() - quiet_since < CALL_SECONDS:
-            for record in consumer.consume(AT_ONCE, POLL_SECONDS):
+            for record in consumer.consume(RECORDS_A_CALL, POLL_SECONDS):
                 error = record.error()
                 if error is None and (record.offset() or 0) < extent.high:
                     quiet_since = time.monotonic()

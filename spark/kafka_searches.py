@@ -1,4 +1,4 @@
-"""Findings over Kafka that need more than one message's row: damaged batches, and the order of a key's effects."""
+"""Findings over Kafka that the row of one message cannot show: damaged batches, and the order of a key's effects."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def corrupt(spark: SparkSession, kafka: KafkaInput) -> Iterable[Found]:
 def disorder(
     spark: SparkSession, kafka: KafkaInput, databases: Sequence[Database], span: Span | None
 ) -> tuple[list[Found], int]:
-    """Messages that took effect in an ordered group after a later message of their key, by their database's clock; and
-    how many there are.
+    """Messages that took effect in an ordered group after a later message of their key, and the number of all.
 
-    Kafka does not keep when a group was done with a message; its inbox keeps when the effect began.
+    Kafka does not record when a group settled a message, but the group's inbox records when the effect began, by the
+    clock of its database.
     """
     numbers = {name: number for number, name in enumerate(kafka.topics)}
     ordered = [
-        (group, numbers[place.topic], place.partition, s.start)
-        for (group, place), s in kafka.progress.subscribed.items()
-        if s.mode == "ordered" and place.topic in numbers
+        (group, numbers[place.topic], place.partition, subscribed.start)
+        for (group, place), subscribed in kafka.progress.subscribed.items()
+        if subscribed.mode == "ordered" and place.topic in numbers
     ]
     effects = [
         rows.withColumn("database", F.lit(number))
@@ -49,11 +49,11 @@ def disorder(
     if not effects:
         return [], 0
     columns = {"group": pa.string(), "topic": pa.int64(), "queue": pa.int32(), "start": pa.int64()}
-    taken = small_table(spark, columns, ordered)
-    late = _late(spark, kafka, reduce(DataFrame.unionAll, effects), taken)
+    subscriptions = small_table(spark, columns, ordered)
+    late = _late(spark, kafka, reduce(DataFrame.unionAll, effects), subscriptions)
     cases = []
-    shown, count = searches.most_of(searches.within(late, span))
-    for row in shown:
+    rows, count = searches.most_of(searches.within(late, span))
+    for row in rows:
         cases.append(
             Found(
                 "DISORDER", ids.to_text(bytes(row["id"])), row["no"],
@@ -66,13 +66,13 @@ def disorder(
     return cases, count
 
 
-def _late(spark: SparkSession, kafka: KafkaInput, effects: DataFrame, taken: DataFrame) -> DataFrame:
-    """The effects that came late, each with its place and the `highest` offset before it."""
+def _late(spark: SparkSession, kafka: KafkaInput, effects: DataFrame, subscriptions: DataFrame) -> DataFrame:
+    """The late effects, each with its place and the `highest` offset that took effect before it."""
     first = (
         effects.withColumnRenamed("consumer_group", "group")
         .groupBy("id", "no", "group", "database")
         .agg(F.min("at_us").alias("effect_us"))
-        # A dead letter that was sent again is late rightly.
+        # A dead letter that was sent again may be late.
         .join(kafka.dead(spark), ["id", "no", "group"], "left_anti")
     )
     places = (
@@ -81,9 +81,9 @@ def _late(spark: SparkSession, kafka: KafkaInput, effects: DataFrame, taken: Dat
         .groupBy("id", "no", "topic", "queue", "key")
         .agg(F.min("offset").alias("offset"))
     )
-    chosen = (
+    received = (
         places.join(first, ["id", "no"])
-        .join(F.broadcast(taken), ["group", "topic", "queue"])
+        .join(F.broadcast(subscriptions), ["group", "topic", "queue"])
         .where(F.col("offset") >= F.col("start"))
     )
     before = (
@@ -91,4 +91,4 @@ def _late(spark: SparkSession, kafka: KafkaInput, effects: DataFrame, taken: Dat
         .orderBy("effect_us", "offset")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
-    return chosen.withColumn("highest", F.max("offset").over(before)).where("highest > offset")
+    return received.withColumn("highest", F.max("offset").over(before)).where("highest > offset")

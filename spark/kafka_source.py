@@ -1,12 +1,12 @@
-"""`notify_kafka`: Kafka topics that a bridge or relay publishes, as a Python Data Source of Spark.
+"""`notify_kafka`: the Kafka topics of a bridge or relay as a Python Data Source of Spark.
 
     spark.dataSource.register(NotifyKafkaSource)
     spark.read.format("notify_kafka").option("url", "kafka://…").option("topics", "a,b").load()
 
-Each committed record is a row, see SCHEMA; `topic` is the topic's index in the option. Records without a message's id
-in the header `notify-id` are left out, but for dead letters. Where a batch of records fails its checksum, a row without
-an id says so in `damage`, and the records that can still be read follow as rows. Spark's own Kafka source needs jars of
-its exact version; this one needs only the client that the SDK uses anyway.
+Each committed record is a row, see SCHEMA; `topic` is the topic's index in the option. Records without a message id in
+the header `notify-id` are left out, unless they are dead letters. If a batch of records fails its checksum, a row
+without an id reports it in `damage`, and the readable records of the batch follow as rows. Spark's own Kafka source
+needs jars of its exact version; this source needs only the client that the SDK already uses.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ _ARROW = pa.schema(
         ("queued_us", pa.int64()),
         ("key", pa.binary()),
         ("tag", pa.string()),
-        ("expires_us", pa.int64()),  # when it expires; null without a ttl
+        ("expires_us", pa.int64()),  # when the message expires; null without a ttl
         ("due_us", pa.int64()),  # when a delayed or failed message is due
         ("target", pa.string()),  # the topic of a delayed or failed message
-        ("attempt", pa.int32()),  # of a failed message: in a retry topic the next, among dead letters the last
-        ("letter", pa.string()),  # the id of a dead letter, also where a record of another tool was none of a message
-        ("reason", pa.string()),  # why it is a dead letter
+        ("attempt", pa.int32()),  # of a failed message: the next one in a retry topic, the last one of a dead letter
+        ("letter", pa.string()),  # the id of a dead letter; a dead letter from another tool's record has one, too
+        ("reason", pa.string()),  # why the message is a dead letter
         ("damage", pa.string()),
     ]
 )
 _TYPES = {"int32": "int", "int64": "bigint"}
 SCHEMA = ", ".join(f"{field.name} {_TYPES.get(str(field.type), str(field.type))}" for field in _ARROW)
-AT_ONCE = 10_000
-"""The most records that are asked of the client at once, and about the most rows of a batch for Spark."""
+RECORDS_A_CALL = 10_000
+"""The most records that one call asks of the client, and about the most rows of a batch for Spark."""
 POLL_SECONDS = 0.05
-"""The client waits so long for AT_ONCE records, even where the partition has ended."""
+"""How long the client waits for RECORDS_A_CALL records, even at the end of the partition."""
 
 
 class _Partition(InputPartition):
-    """A part, as Spark gives it to a worker."""
+    """A part, in the form in which Spark sends it to a worker."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part.place)
@@ -66,8 +66,8 @@ class _Partition(InputPartition):
 
 
 class NotifyKafkaSource(DataSource):
-    """Options: `url`, with every setting that the workers need (Spark shows no option of this name); `topics`, names
-    separated by commas; or instead of these `parts`, a JSON list of the fields of Part."""
+    """The data source. Options: `url`, with every setting that the workers need (Spark never shows an option of this
+    name), and either `topics`, names separated by commas, or `parts`, a JSON list of the fields of each Part."""
 
     @classmethod
     def name(cls) -> str:
@@ -99,7 +99,7 @@ class _Reader(DataSourceReader):
 
 
 def read_part(cluster: Cluster, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of a part. Raises Unavailable if Kafka gives no record for CALL_SECONDS."""
+    """The rows of a part. Raises Unavailable if Kafka sends no record for CALL_SECONDS."""
     if part.end <= part.start:
         return
     consumer = reader_of(cluster)
@@ -115,11 +115,11 @@ def _batches(cluster: Cluster, consumer: Consumer, part: Part) -> Iterator[pa.Re
     ended = False
     rows: list[tuple[Any, ...]] = []
     while not ended:
-        taken = consumer.consume(AT_ONCE, POLL_SECONDS)
-        for record in taken:
+        received = consumer.consume(RECORDS_A_CALL, POLL_SECONDS)
+        for record in received:
             error = record.error()
             if error is not None:
-                # The end of the committed records: only markers and open transactions follow.
+                # This is the end of the committed records: only markers and open transactions follow.
                 if error.code() == KafkaError._PARTITION_EOF:
                     ended = True
                 elif error.code() == KafkaError._BAD_MSG:
@@ -128,7 +128,7 @@ def _batches(cluster: Cluster, consumer: Consumer, part: Part) -> Iterator[pa.Re
                     rows += _damaged(cluster, part, first, following)
                     ended = following >= part.end
                     consumer.assign([TopicPartition(part.topic, part.partition, following)])
-                    break  # the rest are reports of the same damage
+                    break  # the other records report the same damage
                 elif not error.retriable():
                     raise KafkaException(error)
             elif (record.offset() or 0) >= part.end:
@@ -136,18 +136,19 @@ def _batches(cluster: Cluster, consumer: Consumer, part: Part) -> Iterator[pa.Re
                 break
             else:
                 rows += _row(record, part)
-        if taken:
+        if received:
             quiet_since = time.monotonic()
         elif time.monotonic() - quiet_since > CALL_SECONDS:
             raise Unavailable(f"Kafka gave no record of {part.place} for {CALL_SECONDS:g} s")
-        if rows and (ended or len(rows) >= AT_ONCE):
-            arrays = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), _ARROW, strict=True)]
+        if rows and (ended or len(rows) >= RECORDS_A_CALL):
+            columns = zip(*rows, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
             rows = []
 
 
 def _damaged(cluster: Cluster, part: Part, first: int, following: int) -> list[tuple[Any, ...]]:
-    """A row that reports a damaged batch, and those of its records that can be read."""
+    """A row that reports a damaged batch, and the rows of its readable records."""
     detail = f"the batch at offsets {first} to {following - 1} of {part.place} fails its checksum"
     rows: list[tuple[Any, ...]] = []
     queued_us: int | None = None
@@ -160,10 +161,10 @@ def _damaged(cluster: Cluster, part: Part, first: int, following: int) -> list[t
 
 
 def _row(record: Any, part: Part) -> list[tuple[Any, ...]]:
-    """A record's row; none for one without a message's id, unless it is a dead letter."""
+    """The row of a record; an empty list if the record has no message id and is not a dead letter."""
     headers = records.listed(record)
-    name = records.header(headers, records.ID) or ""
-    identity = _identity(name)
+    message_id = records.header(headers, records.ID) or ""
+    identity = _identity(message_id)
     is_letter = part.topic.startswith(DEAD_LETTER)
     if identity is None and not is_letter:
         return []
@@ -181,16 +182,16 @@ def _row(record: Any, part: Part) -> list[tuple[Any, ...]]:
             records.number(headers, records.DUE),
             records.header(headers, records.TARGET),
             records.number(headers, records.ATTEMPT),
-            letter_id(name, Spot(part.partition, record.offset())) if is_letter else None,
+            letter_id(message_id, Spot(part.partition, record.offset())) if is_letter else None,
             (records.header(headers, records.REASON) or "")[:REASON_CHARACTERS] if is_letter else None,
             None,
         )
     ]
 
 
-def _identity(name: str) -> tuple[bytes, int] | None:
-    """Transaction and number of a message; None for the id of another tool's record."""
-    transaction, _, number = name.partition(".")
+def _identity(message_id: str) -> tuple[bytes, int] | None:
+    """Transaction id and number of a message; None if another tool made the id."""
+    transaction, _, number = message_id.partition(".")
     try:
         identity = bytes.fromhex(transaction.replace("-", ""))
         return (identity, int(number or 0)) if len(identity) == 16 else None

@@ -1,7 +1,7 @@
-"""Inboxes that began later than their group: what the group acknowledged before has no row, and took effect all the
-same.
+"""Inboxes that began later than their group.
 
-A subscription says from when on the inbox of its consumers has rows; each topic of a group has its own.
+A message that the group acknowledged before has no inbox row, although it took effect. The subscription of a group to a
+topic says from which instant on the consumers' inbox has rows.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ NEVER_US = sys.maxsize
 _SKEW_US = round(CLOCK_SKEW.total_seconds() * 1e6)
 
 
-def begins_us(s: Subscribed) -> int:
-    """The instant from which on the inbox has rows; NEVER_US if the consumers have told of none."""
-    return s.inbox_from_us if s.inbox_from_us >= 0 else NEVER_US
+def begins_us(subscribed: Subscribed) -> int:
+    """The instant from which on the inbox has rows; NEVER_US if the consumers have reported no inbox."""
+    return subscribed.inbox_from_us if subscribed.inbox_from_us >= 0 else NEVER_US
 
 
 def with_late_inboxes(
     spark: SparkSession, rows: DataFrame, logs: Sequence[LogInput], groups: Groups, known: Collection[str], from_us: int
 ) -> DataFrame:
-    """Rows of messages with masks `before_inbox0`, …: the groups among `known` (those with inbox rows) whose inbox has
-    none of messages acknowledged so early.
+    """Rows of messages with masks `before_inbox0`, …: the groups that acknowledged it before their inbox began.
 
-    `from_us`: no acknowledgement from before is judged, because rows of inboxes were purged.
+    `known`: the groups with inbox rows; other groups are in no mask. `from_us`: acknowledgements from before this
+    instant are not judged, because inbox rows were purged.
     """
     blocks = range(groups.blocks)
     names = [f"bit{b}" for b in blocks]
@@ -62,13 +62,14 @@ def _mask(inboxes: Column, bit: str) -> Column:
 
 
 def _late(logs: Sequence[LogInput], known: set[str], from_us: int) -> Iterator[tuple[int, list[tuple[str, int]]]]:
-    """Each queue that has such groups, with the instants at which their inboxes begin."""
+    """Each queue with late inboxes: the groups, and the instants at which their inboxes begin."""
     for number, log in enumerate(logs):
         by_topic: dict[str, list[tuple[str, int]]] = {}
-        for s in log.catalog.subscriptions.values():
-            # A purge moves the instant, too: by the mark in the database, and a margin for clocks.
-            if s.group in known and begins_us(s) > from_us + (_SKEW_US if from_us else 0):
-                by_topic.setdefault(s.topic, []).append((s.group, begins_us(s)))
+        for subscribed in log.catalog.subscriptions.values():
+            # A purge moves the instant, too: to the mark in the database, and by a margin for clocks.
+            group, from_inbox_us = subscribed.group, begins_us(subscribed)
+            if group in known and from_inbox_us > from_us + (_SKEW_US if from_us else 0):
+                by_topic.setdefault(subscribed.topic, []).append((group, from_inbox_us))
         for topic, name in log.catalog.topics.items():
             if name in by_topic:
                 for queue in range(log.catalog.queues.get(topic, 1)):

@@ -1,4 +1,4 @@
-"""Dead letters of a segment: whose, why, and under which ids they would have been sent again."""
+"""The dead letters of a segment: their groups, their reasons, and the ids under which they are sent again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LETTERS = pa.schema(
         ("group", pa.string()),
         ("reason", pa.string()),
         ("name", pa.string()),  # of the topic that the message was in
-        ("topic", pa.int64()),  # number of the name of the group's topic of dead letters
+        ("topic", pa.int64()),  # number of the group's dead-letter topic
         ("queue", pa.int32()),
         ("offset", pa.int64()),
         ("at_us", pa.int64()),
         ("again", pa.binary()),  # the transaction id of the message that is sent again
-        ("again_before", pa.binary()),  # the same, as earlier versions made it
+        ("again_before", pa.binary()),  # the transaction id that earlier versions used for it
     ]
 )
 REASON_CHARACTERS = 200
@@ -32,7 +32,7 @@ _GROUP, _TOPIC = "notify-dead-letter-group", "notify-dead-letter-topic"
 
 
 def letter_of(entry: Entry, payload: bytes) -> dict[str, Any] | None:
-    """The row of LETTERS of a dead letter; None for a payload that cannot be read."""
+    """The row of a dead letter in LETTERS; None if its payload cannot be read."""
     try:
         message = decode_payload(payload)
     except (msgspec.MsgspecError, ValueError):

@@ -1,8 +1,8 @@
-"""One row for each message, with what every input knows of it, made by one aggregation.
+"""One row for each message, with the facts of every input, made by one aggregation.
 
-Every table becomes rows of one shape, in which most columns are null; their union is grouped by message once. Five full
-outer joins would sort everything four more times. Facts about consumer groups are bits of a mask: bit n stands for the
-nth group, so that "subscribed and not settled" is arithmetic for any number of groups.
+Every table is converted to rows of a common shape, in which most columns are null. Their union is grouped by message
+once; five full outer joins would sort everything four more times. Facts about consumer groups are bits of a mask: bit n
+belongs to the nth group, so that "subscribed and not settled" is arithmetic for any number of groups.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from notify.spark.small_table import small_table
 
 BITS = 62
 UNKNOWN, OUTBOX, UNMOVED, DATABASE = 3, 4, 8, 32
-"""Parts of `t_state`, beside COMMITTED and ROLLED_BACK."""
+"""Parts of `t_state` besides COMMITTED and ROLLED_BACK."""
 ABROAD = -1
 """The `origin` of halves from a database that was not given."""
 HALF_WAITS, HALF_DROPPED = 4, 8
-"""Parts of `outcomes`, of a storage's committed half: no bridge or relay has sent it on, or a person dropped it."""
+"""Parts of `outcomes` for a committed half in a storage: no bridge or relay has sent it on, or a person dropped it."""
 _PLACE_TOPIC, _PLACE_LOG = 16, 48
 
 # Column: (type, aggregate over the rows of one message).
@@ -35,13 +35,13 @@ _SHAPE: dict[str, tuple[str, str]] = {
         "int",
         "min",
     ),  # 1 COMMITTED, 2 ROLLED_BACK (a tombstone) or 3 unknown, + 4 for mode outbox, + 8 * unmoved (see
-    # spark.unmoved), + 32 * the database's number
+    # spark.unmoved), + 32 * number of the database
     "topic": ("bigint", "max"),  # hash of its name
     "producer_group": ("bigint", "max"),  # hash of its name; null: sent without a transaction
     "origin": ("int", "max"),  # number of the database that the half came from; ABROAD, or null: not known
     "digest": ("bigint", "max"),  # of the contents: body, key and tag
     "half_us": ("bigint", "min"),
-    "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both, with the parts above
+    "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both, + HALF_WAITS or HALF_DROPPED
     "due_us": ("bigint", "max"),
     "queued_us": ("bigint", "min"),
     "place": ("bigint", "min"),  # log, topic and queue
@@ -50,21 +50,21 @@ _SHAPE: dict[str, tuple[str, str]] = {
     "acked_us": ("bigint", "min"),
     "last_acked_us": ("bigint", "max"),
     "effect_us": ("bigint", "min"),
-    "inbox_rows": ("bigint", "count"),  # but for those of replays
+    "inbox_rows": ("bigint", "count"),  # without those of replays
 }
 MASKS = ("acked", "settled", "attempted", "effects")
 
 
 class Groups:
-    """Consumer groups, and the bit of each in the masks."""
+    """Consumer groups, and the bit of each group in the masks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(dict.fromkeys(names))
         self.blocks = max(1, -(-len(self.names) // BITS))
-        self._number = {name: n for n, name in enumerate(self.names)}
+        self._number = {name: number for number, name in enumerate(self.names)}
 
     def bit(self, name: str, block: int) -> int:
-        """The group's bit in this block of the mask; 0 if its bit is in another block, or in none."""
+        """The group's bit in this block of the mask; 0 if its bit is in another block, or it has no bit."""
         number = self._number.get(name, -1)
         return 1 << number % BITS if number // BITS == block else 0
 
@@ -72,11 +72,11 @@ class Groups:
         return reduce(lambda mask, name: mask | self.bit(name, block), names, 0)
 
     def of(self, masks: Sequence[int | None]) -> list[str]:
-        """The names of the groups whose bits are set; `masks` has one for each block."""
-        return [n for n in self.names if any((masks[b] or 0) & self.bit(n, b) for b in range(self.blocks))]
+        """The names of the groups whose bits are set; `masks` has a mask for each block."""
+        return [name for name in self.names if any((masks[b] or 0) & self.bit(name, b) for b in range(self.blocks))]
 
     def table(self, spark: SparkSession) -> DataFrame:
-        """(group, consumer_group, bit0, bit1, …); `consumer_group` is the hash of the name, as acks have it."""
+        """(group, consumer_group, bit0, bit1, …); `consumer_group` is the hash of the name, which acks have."""
         columns = {"group": pa.string(), "consumer_group": pa.int64()}
         columns |= {f"bit{b}": pa.int64() for b in range(self.blocks)}
         rows = [(name, name_hash(name), *[self.bit(name, b) for b in range(self.blocks)]) for name in self.names]
@@ -84,7 +84,7 @@ class Groups:
 
 
 def bits(mask: Column) -> Column:
-    """A mask; 0 for null, which stands for no group."""
+    """The mask; 0, no group, if it is null."""
     return F.coalesce(mask, F.lit(0).cast("bigint"))
 
 
@@ -102,17 +102,17 @@ def columns(groups: Groups) -> list[str]:
     return [*_SHAPE, *[f"{mask}{b}" for mask in MASKS for b in range(groups.blocks)]]
 
 
-def shaped(rows: DataFrame, groups: Groups, **known: Column | str) -> DataFrame:
-    """Rows of one input in the common shape; columns that are not in `known` are null."""
-    chosen: list[Column] = [F.col("id"), F.col("no")]
+def shaped(rows: DataFrame, groups: Groups, **values: Column | str) -> DataFrame:
+    """Rows of one input in the common shape; columns that are not in `values` are null."""
+    selected: list[Column] = [F.col("id"), F.col("no")]
     for name in columns(groups):
         kind = _SHAPE[name][0] if name in _SHAPE else "bigint"
-        value = known.get(name)
+        value = values.get(name)
         if value is None:
-            chosen.append(F.expr(f"CAST(NULL AS {kind}) AS {name}"))
+            selected.append(F.expr(f"CAST(NULL AS {kind}) AS {name}"))
         else:
-            chosen.append((F.col(value) if isinstance(value, str) else value).cast(kind).alias(name))
-    return rows.select(*chosen)
+            selected.append((F.col(value) if isinstance(value, str) else value).cast(kind).alias(name))
+    return rows.select(*selected)
 
 
 def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
@@ -129,8 +129,11 @@ def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
 
 
 def of_halves(rows: DataFrame, groups: Groups, bridged_us: int) -> DataFrame:
-    """Table H of SQL storage, from spark.databases.Database.halves with `origin`. `bridged_us`: when a bridge of the
-    storage last moved on; what was committed until then is sent, though it marks nothing."""
+    """Table H of SQL storage, from spark.databases.Database.halves with `origin`.
+
+    `bridged_us`: when a bridge of the storage last advanced. A bridge does not mark the rows that it sends; it has sent
+    all messages committed until then.
+    """
     is_waiting = (F.col("relayed") == UNSENT) & (F.col("decided_us") > bridged_us)
     unmoved = F.when(is_waiting | (F.col("relayed") == REFUSED), HALF_WAITS)
     unmoved = unmoved.when(F.col("relayed") == DROPPED, HALF_DROPPED).otherwise(0)
@@ -151,7 +154,7 @@ def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
     """Tables H, Q and part of A, from spark.columns.MESSAGES with `topic_hash`, `group_hash`, `origin`, masks."""
     place = F.when(F.col("offset").isNotNull(), _place(log))
     masks: dict[str, Column | str] = {
-        f"{m}{b}": f"{m}{b}" for m in MASKS for b in range(groups.blocks) if f"{m}{b}" in rows.columns
+        name: name for mask in MASKS for b in range(groups.blocks) if (name := f"{mask}{b}") in rows.columns
     }
     return shaped(
         rows,
@@ -192,19 +195,20 @@ def of_acks(rows: DataFrame, groups: Groups) -> DataFrame:
     settled = F.col("kind") != ATTEMPTED
     acked = F.col("kind") == 0
     masks: dict[str, Column | str] = {}
-    for b in range(groups.blocks):
-        masks[f"acked{b}"] = F.when(acked, F.col(f"bit{b}"))
-        masks[f"settled{b}"] = F.when(settled, F.col(f"bit{b}"))
-        masks[f"attempted{b}"] = F.when(~settled, F.col(f"bit{b}"))
-    at = F.when(acked, F.col("at_us"))
-    return shaped(rows, groups, acked_us=at, last_acked_us=at, **masks)
+    for block in range(groups.blocks):
+        bit = F.col(f"bit{block}")
+        masks[f"acked{block}"] = F.when(acked, bit)
+        masks[f"settled{block}"] = F.when(settled, bit)
+        masks[f"attempted{block}"] = F.when(~settled, bit)
+    acked_us = F.when(acked, F.col("at_us"))
+    return shaped(rows, groups, acked_us=acked_us, last_acked_us=acked_us, **masks)
 
 
 def of_effects(rows: DataFrame, groups: Groups) -> DataFrame:
     """Table E, from spark.databases.Database.effects with the columns `bit0`, … of the group."""
     masks: dict[str, Column | str] = {f"effects{b}": f"bit{b}" for b in range(groups.blocks)}
-    is_known = reduce(Column.__or__, [F.col(f"bit{b}").isNotNull() for b in range(groups.blocks)])
-    counted = F.when(is_known & (F.col("replay") == 0), F.lit(1))
+    has_bit = reduce(Column.__or__, [F.col(f"bit{b}").isNotNull() for b in range(groups.blocks)])
+    counted = F.when(has_bit & (F.col("replay") == 0), F.lit(1))
     return shaped(rows, groups, effect_us="at_us", inbox_rows=counted, **masks)
 
 
@@ -212,12 +216,13 @@ def together(parts: Sequence[DataFrame], groups: Groups) -> DataFrame:
     """One row for each message: (id, no) and the columns of the common shape.
 
     `other_topic`, `other_digest`, `other_producer_group` and `other_state` differ from `topic`, `digest`,
-    `producer_group` and `t_state` where the rows do not say the same.
+    `producer_group` and `t_state` if the rows of the inputs differ.
     """
-    whole = reduce(DataFrame.unionAll, parts)
-    how: dict[str, Any] = {"min": F.min, "max": F.max, "or": F.bit_or, "count": F.count}
-    gathered = [how[_SHAPE[name][1]](name).alias(name) for name in _SHAPE]
-    gathered += [F.min(name).alias(f"other_{name}") for name in ("topic", "digest", "producer_group")]
-    gathered.append(F.max("t_state").alias("other_state"))
-    gathered += [F.bit_or(f"{m}{b}").alias(f"{m}{b}") for m in MASKS for b in range(groups.blocks)]
-    return whole.groupBy("id", "no").agg(*gathered)
+    union = reduce(DataFrame.unionAll, parts)
+    functions: dict[str, Any] = {"min": F.min, "max": F.max, "or": F.bit_or, "count": F.count}
+    aggregates = [functions[_SHAPE[name][1]](name).alias(name) for name in _SHAPE]
+    aggregates += [F.min(name).alias(f"other_{name}") for name in ("topic", "digest", "producer_group")]
+    aggregates.append(F.max("t_state").alias("other_state"))
+    names = [f"{mask}{b}" for mask in MASKS for b in range(groups.blocks)]
+    aggregates += [F.bit_or(name).alias(name) for name in names]
+    return union.groupBy("id", "no").agg(*aggregates)

@@ -1,6 +1,6 @@
-"""The files of a server's log, wherever they are: in a directory, or shipped to a store (log_shipped.py).
+"""The files of a server's log: in a directory, or shipped to a store (log_shipped.py).
 
-Workers get these objects pickled, so they hold names and numbers only.
+Spark's workers get these objects pickled, so they hold only names and numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _READ_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """A segment's file; `sealed_end` is where the next segment begins, 0 for one that may grow."""
+    """A segment's file. `sealed_end`: the position at which the next segment begins; 0 if the segment may grow."""
 
     name: str
     base: int
@@ -38,17 +38,17 @@ class SegmentFile:
     sealed_end: int
     size: int
     mark: int
-    """It changes with the file: the time of the last change in nanoseconds; of a shipped one the checksum."""
+    """A number that changes with the file: its last change in nanoseconds, or a shipped segment's checksum."""
     sha256: str = ""
-    """The checksum of its bytes that the manifest has; "": there is no manifest."""
+    """The checksum of the segment's bytes, from the manifest; "": there is no manifest."""
     index: tuple[str, int, str] = ("", 0, "")
-    """Name, size and SHA-256 of its index, where a manifest has them."""
+    """Name, size and SHA-256 of the segment's index, if there is a manifest."""
     until_us: int = 1 << 62
-    """Nothing in it was written later, in microseconds since 1970."""
+    """Nothing in the segment was written after this instant, in microseconds since 1970."""
 
     @property
     def identity(self) -> tuple[int, int]:
-        """No segment of another log has the same."""
+        """A pair that no segment of another log has."""
         return self.base, self.created_us
 
 
@@ -61,47 +61,47 @@ class LogFiles(Protocol):
 
     @property
     def identity(self) -> str:
-        """A text that no other log has; the same on each machine that names the log in the same way."""
+        """A text that no other log has, and that is the same on each machine that names the log in the same way."""
 
     @property
     def is_immutable(self) -> bool:
-        """Whether segments never change once they are listed, so that a copy of one needs no second look."""
+        """Whether segments never change once they are listed, so that a copy need not be compared again."""
 
     @property
     def nothing(self) -> str:
-        """A sentence for where there is no segment."""
+        """A sentence to show if there is no segment."""
 
     @property
     def dropped_to(self) -> int:
-        """Up to where the list of segments says that retention dropped them; 0: there is no such list."""
+        """The position up to which retention dropped segments, by the list of segments; 0: there is no such list."""
 
     def segments(self) -> tuple[list[SegmentFile], list[str]]:
-        """The segments in the order of their positions, and what is wrong with the other files."""
+        """The segments in the order of their positions, and a sentence for each file that is no sound segment."""
 
     def gone(self) -> str:
-        """A sentence that says why segments are gone that were listed; "" where no reason is known."""
+        """A sentence that says why listed segments are missing now; "" if the reason is not known."""
 
     def is_served(self) -> bool:
-        """Whether a server writes to them now."""
+        """Whether a server writes to the log now."""
 
     def disk(self, segment: SegmentFile) -> Disk:
-        """Reads a segment, in this process."""
+        """A disk with which this process reads the segment."""
 
     def crc_of(self, disk: Disk, segment: SegmentFile) -> int:
-        """CRC32C of a segment, with the `disk` that has read it. Raises ObjectStoreFailed for what is not as listed."""
+        """CRC32C of a segment, by the `disk` that has read it. Raises ObjectStoreFailed if it differs from the list."""
 
     def entries(self, segment: SegmentFile) -> NDArray[np.void] | None:
-        """The entries of a sealed segment's index; None if it is lost or of another version: the segment has the
-        same."""
+        """The entries of a sealed segment's index. None if the index is lost or of another version; the segment has the
+        same entries."""
 
     def checkpoint(self) -> Checkpoint | None:
-        """The newest sound checkpoint. Raises Corrupt if there are some and none is sound."""
+        """The newest sound checkpoint. Raises Corrupt if there are checkpoints but no sound one."""
 
     def checkpoints(self) -> Sequence[int]:
         """The positions of all checkpoints."""
 
     def created_us(self, base: int) -> int:
-        """When a segment was made, as it says now. Raises FileNotFoundError, and ValueError for a damaged header."""
+        """When a segment was made, by its header. Raises FileNotFoundError, or ValueError if the header is damaged."""
 
     def size_of(self, base: int) -> int:
         """The size of a segment in bytes."""
@@ -111,7 +111,7 @@ class LogFiles(Protocol):
 
 
 class ReadOnlyDisk(Disk):
-    """A log that a server may be writing."""
+    """Reads a log that a server may be writing to."""
 
     def open(self, name: str, create: bool = False) -> int:
         return os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -119,19 +119,19 @@ class ReadOnlyDisk(Disk):
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """A data directory on this machine, or one that all workers reach by the same path."""
+    """A data directory on this machine, or a shared one that all workers reach by the same path."""
 
     directory: Path
     is_immutable = False
 
     @classmethod
-    def of(cls, given: Path | str) -> LocalFiles:
-        """`given`: the data directory, or the directory of the log in it. Raises InvalidRequest without one."""
-        path = Path(given)
+    def of(cls, directory: Path | str) -> LocalFiles:
+        """`directory`: a data directory, or the directory of the log in it. Raises InvalidRequest if it is missing."""
+        path = Path(directory)
         refuse_divided(path, "name --log")
         log = path / "log" if (path / "log").is_dir() else path
         if not log.is_dir():
-            raise InvalidRequest(f"{given} has no log: there is no such directory")
+            raise InvalidRequest(f"{directory} has no log: there is no such directory")
         return cls(log)
 
     @property
@@ -168,9 +168,9 @@ class LocalFiles:
                     "another file, and was not read"
                 )
         files = []
-        for i, (base, created_us, name) in enumerate(heads):
+        for place, (base, created_us, name) in enumerate(heads):
             state = (self.directory / name).stat()
-            following, until_us = heads[i + 1][:2] if i + 1 < len(heads) else (0, 1 << 62)
+            following, until_us = heads[place + 1][:2] if place + 1 < len(heads) else (0, 1 << 62)
             files.append(
                 SegmentFile(name, base, created_us, following, state.st_size, state.st_mtime_ns, until_us=until_us)
             )
@@ -180,7 +180,7 @@ class LocalFiles:
         return ""
 
     def is_served(self) -> bool:
-        # Reads /proc/locks: taking the lock, even for a moment, could keep a server from starting.
+        # /proc/locks tells: taking the lock, even for a moment, could keep a server from starting.
         try:
             inode = (self.directory / "lock").stat().st_ino
             locks = Path("/proc/locks").read_text()
@@ -221,7 +221,7 @@ class LocalFiles:
 
 
 def checksum_of(disk: Disk, name: str, size: int) -> int:
-    """CRC32C of a file's first bytes, read piece by piece. Raises OSError."""
+    """CRC32C of a file's first `size` bytes, read piece by piece. Raises OSError."""
     fd = disk.open(name)
     try:
         checksum = at = 0

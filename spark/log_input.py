@@ -1,6 +1,6 @@
 """A server's log as tables: its segments, a Parquet copy of each, and a catalog of its topics and groups.
 
-The segment that a server is writing to is copied each time; for the others see segments.py.
+The segment that a server is writing to is copied in each audit; segments.py describes the other segments.
 """
 
 from __future__ import annotations
@@ -35,47 +35,47 @@ from notify.storage.log.checkpoint import checkpoint_name
 from notify.storage.log.segments import segment_name
 
 EVERYTHING = 1 << 62
-MOST_TOLD = 20
-"""The most parts of a log that are named one by one."""
+MOST_NAMED = 20
+"""The most unreadable parts of a log that are named one by one."""
 COPIED_HERE_BYTES = 64 << 20
-"""Segments of up to so many bytes in all are copied in this process: starting workers would take longer."""
+"""Segments of at most this size together are copied in this process: starting workers would take longer."""
 COPIED_AT_ONCE = 1000
-"""So many segments are copied, and their facts noted, before the next."""
+"""How many segments are copied before their facts are recorded."""
 BROADCAST_ACKS = 1_000_000
-"""Up to so many acks of messages in other segments are sent to every task (about 100 bytes each)."""
+"""The most acks of messages in other segments that are sent to every task (about 100 bytes each)."""
 COMPARED_HERE_BYTES = 16 << 30
-"""Segments of up to so many bytes are compared with their copies in this process: to read as many from memory takes as
-long as to start workers."""
+"""Segments of at most this size together are compared with their copies in this process: reading them from memory takes
+as long as starting workers."""
 READERS = 4
-"""So many segments are compared at once in this process; reading them holds no lock."""
+"""How many threads of this process compare segments; they read without holding a lock."""
 
 
 class LogInput:
-    """One data directory. Call `prepare` before the tables."""
+    """The log of one data directory or store. Call `prepare` before you ask for tables."""
 
     def __init__(self, place: Path | str, name: str = "") -> None:
-        """`place`: a data directory, or the URL of a store that a server ships to. Raises InvalidRequest for a place
-        without a log, Unavailable for a store that does not answer."""
+        """`place`: a data directory, or the URL of a store that a server ships to. Raises InvalidRequest if the place
+        has no log, and Unavailable if the store does not answer."""
         try:
             self.files = files_of(place)
         except InvalidRequest as error:
             raise InvalidRequest(f"--log {error}") from None
         self.name = name or str(place).rstrip("/").rpartition("/")[2]
         self._gathered = Gathered(Catalog())
-        # Before the segments: those that are read later hold all that these checkpoints stand behind.
+        # List the checkpoints before the segments: the segments then have all records before these checkpoints.
         self._checkpoints = list(self.files.checkpoints())
         self.segments, problems = self.files.segments()
         self.problems: list[str] = problems
-        """Reasons why this log proves nothing; with one of them the audit is inconclusive."""
+        """Reasons why this log proves nothing; each of them makes the audit inconclusive."""
         if not self.segments:
             raise InvalidRequest(f"--log {place}: {self.files.nothing}")
         self.is_served = self.files.is_served()
         self.read_us = 0
-        """When `prepare` began, by this machine's clock, which is also the server's."""
+        """When `prepare` began, by the clock of this machine, on which the server runs, too."""
         self.dropped_to = self.files.dropped_to
-        """Position below which retention dropped segments, by the log's own record."""
+        """The position below which retention dropped segments, by the log's own record."""
         self.holes: list[Hole] = []
-        """Parts of the log that could not be read."""
+        """The parts of the log that could not be read."""
         self._copied: list[SegmentFile] = []
         self._copies: Copies | None = None
 
@@ -86,41 +86,41 @@ class LogInput:
         spark: SparkSession | None,
         scratch: Path | str,
         reread_bytes: int = EVERYTHING,
-        given: Set[str] = frozenset(),
+        sources: Set[str] = frozenset(),
     ) -> None:
-        """Copy every segment without a copy, then read the catalog. Spark, if given, copies large logs in its tasks.
+        """Copy every segment without a copy, then read the catalog. With Spark, its tasks copy large logs.
 
-        `scratch`: a directory, which must be the same for every worker, or the URL of a store. `reread_bytes`: so much
-        of the segments is compared with their copies again, because bytes rot without a change of a file's size or
-        time. `given`: the ids of the databases to compare with; segments of another log are left out.
+        `scratch`: a directory, which must be the same for every worker, or the URL of a store. `reread_bytes`: how many
+        bytes of segments are compared with their copies again, because bytes can rot while the size and the time of a
+        file stay the same. `sources`: the ids of the databases of the audit; segments of another log are left out.
         """
         self.read_us = time.time_ns() // 1000
         copies = copies_in(scratch, hashlib.sha256(self.files.identity.encode()).hexdigest()[:16])
         self._copies = copies
-        known = [s for s in self.segments if copies.has(s) and (s.sealed_end or not self.is_served)]
-        names = {copy_name(s) for s in known}
-        missing = [s for s in self.segments if copy_name(s) not in names]
-        compared = [] if self.files.is_immutable else copies.longest_unread(known, reread_bytes)
-        made = self._copy(spark, missing + self._changed(spark, compared))
+        copied_before = [s for s in self.segments if copies.has(s) and (s.sealed_end or not self.is_served)]
+        names = {copy_name(segment) for segment in copied_before}
+        missing = [segment for segment in self.segments if copy_name(segment) not in names]
+        compared = [] if self.files.is_immutable else copies.longest_unread(copied_before, reread_bytes)
+        new_copies = self._copy(spark, missing + self._changed(spark, compared))
         if self.problems and (why := self.files.gone()):
             self.problems.append(why)
-        copies.keep({copy_name(s) for s in self.segments})
-        with_copy = [s for s in self.segments if copies.has(s)]
-        if lost := [s for s in self.segments if copy_name(s) in made and not copies.has(s)]:
+        copies.keep({copy_name(segment) for segment in self.segments})
+        with_copy = [segment for segment in self.segments if copies.has(segment)]
+        if lost := [s for s in self.segments if copy_name(s) in new_copies and not copies.has(s)]:
             self.problems.append(
                 f"{lost[0].name} was copied by a worker, and the copy is not in {scratch}: name a directory that all "
                 "workers share, or the URL of a store, with --scratch"
             )
-        self._gather(with_copy, given)
+        self._gather(with_copy, sources)
         copies.release()
         self.holes = list(holes_of(self.facts))
         self._look()
 
     def _changed(self, spark: SparkSession | None, compared: Sequence[SegmentFile]) -> list[SegmentFile]:
-        """Compare segments with their copies. Returns those that differ, whose copies are gone."""
-        items = [(s, self.copies.facts_of(s).crc) for s in compared]
+        """Compare segments with their copies. Returns the segments that differ, without their copies."""
+        items = [(segment, self.copies.facts_of(segment).crc) for segment in compared]
         compare = partial(is_as_copied, self.files)
-        if spark is None or sum(s.size for s in compared) <= COMPARED_HERE_BYTES:
+        if spark is None or sum(segment.size for segment in compared) <= COMPARED_HERE_BYTES:
             with ThreadPoolExecutor(READERS) as pool:
                 same = list(pool.map(compare, items))
         else:
@@ -135,21 +135,21 @@ class LogInput:
         return changed
 
     def _copy(self, spark: SparkSession | None, missing: Sequence[SegmentFile]) -> set[str]:
-        """Copy segments, in tasks of Spark if these are large. Returns the names of the copies that were made."""
-        do = partial(copied, self.files, self.copies)
-        is_large = sum(s.size for s in missing) > COPIED_HERE_BYTES
-        made: set[str] = set()
+        """Copy segments, in tasks of Spark if they are large. Returns the names of the new copies."""
+        copy = partial(copied, self.files, self.copies)
+        is_large = sum(segment.size for segment in missing) > COPIED_HERE_BYTES
+        names: set[str] = set()
         for first in range(0, len(missing), COPIED_AT_ONCE):
-            some = missing[first : first + COPIED_AT_ONCE]
-            results = each(spark, some, do) if spark is not None and is_large else [do(s) for s in some]
+            part = missing[first : first + COPIED_AT_ONCE]
+            results = each(spark, part, copy) if spark is not None and is_large else list(map(copy, part))
             self.problems += [problem for problem, _ in results if problem]
-            new = {copy_name(s): facts for s, (_, facts) in zip(some, results, strict=True) if facts is not None}
+            new = {copy_name(s): facts for s, (_, facts) in zip(part, results, strict=True) if facts is not None}
             self.copies.note(new)
-            made |= new.keys()
-        return made
+            names |= new.keys()
+        return names
 
-    def _gather(self, with_copy: list[SegmentFile], given: Set[str]) -> None:
-        """Take the facts of the segments that have a copy, but for those of another log."""
+    def _gather(self, with_copy: list[SegmentFile], sources: Set[str]) -> None:
+        """Gather the facts of the segments that have a copy, and leave out segments of another log."""
         try:
             saved = self.files.checkpoint()
         except Corrupt as error:
@@ -159,18 +159,18 @@ class LogInput:
             self.dropped_to = max(self.dropped_to, saved.state.dropped_to or 0)
 
         def gathered(segments: Iterable[SegmentFile]) -> Gathered:
-            taken = Gathered(Catalog.of(saved))
+            facts = Gathered(Catalog.of(saved))
             for segment in segments:
-                taken.take(self.copies.facts_of(segment))
-            return taken
+                facts.take(self.copies.facts_of(segment))
+            return facts
 
         self._gathered = gathered(with_copy)
-        if foreign := foreign_of(self._gathered.sources, given):
+        if foreign := foreign_of(self._gathered.sources, sources):
             self.problems += [f"{segment_name(base)}: {problem}" for base, problem in foreign.items()]
-            self.segments = [s for s in self.segments if s.base not in foreign]
-            with_copy = [s for s in with_copy if s.base not in foreign]
+            self.segments = [segment for segment in self.segments if segment.base not in foreign]
+            with_copy = [segment for segment in with_copy if segment.base not in foreign]
             self._gathered = gathered(with_copy)
-        self._gathered.sources.clear()  # nothing else needs them
+        self._gathered.sources.clear()  # they are not needed any more
         self._copied = with_copy
 
     @property
@@ -188,28 +188,28 @@ class LogInput:
         return self._copies
 
     def unread(self, from_us: int) -> Iterator[str]:
-        """Which parts of the log are missing or cannot be read, of those that messages from `from_us` on may be in."""
+        """A sentence for each missing or unreadable part of the log that may have messages from `from_us` on."""
         first = self.segments[0].base
         if first > self.dropped_to and from_us <= self.first_us:
             yield (
-                f"the first segments are missing: the log begins at byte {first}, and what its checkpoint records as "
-                f"dropped by retention ends at {self.dropped_to}. If a server of an older version dropped them, start "
-                "one of this version once, which records it"
+                f"the first segments are missing: the log begins at byte {first}, but its checkpoint says that "
+                f"retention dropped only the bytes before {self.dropped_to}. If a server of an older version dropped "
+                "the segments, start a server of this version once: it records how far they were dropped"
             )
         holes = [hole for hole in self.holes if not hole.to_us or hole.to_us >= from_us]
-        for hole in holes[:MOST_TOLD]:
-            here = any(s.base < hole.end and hole.start < s.base + s.size for s in self.segments)
-            what = "cannot be read" if here else "are missing"
+        for hole in holes[:MOST_NAMED]:
+            is_in_segment = any(s.base < hole.end and hole.start < s.base + s.size for s in self.segments)
+            state = "cannot be read" if is_in_segment else "are missing"
             until = f"to {instant_text(hole.to_us)}" if hole.to_us else "on"
             yield (
-                f"bytes {hole.start} to {hole.end} of the log {what}: what was written from "
+                f"bytes {hole.start} to {hole.end} of the log {state}: what was written from "
                 f"{instant_text(hole.from_us)} {until} cannot be judged"
             )
-        if len(holes) > MOST_TOLD:
-            yield f"{len(holes) - MOST_TOLD} more parts of the log cannot be read"
+        if len(holes) > MOST_NAMED:
+            yield f"{len(holes) - MOST_NAMED} more parts of the log cannot be read"
 
     def _look(self) -> None:
-        """Note a log that ends before its checkpoint."""
+        """Add a problem if the log ends before one of its checkpoints."""
         for position in self._checkpoints:
             if self.facts and position > self.facts[-1].end:
                 name = checkpoint_name(position)
@@ -219,26 +219,25 @@ class LogInput:
 
     @property
     def first_us(self) -> int:
-        """The time of the oldest retained data, in microseconds; 0 if no segment was ever deleted."""
+        """The time of the oldest retained data, in microseconds since 1970; 0 if no segment was ever deleted."""
         if not self.segments or self.segments[0].base == 0:
             return 0
         return self.facts[0].first_us if self.facts else 0
 
     @property
     def watermark_us(self) -> int:
-        """The time up to which the log is complete: now while a server has it open, else that of its last frame."""
+        """The time up to which the log is complete: now if a server has it open, else the time of its last frame."""
         if self.is_served:
             return self.read_us
-        return max((f.last_us for f in self.facts), default=0)
+        return max((facts.last_us for facts in self.facts), default=0)
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it is what a server has shipped so far: what is not in it yet may be in the server's log."""
+        """Whether this is a shipped log: the server's own log may have further messages."""
         return self.files.is_immutable
 
     def count_from(self, span: Any) -> int:
-        """About how many messages a span of time concerns, of those in segments that were written to since its start.
-        None: all messages."""
+        """About how many messages were stored since the start of a span; all messages if the span is None."""
         start_us = span.start_us if span else 0
         return sum(_since(facts, start_us) for _, facts in self._written(start_us))
 
@@ -247,7 +246,7 @@ class LogInput:
         return sum(facts.acks for _, facts in self._written(from_us))
 
     def apart_us(self, from_us: int) -> int:
-        """The most that the time of a half, and that in its id, lie apart in segments written after an instant."""
+        """The longest time between a half and the time in its id, in segments written after an instant."""
         return max((facts.apart_us for _, facts in self._written(from_us)), default=0)
 
     def broken(self) -> Iterator[dict[str, Any]]:
@@ -273,9 +272,9 @@ class LogInput:
         return renumbered(spark, rows, dict.fromkeys(facts.masked for _, facts in written), groups)
 
     def messages(self, spark: SparkSession, groups: Groups, from_us: int = 0) -> DataFrame | None:
-        """The rows of `stored`; a rollback whose half is in another segment gets a row for each message."""
+        """The rows of `stored`, and for a rollback whose half is in another segment a row for each of its messages."""
         rows = self.stored(spark, groups, from_us)
-        if rows is None or not any(f.strays for f in self.facts):
+        if rows is None or not any(facts.strays for facts in self.facts):
             return rows
         stray = rows.where("outcome = 2 AND half_us IS NULL").select("id", "decided_us").distinct()
         alone = stray.join(
@@ -283,10 +282,10 @@ class LogInput:
         )
         spread = alone.select(
             *[
-                F.col(c) if c in ("id", "no", "producer_group", "topic", "queue", "decided_us")
-                else F.lit(2).cast("tinyint").alias("outcome") if c == "outcome"
-                else F.lit(None).cast(rows.schema[c].dataType).alias(c)
-                for c in rows.columns
+                F.col(name) if name in ("id", "no", "producer_group", "topic", "queue", "decided_us")
+                else F.lit(2).cast("tinyint").alias("outcome") if name == "outcome"
+                else F.lit(None).cast(rows.schema[name].dataType).alias(name)
+                for name in rows.columns
             ]
         )  # fmt: skip
         return rows.unionAll(spread)
@@ -294,9 +293,9 @@ class LogInput:
     def acks(
         self, spark: SparkSession, from_us: int = 0, *, loose_only: bool = False, with_ids: bool = True
     ) -> DataFrame | None:
-        """Rows of spark.columns.ACKS, with ids from other segments.
+        """Rows of spark.columns.ACKS, with ids also for messages in other segments; None if there is no row.
 
-        Without `with_ids`, acks of messages in other segments have none.
+        Without `with_ids`, acks of messages in other segments have no id.
         """
         written = [(s, f.acks) for s, f in self._written(from_us) if f.acks and (f.loose or not loose_only)]
         if not written:
@@ -304,11 +303,14 @@ class LogInput:
         rows = self.copies.rows(spark, "acks", ACKS, written)
         if loose_only:
             rows = rows.where("is_loose")
-        return self._with_ids(spark, rows, from_us) if with_ids and any(f.unnamed for f in self.facts) else rows
+        has_unnamed = any(facts.unnamed for facts in self.facts)
+        return self._with_ids(spark, rows, from_us) if with_ids and has_unnamed else rows
 
     def _with_ids(self, spark: SparkSession, acks: DataFrame, from_us: int) -> DataFrame:
-        """Join acks that have no id with the messages of segments written after `from_us`; those of older messages,
-        whose ids are older too, are left out."""
+        """Join acks without an id with the messages of segments written after `from_us`.
+
+        Acks of older messages are left out; the ids of these messages are older, too.
+        """
         of_places = _only("topic", "queue", "offset", "id", "no", "queued_us", "key_hash")
         segments = [(segment, facts.messages) for segment, facts in self._written(from_us)]
         places = self.copies.rows(spark, "messages", of_places, segments)
@@ -317,8 +319,8 @@ class LogInput:
             F.col("queued_us").alias("message_us"), F.col("key_hash").alias("message_key"),
         )  # fmt: skip
         unnamed = acks.where("id IS NULL")
-        # Spark would take them for as many as all acks, and sort every message of the log to join them.
-        if sum(f.unnamed for f in self.facts) <= BROADCAST_ACKS:
+        # Otherwise Spark would expect as many rows as all acks, and sort every message of the log for the join.
+        if sum(facts.unnamed for facts in self.facts) <= BROADCAST_ACKS:
             unnamed = F.broadcast(unnamed)
         names = {"id": "message_id", "no": "message_no", "queued_us": "message_us", "key_hash": "message_key"}
         named = unnamed.join(places, ["topic", "queue", "offset"]).select(
@@ -327,28 +329,29 @@ class LogInput:
         return acks.where("id IS NOT NULL").unionAll(named)
 
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
-        """For each (topic number, queue) the groups that are to receive it, each with its first offset."""
+        """See Catalog.wanted."""
         return self.catalog.wanted()
 
     def readers(self) -> dict[tuple[int, int], set[str]]:
-        """For each (topic number, queue) the groups that ever subscribed to it."""
+        """See Catalog.readers."""
         return self.catalog.readers()
 
     def inboxes(self) -> dict[str, int]:
-        """The groups whose consumers have told the server of an inbox, and from when on it has rows (microseconds)."""
+        """See Catalog.inboxes."""
         return self.catalog.inboxes()
 
     def sent(self, from_us: int = 0) -> dict[str, dict[str, int]]:
-        """When each database's last committed message of each producer group was decided, by the database's id."""
+        """See Gathered.sent."""
         return self._gathered.sent(from_us)
 
     def letters(self, spark: SparkSession) -> DataFrame | None:
         """Rows of spark.letters.LETTERS; None if the log has no dead letter."""
-        segments = [(s, f.letters) for s, f in zip(self._copied, self.facts, strict=True) if f.letters]
+        pairs = zip(self._copied, self.facts, strict=True)
+        segments = [(segment, facts.letters) for segment, facts in pairs if facts.letters]
         return self.copies.rows(spark, "letters", LETTERS, segments) if segments else None
 
     def queued_ids(self, spark: SparkSession, from_us: int = 0) -> DataFrame | None:
-        """(id): the transactions of messages in queues, of segments written after `from_us`; None without one."""
+        """(id): the transactions of queued messages in segments written after `from_us`; None without a segment."""
         segments = [(segment, facts.messages) for segment, facts in self._written(from_us)]
         if not segments:
             return None
@@ -361,7 +364,8 @@ class LogInput:
         for segment in self._copied:
             for name in ("messages", "checks"):
                 entries[name] += self.copies.read(name, segment, filters=[("id", "=", transaction)]).to_pylist()
-        places = {(m["topic"], m["queue"], m["offset"]) for m in entries["messages"] if m["offset"] is not None}
+        queued = [row for row in entries["messages"] if row["offset"] is not None]
+        places = {(row["topic"], row["queue"], row["offset"]) for row in queued}
         names = {name_hash(name): name for name in self._gathered.groups}
         for topic, queue, offset in sorted(places):
             wanted = [("topic", "=", topic), ("queue", "=", queue), ("offset", "=", offset)]
@@ -378,12 +382,13 @@ class LogInput:
             yield from self.copies.read("messages", segment, columns=columns, filters=wanted).to_pylist()
 
     def groups(self) -> Sequence[str]:
-        """Every group that has subscribed or settled, sorted."""
-        return sorted(self._gathered.groups | {s.group for s in self.catalog.subscriptions.values()})
+        """Every group that subscribed or settled a message, sorted."""
+        subscribers = {subscribed.group for subscribed in self.catalog.subscriptions.values()}
+        return sorted(self._gathered.groups | subscribers)
 
 
 def _since(facts: Facts, from_us: int) -> int:
-    """About how many of a segment's messages were stored since an instant, as if they lay evenly in its time."""
+    """About how many of a segment's messages were stored since an instant, if they were stored at a constant rate."""
     whole_us = facts.last_us - facts.first_us
     since_us = min(whole_us, max(facts.last_us, facts.made_us) - from_us)
     return facts.messages if since_us >= whole_us else -(-facts.messages * since_us // whole_us)

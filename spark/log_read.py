@@ -1,4 +1,4 @@
-"""A log's segments as an audit has read them: as much of each as can never change, by which a later audit knows it."""
+"""The part of each segment of a log that an audit read and that cannot change, so that a later audit can skip it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from notify.spark.log_input import LogInput
 
 @dataclass(frozen=True, slots=True)
 class SegmentRead:
-    """Bytes [base, end) of a log, which are durable, in one segment."""
+    """Durable bytes [base, end) of a log, in one segment."""
 
     base: int
     created_us: int
     end: int
     crc: int | None
-    """CRC32C of these bytes; None: it has to be computed from the file."""
+    """CRC32C of these bytes; None: it must be computed from the file."""
     damage: str = ""
-    """The first damage in it, in words; "" if there is none."""
+    """A sentence about the first damage in these bytes; "" if they are sound."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """A log: its name, its files, up to where its own record says that retention dropped it, and its segments."""
+    """A log: its name, its files, the position up to which retention dropped it, and its segments."""
 
     name: str
     files: LogFiles
@@ -32,15 +32,15 @@ class LogRead:
 
     @classmethod
     def of(cls, log: LogInput) -> LogRead:
-        """A log that is prepared."""
-        facts = {each.base: each for each in log.facts}
+        """The log of an input that was prepared."""
+        facts_by_base = {each.base: each for each in log.facts}
         segments = []
         for segment in log.segments:
-            if (known := facts.get(segment.base)) is None:
-                continue  # it could not be read, which is a reason to doubt the audit
-            damage = str(known.broken[0]["detail"]) if known.broken else ""
+            if (facts := facts_by_base.get(segment.base)) is None:
+                continue  # the segment could not be read, which makes the audit inconclusive
+            damage = str(facts.broken[0]["detail"]) if facts.broken else ""
             is_whole = segment.sealed_end == segment.base + segment.size
-            end = segment.sealed_end if is_whole else max(segment.base, known.durable)
-            crc = known.crc if is_whole else None
+            end = segment.sealed_end if is_whole else max(segment.base, facts.durable)
+            crc = facts.crc if is_whole else None
             segments.append(SegmentRead(segment.base, segment.created_us, end, crc, damage))
         return cls(log.name, log.files, log.dropped_to, tuple(segments))

@@ -1,7 +1,7 @@
-"""The files of a log that a server ships to an object store: what its manifest lists.
+"""The files of a log that a server ships to an object store, as its manifest lists them.
 
-This process reads the manifest; its times, sizes and checksums stand for the segments' headers. Workers fetch the
-objects in pieces, and compare each with its checksum as they read it.
+This process reads the manifest, and uses its times, sizes and checksums instead of the segments' headers. Workers fetch
+the objects in pieces, and check the checksum of each object while they read it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from notify.storage.shipped.store import Store
 
 _PIECE_BYTES = 8 << 20
 _CHECKPOINTS = 2
-"""So many of the newest checkpoints are tried, as a server keeps."""
-MOST_TOLD = 20
-"""The most objects that are named one by one."""
+"""How many of the newest checkpoints are tried; a server keeps as many."""
+MOST_NAMED = 20
+"""The most missing objects that are named one by one."""
 
 
 class StoreDisk(Disk):
-    """Objects of a store, read as files; it hashes what it reads from the beginning on."""
+    """Reads objects of a store as files, and computes their checksums while it reads them from the beginning."""
 
     def __init__(self, store: Store, sizes: Mapping[str, int]) -> None:
-        """`sizes`: of the objects, by their names."""
+        """`sizes`: the sizes of the objects, by name."""
         self._store = store
         self._sizes = sizes
         self._names: list[str] = []
@@ -56,7 +56,7 @@ class StoreDisk(Disk):
         return len(self._names) - 1
 
     def close(self, fd: int) -> None:
-        """Nothing is held open."""
+        """Does nothing: no object is held open."""
 
     def size(self, fd: int) -> int:
         return self._sizes[self._names[fd]]
@@ -68,14 +68,14 @@ class StoreDisk(Disk):
         return data
 
     def will_need(self, fd: int, offset: int, size: int) -> None:
-        """A store has no such call."""
+        """Does nothing: a store has no such call."""
 
     def hashed(self, name: str) -> _Hashed:
-        """The checksums of a whole object; what was not read yet is read now."""
-        fd, known = self.open(name), self._hashed.setdefault(name, _Hashed())
-        while self.read(fd, _PIECE_BYTES, known.size):
+        """The checksums of a whole object. Reads the bytes that were not read yet."""
+        fd, hashed = self.open(name), self._hashed.setdefault(name, _Hashed())
+        while self.read(fd, _PIECE_BYTES, hashed.size):
             pass
-        return known
+        return hashed
 
 
 class _Hashed:
@@ -100,30 +100,30 @@ class _Hashed:
 
 @dataclass(frozen=True)
 class ShippedFiles:
-    """The log in a store. Pickled for workers, it has no list: they are told which segment to read."""
+    """The log in a store. The pickled form, for workers, has no list: each task has its segment."""
 
     url: str
     lineage: str
     dropped_to: int
     listed: tuple[SegmentFile, ...] = field(default=(), repr=False)
     newest: tuple[tuple[str, int], ...] = field(default=(), repr=False)
-    """Names and sizes of the newest checkpoints."""
+    """The names and sizes of the newest checkpoints."""
 
     is_immutable = True
 
     @classmethod
     def of(cls, url: str) -> ShippedFiles:
-        """Reads the manifest. Raises InvalidRequest without one, and ObjectStoreFailed."""
+        """Reads the manifest. Raises InvalidRequest if there is no manifest, and ObjectStoreFailed."""
         store = Store(url)
-        known = manifest.load(store)
-        if known is None:
+        listed = manifest.load(store)
+        if listed is None:
             raise InvalidRequest(
                 f"{url} has no log: there is no {layout.MANIFEST}; name the URL that a server was given with --ship-to"
             )
         files: list[SegmentFile] = []
         newest: deque[tuple[str, int]] = deque(maxlen=_CHECKPOINTS)
         before: ShippedSegment | None = None
-        for segment in manifest.segments_from(store, known):  # a page at a time
+        for segment in manifest.segments_from(store, listed):  # reads a page at a time
             if before is not None:
                 files.append(_file(before, segment))
             if segment.checkpoint is not None:
@@ -131,7 +131,7 @@ class ShippedFiles:
             before = segment
         if before is not None:
             files.append(_file(before, None))
-        return cls(store.url, known.lineage, known.dropped_to, tuple(files), tuple(newest))
+        return cls(store.url, listed.lineage, listed.dropped_to, tuple(files), tuple(newest))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShippedFiles, (self.url, self.lineage, self.dropped_to)
@@ -156,9 +156,9 @@ class ShippedFiles:
         stored = set(self._store.names("segments"))
         files = [segment for segment in self.listed if segment.name in stored]
         missing = [segment.name for segment in self.listed if segment.name not in stored]
-        problems = [f"{name} is in the manifest, and not in the store {self.url}" for name in missing[:MOST_TOLD]]
-        if len(missing) > MOST_TOLD:
-            problems.append(f"{len(missing) - MOST_TOLD} more segments are not in the store {self.url}")
+        problems = [f"{name} is in the manifest, and not in the store {self.url}" for name in missing[:MOST_NAMED]]
+        if len(missing) > MOST_NAMED:
+            problems.append(f"{len(missing) - MOST_NAMED} more segments are not in the store {self.url}")
         return files, problems
 
     def gone(self) -> str:
@@ -166,12 +166,12 @@ class ShippedFiles:
         if now is None or now.dropped_to <= self.dropped_to:
             return ""
         return (
-            f"since it was listed, the server has dropped from {self.url} what lies before byte {now.dropped_to}, "
-            "because of its age (ship_keep): repeat this to read what is there now"
+            f"since the segments were listed, the server has dropped those before byte {now.dropped_to} from "
+            f"{self.url} because of their age (ship_keep): repeat this to read the present segments"
         )
 
     def is_served(self) -> bool:
-        """A server goes on elsewhere; what is listed ends where it ends."""
+        """False: the server writes its log elsewhere, and the shipped log ends with its last listed segment."""
         return False
 
     def disk(self, segment: SegmentFile) -> Disk:
@@ -182,7 +182,7 @@ class ShippedFiles:
         hashed = disk.hashed(segment.name)
         if (hashed.size, hashed.sha256) != (segment.size, segment.sha256):
             raise ObjectStoreFailed(
-                f"its bytes in {self.url} are not those of the manifest ({hashed.size} of {segment.size} bytes, "
+                f"its bytes in {self.url} differ from the manifest ({hashed.size} of {segment.size} bytes, "
                 f"SHA-256 {hashed.sha256[:12]}… instead of {segment.sha256[:12]}…): it was not read"
             )
         return hashed.crc
@@ -204,7 +204,7 @@ class ShippedFiles:
         return checkpoint.load(StoreDisk(self._store, dict(self.newest)))
 
     def checkpoints(self) -> Sequence[int]:
-        return ()  # the manifest ends behind the newest one
+        return ()  # the manifest always ends behind the newest checkpoint
 
     def created_us(self, base: int) -> int:
         return self._at(base).created_us

@@ -1,16 +1,16 @@
-"""`notify_log`: a server's log as a Python Data Source of Spark. A partition is a segment.
+"""`notify_log`: a server's log as a Python Data Source of Spark. Each segment is a partition.
 
     spark.dataSource.register(NotifyLogSource)
     spark.read.format("notify_log").option("path", "notify-data").option("table", "queue").load()
 
 | option | |
 |---|---|
-| `path` | the data directory of a server, running or not, or a copy; or the URL of a store that it ships to |
+| `path` | the data directory of a server, running or not, or a copy of it; or the URL of a store that it ships to |
 | `table` | `messages`, `queue`, `acks` (spark.columns.MESSAGES, QUEUE, ACKS), or `halves`, a view of `messages` |
 | `columns` | names separated by commas; Spark does not tell a Python source which columns a query needs |
 | `from` | `index` (default): read only the index of sealed segments; `log`: read and verify everything |
 
-Segments are skipped by comparisons of times with constants. `acks` always reads the log, because it has no index.
+A comparison of a time with a constant skips segments. `acks` always reads the log, because it has no index.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from notify.spark.scan import SegmentScan
 TABLES = {"messages": MESSAGES, "halves": MESSAGES, "queue": QUEUE, "acks": ACKS}
 ROWS_A_BATCH = 1 << 16
 SLACK_US = 60_000_000
-MOST_TOLD = 20
+MOST_NAMED = 20
 """The most segments that an error names."""
 _MASKS = ("acked", "settled", "attempted", "acked_us", "last_acked_us", "groups")
 
@@ -71,21 +71,24 @@ class NotifyLogSource(DataSource):
         table = self.options.get("table", "messages")
         if table not in TABLES:
             raise InvalidRequest(f"option table: there is no table {table!r}; use one of {', '.join(TABLES)}")
-        names = [n.strip() for n in self.options.get("columns", "").split(",") if n.strip()]
+        names = [name.strip() for name in self.options.get("columns", "").split(",") if name.strip()]
         schema = TABLES[table]
         unknown = set(names) - set(schema.names)
         if unknown:
             raise InvalidRequest(f"option columns: {table} has no {', '.join(sorted(unknown))}")
         if not names and self.options.get("from", "index") == "index" and table != "acks":
-            names = [n for n in schema.names if n not in _MASKS]  # which the index does not have
-        return [schema.field(n) for n in names or schema.names]
+            names = [name for name in schema.names if name not in _MASKS]  # the index has no masks
+        return [schema.field(name) for name in names or schema.names]
 
     def reader(self, schema: Any) -> DataSourceReader:
         if "path" not in self.options:
             raise InvalidRequest("option path: name the data directory of a server")
         by_index = self.options.get("from", "index") == "index"
         return _Reader(
-            self.options["path"], self.options.get("table", "messages"), [f.name for f in self._fields()], by_index
+            self.options["path"],
+            self.options.get("table", "messages"),
+            [field.name for field in self._fields()],
+            by_index,
         )
 
 
@@ -98,21 +101,21 @@ class _Reader(DataSourceReader):
         self._from_us, self._to_us = 0, 1 << 62
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Use comparisons of times to skip segments; Spark applies all filters again."""
-        for f in filters:
+        """Use comparisons of times to skip segments. All filters are returned, and Spark applies them to the rows."""
+        for pushed in filters:
             # A record has the time of its request, which is a moment before its frame is written.
-            if isinstance(f, _COMPARISONS) and f.attribute[-1] in ("half_us", "queued_us", "at_us"):
-                value = int(f.value)
-                if isinstance(f, GreaterThan | GreaterThanOrEqual | EqualTo):
+            if isinstance(pushed, _COMPARISONS) and pushed.attribute[-1] in ("half_us", "queued_us", "at_us"):
+                value = int(pushed.value)
+                if isinstance(pushed, GreaterThan | GreaterThanOrEqual | EqualTo):
                     self._from_us = max(self._from_us, value)
-                if isinstance(f, LessThan | LessThanOrEqual | EqualTo):
+                if isinstance(pushed, LessThan | LessThanOrEqual | EqualTo):
                     self._to_us = min(self._to_us, value + SLACK_US)
-            yield f
+            yield pushed
 
     def partitions(self) -> Sequence[InputPartition]:
         segments, problems = self._files.segments()
         if problems:
-            raise Corrupt("; ".join([*problems[:MOST_TOLD], *filter(None, [self._files.gone()])]))
+            raise Corrupt("; ".join([*problems[:MOST_NAMED], *filter(None, [self._files.gone()])]))
         if not segments:
             raise InvalidRequest(f"{self._files.place}: {self._files.nothing}")
         return [
@@ -141,7 +144,7 @@ class _Reader(DataSourceReader):
         disk = self._files.disk(segment)
         scan = SegmentScan(disk, segment.name, segment.sealed_end)
         if self._files.is_immutable:
-            self._files.crc_of(disk, segment)  # raises for an object that is not what was shipped
+            self._files.crc_of(disk, segment)  # raises if the object differs from the shipped bytes
         if self._table == "queue":
             return scan.messages.filter(scan.messages["offset"].is_valid())
         return scan.acks if self._table == "acks" else scan.messages

@@ -1,4 +1,4 @@
-"""Rows with ids, numbers or times that no version of the SDK writes: each is a finding."""
+"""Rows with ids, message numbers or times that no version of the SDK writes: each of them is a finding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from notify.spark.result import Found
 from notify.storage.sql.rows import text_of
 
 MOST_SHOWN = 1000
-"""The most rows of a table that are shown; all are counted."""
+"""The most rows of a table that become cases; all are counted."""
 
 
 def malformed(database: Database, span: Span | None, drill: Drill | None = None) -> tuple[int, list[Found]]:
-    """How many such rows a database has, and the first of them.
+    """How many malformed rows a database has, and the cases of the first of them.
 
-    `span`: only rows of that time. `drill`: only those, if not None: all others were compared as texts.
+    `span`: only rows of that time. `drill`: only rows of the drill, because the texts of all other rows were compared.
     """
     expressions = Expressions(database.kind)
     total = 0
@@ -41,16 +41,19 @@ def malformed(database: Database, span: Span | None, drill: Drill | None = None)
 
 
 def _within(table: str, span: Span | None, is_odd: str, is_undated: str) -> str:
-    """The condition for odd rows of a time. No index of half_message is by time, and its key is: an id is read from
-    where rows of that time stand, or from where ids of no time stand. A row without a time has that of its id."""
+    """The condition for odd rows of the span.
+
+    half_message has no index by time, but its key is in order of time: only those ranges of the key are read that have
+    ids of the span or ids without a time. A row without a time counts by the time in its id.
+    """
     if span is None:
         return f"({is_odd} OR {is_undated})"
-    of_time = f"({is_odd} AND created_at >= '{text_of(span.start_us)}' AND created_at < '{text_of(span.end_us)}')"
+    in_span = f"({is_odd} AND created_at >= '{text_of(span.start_us)}' AND created_at < '{text_of(span.end_us)}')"
     name = "message_id" if table == notify_inbox.name else "transaction_id"
-    places = span.within(name)
+    ranges = span.within(name)
     if table == notify_inbox.name:
-        return f"({of_time} OR ({is_undated} AND ({' OR '.join(places)})))"
-    return f"({' OR '.join([*places, *span.odd(name)])}) AND ({of_time} OR {is_undated})"
+        return f"({in_span} OR ({is_undated} AND ({' OR '.join(ranges)})))"
+    return f"({' OR '.join([*ranges, *span.odd(name)])}) AND ({in_span} OR {is_undated})"
 
 
 def _rows(database: Database, table: str, column: str, where: str) -> tuple[int, Sequence[Any]]:
@@ -67,7 +70,7 @@ def _rows(database: Database, table: str, column: str, where: str) -> tuple[int,
 def _case(database: Database, table: str, row: Any) -> Found:
     is_local = table == half_message.name
     if is_local and not 0 <= row.no <= MOST_NUMBER:
-        detail = f"{table} of {row.name} has the message number {row.no}, which no message has, in {row.id[:60]!r}"
+        detail = f"{table} of {row.name} has the message number {row.no} in {row.id[:60]!r}: no message has it"
     elif row.at_us is None:
         detail = f"{table} of {row.name} has a created_at that is no time, in {row.id[:60]!r}"
     else:

@@ -1,4 +1,4 @@
-"""Figures of an audit: messages by minute, topic and class, and their latencies, each in one query."""
+"""The figures of an audit: messages by time, topic and class in one query, and their latencies in another."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from notify.spark.result import LATENCIES
 TOTALS = (
     "messages", "committed", "queued", "in_queues", "acknowledged", "effects", "rows", "halves", "closed", *COUNTED
 )  # fmt: skip
-"""Counts of each bucket, beside the findings."""
+"""The counts of each bucket besides the findings."""
 
 
 def count(rows: DataFrame, grain: Grain, groups: Groups, in_time: InTime) -> list[dict[str, Any]]:
-    """Messages by bucket of time (`at_us`) and topic: TOTALS, each class, `newest_row_us`, and masks `done0`, … of the
-    groups that acknowledged closed messages."""
-    names = [f.name for f in findings.FINDINGS if f.when is not None]
+    """A dictionary for each bucket of time (`at_us`) and topic: TOTALS, the count of each class, `newest_row_us`, and
+    the masks `done0`, … of the groups that acknowledged closed messages."""
+    names = [finding.name for finding in findings.FINDINGS if finding.when is not None]
     committed = F.col("t_state").bitwiseAND(3) == COMMITTED
     queued = F.col("place").isNotNull()
-    # Kafka says who acknowledged a message, and not when.
+    # Kafka tells who acknowledged a message, but not when.
     is_acked = [F.col(name) != 0 for name in rows.columns if name.removeprefix("acked").isdigit()]
     acked = reduce(Column.__or__, is_acked, F.col("acked_us").isNotNull())
     counted = rows.groupBy(*grain.keys()).agg(
@@ -47,7 +47,7 @@ def count(rows: DataFrame, grain: Grain, groups: Groups, in_time: InTime) -> lis
         *[column.alias(name) for name, column in in_time.counts(groups).items()],
         F.max(F.when(F.col("t_us").isNotNull(), F.col("event_us"))).alias("newest_row_us"),
         *[F.bit_or(F.when(F.col("is_closed"), F.col(f"acked{b}"))).alias(f"done{b}") for b in range(groups.blocks)],
-        *[F.count_if(findings.has(n)).alias(n) for n in names],
+        *[F.count_if(findings.has(name)).alias(name) for name in names],
     )
     buckets = [row.asDict() for row in counted.collect()]
     for bucket in buckets:
@@ -57,19 +57,20 @@ def count(rows: DataFrame, grain: Grain, groups: Groups, in_time: InTime) -> lis
 
 
 def together(*several: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Buckets of several sources: the figures of the same time and topic are added."""
+    """The buckets of several sources, in which the figures of the same time and topic are added up."""
     buckets: dict[tuple[int, str], dict[str, Any]] = {}
     for bucket in chain(*several):
-        known = buckets.setdefault((bucket["at_us"], bucket["topic"]), dict.fromkeys(TOTALS, 0) | {"newest_row_us": 0})
-        newest_us = max(known["newest_row_us"], bucket["newest_row_us"] or 0)
+        key = (bucket["at_us"], bucket["topic"])
+        total = buckets.setdefault(key, dict.fromkeys(TOTALS, 0) | {"newest_row_us": 0})
+        newest_us = max(total["newest_row_us"], bucket["newest_row_us"] or 0)
         for name, value in bucket.items():
-            known[name] = known.get(name, 0) + value if isinstance(value, int) else value
-        known |= {"at_us": bucket["at_us"], "topic": bucket["topic"], "newest_row_us": newest_us}
+            total[name] = total.get(name, 0) + value if isinstance(value, int) else value
+        total |= {"at_us": bucket["at_us"], "topic": bucket["topic"], "newest_row_us": newest_us}
     return [buckets[key] for key in sorted(buckets)]
 
 
 def added(*several: Iterable[tuple[int, str, int, int]]) -> list[tuple[int, str, int, int]]:
-    """Rows of (bucket, topic, bin, messages) of several sources."""
+    """Rows of (bucket, topic, bin, messages), with the messages of several sources added up."""
     counts: Counter[tuple[int, str, int]] = Counter()
     for bucket, topic, number, count in chain(*several):
         counts[bucket, topic, number] += count
@@ -77,13 +78,13 @@ def added(*several: Iterable[tuple[int, str, int, int]]) -> list[tuple[int, str,
 
 
 def latencies(rows: DataFrame, grain: Grain) -> dict[str, list[tuple[int, str, int, int]]]:
-    """Rows of (bucket, topic, bin, messages) by kind. A message counts for each kind whose two times it has."""
+    """By kind of latency: rows of (bucket, topic, bin, messages). A message counts for a kind if it has both times."""
     between = {
         "commit_to_queue": ("t_us", "queued_us"),
         "queue_to_ack": ("queued_us", "last_acked_us"),
         "queue_to_effect": ("queued_us", "effect_us"),
     }
-    pairs = [x for kind, (start, end) in between.items() for x in (F.lit(kind), F.col(end) - F.col(start))]
+    pairs = [part for kind, (start, end) in between.items() for part in (F.lit(kind), F.col(end) - F.col(start))]
     took = F.stack(F.lit(len(between)), *pairs)
     counted = (
         rows.where(F.col("due_us").isNull())
@@ -101,4 +102,4 @@ def latencies(rows: DataFrame, grain: Grain) -> dict[str, list[tuple[int, str, i
     for row in counted.collect():
         at_us = row["bucket"] * grain.bucket_us
         histograms[row["kind"]].append((at_us, grain.name(row["topic"]), row["bin"], row["count"]))
-    return {kind: sorted(several) for kind, several in histograms.items()}
+    return {kind: sorted(histogram) for kind, histogram in histograms.items()}

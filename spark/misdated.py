@@ -1,4 +1,4 @@
-"""Rows whose times cannot be, whatever the clocks: they are dated before their message was made, or too late."""
+"""Rows with impossible times, even if clocks differ: they are dated before their message was made, or too late."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from notify.spark.life import Groups
 
 
 def is_misdated(slack_us: int, groups: Groups) -> Column:
-    """Whether a row's time cannot be: a local row and a half are written when the id is made, and an inbox row later,
-    but before its group acknowledges the message. `slack_us`: how far clocks and a transaction may take times apart."""
+    """Whether a row has an impossible time.
+
+    A local row and a half are written when the id is made; an inbox row is written later, but before its group
+    acknowledges the message. `slack_us`: the longest time by which clocks and a transaction may separate these times.
+    """
     t_us, half_us, effect_us, made_us = (F.col(name) for name in ("t_us", "half_us", "effect_us", "made_us"))
     off_us = F.greatest(F.abs(t_us - made_us), F.abs(half_us - made_us), made_us - effect_us)
     acked = [F.coalesce(F.col(f"acked{b}").bitwiseAND(F.col(f"effects{b}")), F.lit(0)) for b in range(groups.blocks)]

@@ -1,7 +1,7 @@
-"""Messages of a key that were settled after a later one, also where one key has most of the messages.
+"""Finds messages that were settled after a later message of their key, also if one key has most of the messages.
 
-A window over all rows of a key sorts them in one task. So a key with many rows is cut by places in the log: the highest
-offset of each part comes from an aggregate, and each part is a window of its own that begins with the highest offset
+A window over all rows of a key sorts them in one task. A key with many rows is therefore cut into parts by place in the
+log. An aggregate gives the highest offset of each part, and each part is a window that begins with the highest offset
 before it.
 """
 
@@ -12,19 +12,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 HOT_ROWS = 1_000_000
-"""A key with more rows is spread over tasks."""
+"""A key with more rows is hot: its rows are spread over tasks."""
 PART_BYTES = 64 << 20
-"""Such a key's rows of so many bytes of the log are one part."""
+"""How many bytes of the log one part of a hot key covers."""
 MOST_HOT_KEYS = 10_000
-"""More keys than this cannot each be hot on a machine: the rest stays in one task for each key."""
+"""The most hot keys that are spread; further ones stay in one task each."""
 _KEY = ["group", "topic", "queue", "key_hash", "epoch"]
 
 
 def settled_late(settled: DataFrame, rows: int) -> DataFrame:
-    """The rows that were settled after one of the same key with a higher offset, which is added as `highest`.
+    """The rows that were settled after a row of the same key with a higher offset, which is added as `highest`.
 
-    `settled`: rows of group, topic, queue, key_hash, epoch, `seq` (place in the log) and offset. `rows`: about how many
-    there are.
+    `settled`: rows of group, topic, queue, key_hash, epoch, `seq` (place in the log) and offset. `rows`: their
+    approximate number.
     """
     if rows <= HOT_ROWS:
         return _late(settled, _KEY)
@@ -48,5 +48,5 @@ def _late(settled: DataFrame, key: list[str], earlier: Column | None = None) -> 
     before = Window.partitionBy(*key).orderBy("seq", "offset").rowsBetween(Window.unboundedPreceding, -1)
     highest = F.max("offset").over(before)
     if earlier is not None:
-        highest = F.greatest(highest, earlier)  # of what is not null
+        highest = F.greatest(highest, earlier)  # ignores null
     return settled.withColumn("highest", highest).where("highest > offset")

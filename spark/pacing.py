@@ -1,7 +1,7 @@
-"""Reads of a copy of a database, paced by its lag: before each query the audit waits until the copy has caught up.
+"""Paces the reads of a copy of a database by its lag: before each query the audit waits until the copy has caught up.
 
-A long query holds up what a standby replays, or takes the disk that a replica needs. Who reads the copy besides should
-not see old rows because of an audit.
+A long query delays the replay on a standby, or uses the disk that a replica needs. Other readers of the copy should not
+see old rows because of an audit.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from notify.errors import Unavailable
 from notify.spark.replicas import Replica
 
 MOST_WAIT_SECONDS = 600
-"""So long does a query wait for its copy."""
+"""How long a query waits for the copy to catch up."""
 LOOK_SECONDS = 1.0
 
 
 class Pace:
-    """Waits while a copy is further behind than it may be."""
+    """Waits while a copy lags more than it may."""
 
     def __init__(
         self,
@@ -28,8 +28,8 @@ class Pace:
         now_us: Callable[[], int],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`name`: of the database. `most_lag_us` 0: it never waits. `replica`: how current the database is; None: it is
-        no copy."""
+        """`name`: the name of the database. `most_lag_us` 0: never wait. `replica`: returns how current the database
+        is, or None if it is not a copy."""
         self._name = name
         self._most_lag_us = most_lag_us
         self._replica = replica
@@ -38,8 +38,7 @@ class Pace:
         self._is_copy = True
 
     def wait(self) -> None:
-        """Return once the copy is current enough. Raises Unavailable where it does not get so, or does not say so,
-        within 10 minutes."""
+        """Return once the copy is current enough. Raises Unavailable if that is not known within 10 minutes."""
         if not self._most_lag_us or not self._is_copy:
             return
         why = ""
@@ -54,14 +53,16 @@ class Pace:
             self._sleep(LOOK_SECONDS)
         why = why or f"it has been more than {self._most_lag_us / 1e6:g} s behind for {MOST_WAIT_SECONDS} s"
         raise Unavailable(
-            f"database {self._name}: {why}. Nothing more is read of it: find out why it lags, or allow more with "
-            "--most-lag-seconds"
+            f"database {self._name}: {why}. The audit stops reading it: find out why it lags, or allow a longer lag "
+            "with --most-lag-seconds"
         )
 
 
 def waiting_sql(most_lag_us: int) -> str:
-    """A statement of PostgreSQL that waits as long for a standby, in the session that is about to read a part; it does
-    nothing on a primary."""
+    """A statement of PostgreSQL that waits for a standby in the same way, in the session that will read a part.
+
+    It does nothing on a primary.
+    """
     return (
         "DO $$ BEGIN IF pg_is_in_recovery() THEN "
         f"FOR i IN 1..{MOST_WAIT_SECONDS} LOOP "

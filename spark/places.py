@@ -1,4 +1,4 @@
-"""Where a log and the copies of its segments are, by what a flag names: a directory, or the URL of a store."""
+"""Finds a log, and the copies of its segments, by the value of a flag: a directory, or the URL of a store."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from notify.spark.log_files import LocalFiles, LogFiles
 
 
 def is_store(place: Path | str) -> bool:
-    """Whether it is the URL of a store: `s3://bucket/prefix`, `hdfs://…`, `file:///…`."""
+    """Whether a place is the URL of a store: `s3://bucket/prefix`, `hdfs://…`, `file:///…`."""
     return isinstance(place, str) and "://" in place
 
 
 def files_of(place: Path | str) -> LogFiles:
-    """The files of the log there. Raises InvalidRequest without one, Unavailable for a store that does not answer."""
+    """The files of a log. Raises InvalidRequest if there is no log, and Unavailable if the store does not answer."""
     if is_store(place):
         from notify.spark.log_shipped import ShippedFiles
 
@@ -23,11 +23,11 @@ def files_of(place: Path | str) -> LogFiles:
 
 
 def copies_in(scratch: Path | str, name: str) -> Copies:
-    """The copies of a log's segments in a scratch place; `name`: of the log, which no other log there has."""
+    """The copies of a log's segments in a scratch place. `name`: the log's name, unique in that place."""
     if is_store(scratch):
         from notify.spark.copies_stored import StoredCopies
 
         return StoredCopies.of(f"{str(scratch).rstrip('/')}/{name}")
-    place = Path(scratch) / name
-    place.mkdir(parents=True, exist_ok=True)
-    return LocalCopies(place)
+    directory = Path(scratch) / name
+    directory.mkdir(parents=True, exist_ok=True)
+    return LocalCopies(directory)

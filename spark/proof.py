@@ -1,7 +1,7 @@
-"""The proof that an audit read everything: each input is compared with what the others say of it.
+"""The proof that an audit read everything: each input is compared with what the other inputs say about it.
 
-Halves in a log name the database that they came from, and subscriptions say whether their consumers keep an inbox. So a
-table that was wiped, or a database that was not given, is expected, and its absence is a reason to doubt the audit.
+Halves in a log name the database that they came from, and subscriptions say whether their consumers keep an inbox. The
+audit therefore notices a table that was wiped or a database that was not given, and is then inconclusive.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from notify.spark.terms import SKEW_US
 from notify.spark.times import instant_text
 
 MOST_LISTED = 100
-"""The most sources, and the most groups, that the table of coverage has a row for: no bound of what is checked."""
+"""The most sources, and the most groups, with a row in the table of coverage; the others are checked, too."""
 _NAMED = 20
 MANY = 10
-"""So many messages of a database are not lost one by one, if no log has any message of it."""
+"""If no log has any message of a database, this many committed messages show that a log is missing."""
 
 
 def refuse_doubled(inputs: Inputs) -> None:
-    """Raises InvalidRequest if two logs or two databases are the same: everything in them would be there twice."""
-    for a, b in combinations(inputs.logs, 2):
-        if {s.identity for s in a.segments} & {s.identity for s in b.segments}:
+    """Raises InvalidRequest if two inputs are the same: everything in them would be counted twice."""
+    for first_log, second_log in combinations(inputs.logs, 2):
+        if {s.identity for s in first_log.segments} & {s.identity for s in second_log.segments}:
             raise InvalidRequest(
-                f"--log {a.files.place} and --log {b.files.place} are the same log, or copies of it: give it once"
+                f"--log {first_log.files.place} and --log {second_log.files.place} are the same log, or copies of it: "
+                "give it once"
             )
     for first, second in combinations(inputs.databases, 2):
         source = first.source_id()
         if source and source == second.source_id():
             raise InvalidRequest(
-                f"the databases {first.name} and {second.name} have the same source id {source}: they are one, or one "
-                "is a copy of the other. Give it once; a copy that is in use needs an id of its own"
+                f"the databases {first.name} and {second.name} have the same source id {source}: they are the same "
+                "database, or one is a copy of the other. Give it once; a copy that producers use needs its own id"
             )
     for first, second in combinations(inputs.storages, 2):
         shard = shard_of(first)
@@ -51,50 +52,51 @@ def refuse_doubled(inputs: Inputs) -> None:
             )
     if len(inputs.kafka) > 1:
         clusters = [(kafka.cluster_id(), kafka) for kafka in inputs.kafka]
-        for (one, first_kafka), (other, second_kafka) in combinations(clusters, 2):
-            if one == other:
+        for (first_id, first_kafka), (second_id, second_kafka) in combinations(clusters, 2):
+            if first_id == second_id:
                 raise InvalidRequest(
                     f"--kafka {first_kafka.brokers} and --kafka {second_kafka.brokers} are one cluster: give it once"
                 )
 
 
 def refuse_foreign(inputs: Inputs) -> None:
-    """Raises InvalidRequest if a log has halves, and none of them came from a given database or storage."""
-    given = {source for database in inputs.databases if (source := database.source_id())}
-    if given:
-        given |= movers_of(inputs).keys()
+    """Raises InvalidRequest if a log has halves but no half came from a given database or storage."""
+    input_sources = {source for database in inputs.databases if (source := database.source_id())}
+    if input_sources:
+        input_sources |= movers_of(inputs).keys()
     for log in inputs.logs:
         sources = set(log.sent())
-        if given and sources and not sources & given:
+        if input_sources and sources and not sources & input_sources:
             listed = [_with_groups(source, groups) for source, groups in sorted(log.sent().items())]
             raise InvalidRequest(
                 f"the log {log.name} and the databases do not belong together: its halves came from {_list(listed)}, "
-                f"and the databases are {_list(sorted(given))}. Name the database with --database, or with --storage "
-                "if servers keep halves in it, or the log that belongs to these with --log"
+                f"and the databases are {_list(sorted(input_sources))}. Name the database with --database, or with "
+                "--storage if servers keep halves in it, or the log that belongs to these databases with --log"
             )
 
 
 class Proof:
-    """Compares what is there with what should be."""
+    """Compares the inputs with what the audit should have, and notes the differences in the result."""
 
     def __init__(self, inputs: Inputs, result: Result, from_us: int, to_us: int, slack_us: int = SKEW_US) -> None:
-        """`from_us`, `to_us`: the audited range, microseconds since 1970. `slack_us`: how far a message's times may lie
-        apart."""
+        """`from_us`, `to_us`: the audited range, microseconds since 1970. `slack_us`: the longest time between the
+        instants of a message."""
         self._inputs = inputs
         self._result = result
         self._from_us = from_us
         self._to_us = to_us
         self._slack_us = slack_us
-        self._names = {source: d for d in inputs.databases if (source := d.source_id())}
+        self._by_source = {source: database for database in inputs.databases if (source := database.source_id())}
         self._movers = movers_of(inputs)
 
     def of_logs(self) -> None:
         """Note how much of each log and of Kafka was read."""
         for log in self._inputs.logs:
-            expected = f"bytes {log.dropped_to} to {max((f.end for f in log.facts), default=0)}"
+            expected = f"bytes {log.dropped_to} to {max((facts.end for facts in log.facts), default=0)}"
             if log.dropped_to:
                 expected += f", after those that retention dropped (until {instant_text(log.first_us)})"
-            read = sum(f.end - f.base for f in log.facts) - sum(h.end - h.start for h in log.holes)
+            unread = sum(hole.end - hole.start for hole in log.holes)
+            read = sum(facts.end - facts.base for facts in log.facts) - unread
             detail = f"{read} bytes in {len(log.facts)} segments, {len(log.holes)} unreadable parts"
             is_whole = not log.problems and not any(log.unread(self._from_us - self._slack_us))
             self._add(f"log {log.name}", "segments", expected, detail, is_whole=is_whole)
@@ -105,8 +107,11 @@ class Proof:
             )  # fmt: skip
 
     def of_sources(self) -> dict[str, int | None]:
-        """Which databases the halves came from; the number of each that has local rows, by its id. None: a message with
-        this id may be of any database."""
+        """Note the databases that the halves came from.
+
+        Returns the number of each database with local rows, by its source id. None: the id belongs to a bridge or relay
+        of a storage, whose messages may be from any database.
+        """
         numbers: dict[str, int | None] = dict.fromkeys(self._movers)
         for number, database in enumerate(self._inputs.databases):
             if (source := database.source_id()) and database.has_rows(half_message):
@@ -126,29 +131,29 @@ class Proof:
         return numbers
 
     def of_storages(self) -> bool:
-        """Note the storages that were not given; whether any was not."""
+        """Note the storages that were not given. Returns whether there are any."""
         return missing_storages(self._inputs, self._result, self._from_us, self._to_us)
 
     def strangers(self) -> frozenset[int]:
-        """The numbers of the databases that committed messages in the range, and of which no log has ever had one."""
-        logs = self._inputs.logs
-        known = set().union(*(log.sent() for log in logs))
+        """The numbers of the databases that committed messages in the range although no log ever had one of theirs."""
+        inputs, logs = self._inputs, self._inputs.logs
+        sources = set().union(*(log.sent() for log in logs))
         # Kafka and SQL storage keep no list of sources, and a bridge may have any name.
-        if not known or len(self._names) < len(self._inputs.databases) or self._inputs.kafka or self._inputs.storages:
+        if not sources or len(self._by_source) < len(inputs.databases) or inputs.kafka or inputs.storages:
             return frozenset()
-        if any(not source_of(b.source) for log in logs for b in log.catalog.bridges):
+        if any(not source_of(bridged.source) for log in logs for bridged in log.catalog.bridges):
             return frozenset()
         begun_us = max(log.first_us for log in logs)
-        # Retention may have dropped what an id says was made soon after the log's beginning.
+        # Retention may have dropped messages whose ids are a little newer than the beginning of the log.
         span = Span(max(self._from_us, begun_us + self._slack_us if begun_us else 0), self._to_us)
         strangers = []
         for number, database in enumerate(self._inputs.databases):
             source = database.source_id()
-            if source in known or not _has_committed(database, span):
+            if source in sources or not _has_committed(database, span):
                 continue
             strangers.append(number)
             self._result.reasons.append(
-                f"database {database.name} ({source}) has committed messages, and no given log has a message of it: "
+                f"database {database.name} ({source}) has committed messages, but no given log has a message of it: "
                 "name its server's log with --log, or leave the database out"
             )
             self._add(f"database {database.name}", "source", "messages of it in a log", "none", is_whole=False)
@@ -159,7 +164,7 @@ class Proof:
             expected = f"the storage of {_with_groups(source, groups)}"
             self._add(name, "source", expected, self._movers[source], is_whole=True)
             return
-        database = self._names.get(source)
+        database = self._by_source.get(source)
         expected = f"the database of {_with_groups(source, groups)}"
         if database is None:
             self._result.reasons.append(
@@ -172,64 +177,68 @@ class Proof:
                 f"{_with_groups(source, groups)}: its rows were deleted, and no purge recorded it"
             )
         elif not is_read:
-            is_read = True  # all were purged
+            is_read = True  # all rows were purged
         read = "not given" if database is None else f"database {database.name}"
         self._add(
             name, "source", expected, read if is_read or database is None else f"{read}: no row", is_whole=is_read
         )
 
     def of_inboxes(self, acknowledged: Iterable[str]) -> None:
-        """Whether the groups that acknowledged closed messages in the range have an inbox, as their consumers said."""
-        told: dict[str, int] = {}
+        """Note whether the inboxes were read of the groups that acknowledged closed messages in the range.
+
+        The subscription of a group says whether its consumers keep an inbox.
+        """
+        inbox_from_us: dict[str, int] = {}
         for log in self._inputs.logs:
-            told |= log.inboxes()
+            inbox_from_us |= log.inboxes()
         for kafka in self._inputs.kafka:
-            told |= kafka.inboxes()
+            inbox_from_us |= kafka.inboxes()
         silent: list[str] = []
         holders = _holders(self._inputs.databases)
         bare = sorted({f"{s.group} ({s.topic})" for s in self._without_inbox() if s.group in holders})
         if bare:
             self._result.notes.append(
-                f"not checked for ACKED_NO_EFFECT, because consumers of these topics told of no inbox: {_list(bare)}"
+                f"not checked for ACKED_NO_EFFECT, because consumers of these topics reported no inbox: {_list(bare)}"
             )
         with self._bounded("inbox"):
             for group in sorted(set(acknowledged)):
                 if group in holders:
                     self._add(f"group {group}", "inbox", "an inbox", f"database {_list(holders[group])}", is_whole=True)
-                elif group in told and told[group] < self._to_us:
+                elif group in inbox_from_us and inbox_from_us[group] < self._to_us:
                     self._result.reasons.append(
-                        f"the consumers of group {group} have an inbox, and no given database has a row of it: name "
+                        f"the consumers of group {group} have an inbox, but no given database has a row of it: name "
                         "its database with --database, or its rows were deleted"
                     )
                     self._add(f"group {group}", "inbox", "an inbox", "no row", is_whole=False)
                 else:
                     silent.append(group)
-                    unknown = "not known: its consumers told of none"
+                    unknown = "not known: its consumers reported none"
                     self._add(f"group {group}", "inbox", unknown, "no row", is_whole=True)
         if silent:
             self._result.notes.append(
                 "not checked for ACKED_NO_EFFECT, because no given database has inbox rows of these groups and their "
-                f"consumers have told of no inbox: {_list(silent)}"
+                f"consumers have reported no inbox: {_list(silent)}"
             )
 
     def _without_inbox(self) -> Iterator[Subscribed]:
-        """The subscriptions whose consumers have told of no inbox."""
+        """The subscriptions whose consumers have reported no inbox."""
         for log in self._inputs.logs:
-            for s in log.catalog.subscriptions.values():
-                if s.inbox_from_us < 0 and s.mode != "broadcast" and "@" not in s.group:
-                    yield s
+            for subscribed in log.catalog.subscriptions.values():
+                is_instance = subscribed.mode == "broadcast" or "@" in subscribed.group
+                if subscribed.inbox_from_us < 0 and not is_instance:
+                    yield subscribed
 
     @contextmanager
     def _bounded(self, kind: str) -> Iterator[None]:
-        """All is checked; of the lines and reasons that are added within, so many stay, and the rest are counted."""
+        """Keep a bounded number of the lines and reasons that are added inside; the others are only counted."""
         coverage, reasons = self._result.coverage, self._result.reasons
         first, begin = len(coverage), len(reasons)
         yield
-        added = sorted(coverage[first:], key=lambda line: line.is_whole)  # what is missing comes first
+        added = sorted(coverage[first:], key=lambda line: line.is_whole)  # missing inputs come first
         if len(added) > MOST_LISTED:
-            left = added[MOST_LISTED:]
-            whole = all(line.is_whole for line in left)
-            rest = Covered(f"{len(left)} more", kind, "as above", "as above", whole)
+            unlisted = added[MOST_LISTED:]
+            is_whole = all(line.is_whole for line in unlisted)
+            rest = Covered(f"{len(unlisted)} more", kind, "as above", "as above", is_whole)
             coverage[first:] = [*added[:MOST_LISTED], rest]
         if len(reasons) - begin > _NAMED:
             more = len(reasons) - begin - _NAMED
@@ -249,7 +258,7 @@ def _holders(databases: Sequence[Database]) -> dict[str, list[str]]:
 
 
 def _has_committed(database: Database, span: Span) -> bool:
-    """Whether MANY local rows of committed transactions were made in a span."""
+    """Whether at least MANY local rows of committed transactions were made in a span."""
     if half_message.name not in database.tables:
         return False
     ids = f"transaction_id >= '{id_at(span.start_us)}' AND transaction_id < '{id_at(span.end_us)}'"

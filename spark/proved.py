@@ -1,8 +1,8 @@
-"""Proofs of earlier audits of the same inputs, so that the next one reads only what came since (`--continue`).
+"""The proof of earlier audits of the same inputs, so that the next audit reads only newer messages (`--continue`).
 
-An audit judges what is closed and due for delivery; `until_us` is the end of that. The next audit begins there: what
-was open then is judged by it, and what was judged is not read again. So it does not see what went wrong with older
-messages since: a watch looks again, and an audit without `--continue` reads everything.
+An audit judges transactions that are closed and whose messages are due for delivery, up to `until_us`. The next audit
+begins there, and does not read older messages again. It therefore does not see what has gone wrong with them since: a
+watch looks again, and an audit without `--continue` reads everything.
 """
 
 from __future__ import annotations
@@ -27,62 +27,62 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = 1
     until_us: int
-    """All transactions before it were judged, and whether their messages were delivered."""
+    """All transactions before this instant were judged, including the delivery of their messages."""
     audited_us: int
     """When the last of these audits ended."""
     audits: int
     sources: dict[str, str]
-    """The source id of each database, by its name."""
+    """The source id of each database, by name."""
     logs: dict[str, tuple[int, int]]
-    """The newest segment of each log that was read: where it begins, and when it was made."""
+    """The newest segment that was read of each log: its base, and when it was made."""
     producer_groups: list[str]
-    """Those with local rows: a table has no index for them."""
+    """The producer groups with local rows: the tables have no index for them."""
     counts: dict[str, int]
-    """Findings of all audits, by class; those of no message are counted in each."""
+    """The findings of all audits, by class. A finding without a message counts in each audit that reports it."""
     committed: int
-    """Messages that were committed."""
+    """How many messages were committed."""
 
 
 def begun(plan: Plan, directory: Path, inputs: Inputs, *, goes_on: bool) -> tuple[Plan, Proved | None]:
-    """The plan of the next audit, and what was proved; None: nothing yet, and the plan is to read everything.
+    """The plan of the next audit, and the proof of the earlier ones; None: there is no proof, and everything is read.
 
-    `goes_on`: whether it goes on where an audit ended. Raises InvalidRequest for a plan that cannot be, and where other
-    inputs were audited.
+    `goes_on`: whether the audit continues an earlier one. Raises InvalidRequest if the plan is impossible, or if the
+    earlier audits had other inputs.
     """
     plan.check()
     if not goes_on:
         return plan, None
     if plan.from_us or plan.to_us:
         raise InvalidRequest("--continue chooses the range: leave --from and --to out")
-    known = _load(directory, inputs)
-    if known is None:
+    proved = _load(directory, inputs)
+    if proved is None:
         return plan, None
-    later = replace(plan, from_us=known.until_us, continues=True, producer_groups=tuple(known.producer_groups))
-    return later, known
+    later = replace(plan, from_us=proved.until_us, continues=True, producer_groups=tuple(proved.producer_groups))
+    return later, proved
 
 
 def _load(directory: Path, inputs: Inputs) -> Proved | None:
     path = directory / FILE
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=Proved)
+        proved = msgspec.json.decode(path.read_bytes(), type=Proved)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"--continue: {path} cannot be read ({error}); run an audit without --continue") from None
-    _refuse_others(known, inputs)
-    return known
+    _refuse_others(proved, inputs)
+    return proved
 
 
-def _refuse_others(known: Proved, inputs: Inputs) -> None:
+def _refuse_others(proved: Proved, inputs: Inputs) -> None:
     again = "run an audit of everything, without --continue"
     if inputs.kafka or inputs.storages:
-        raise InvalidRequest("--continue goes on with the logs of servers, and there is a --kafka or --storage")
-    if known.sources != _sources(inputs):
-        raise InvalidRequest(f"--continue: the databases are not those of the audits before; {again}")
-    if known.logs.keys() != {log.name for log in inputs.logs}:
-        raise InvalidRequest(f"--continue: the logs are not those of the audits before; {again}")
+        raise InvalidRequest("--continue works only with logs of servers: leave --kafka and --storage out")
+    if proved.sources != _sources(inputs):
+        raise InvalidRequest(f"--continue: the earlier audits had other databases; {again}")
+    if proved.logs.keys() != {log.name for log in inputs.logs}:
+        raise InvalidRequest(f"--continue: the earlier audits had other logs; {again}")
     for log in inputs.logs:
-        newest = known.logs[log.name]
+        newest = proved.logs[log.name]
         is_dropped = newest[0] < log.segments[0].base
         if not is_dropped and newest not in {segment.identity for segment in log.segments}:
             raise InvalidRequest(
@@ -92,8 +92,10 @@ def _refuse_others(known: Proved, inputs: Inputs) -> None:
 
 
 def conclude(directory: Path, plan: Plan, inputs: Inputs, result: Result, before: Proved | None) -> None:
-    """Note what the result rests on, and write what is proved now. An audit that was in doubt, or that had a range of
-    its own, proves nothing more."""
+    """Add a note about the earlier audits to the result, and write the new proof.
+
+    An inconclusive audit, or one of a given range, proves nothing, and writes nothing.
+    """
     if before is not None:
         _note(before, result)
     is_ranged = before is None and bool(plan.from_us or plan.to_us)
@@ -119,13 +121,13 @@ def conclude(directory: Path, plan: Plan, inputs: Inputs, result: Result, before
     temporary.rename(directory / FILE)
 
 
-def _note(known: Proved, result: Result) -> None:
-    """Say in the result what it rests on."""
-    named = ", ".join(f"{count} {name}" for name, count in known.counts.items() if count) or "no finding"
+def _note(proved: Proved, result: Result) -> None:
+    """Add a note about the earlier audits to the result."""
+    findings = ", ".join(f"{count} {name}" for name, count in proved.counts.items() if count) or "no finding"
     result.notes.append(
-        f"goes on where the audit of {instant_text(known.audited_us)} ended: {known.committed:,} messages committed "
-        f"before {instant_text(known.until_us)} were judged by {known.audits} audits, with {named}, and are not read "
-        "again"
+        f"continues where the audit of {instant_text(proved.audited_us)} ended: {proved.audits} audits judged "
+        f"{proved.committed:,} messages committed before {instant_text(proved.until_us)}, with {findings}; these are "
+        "not read again"
     )
 
 

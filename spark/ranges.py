@@ -1,4 +1,4 @@
-"""Ranges of a table by ids or instants, so that its parts are read in parallel."""
+"""Ranges of a table by id or instant, so that parts of the table are read in parallel."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ from notify import ids
 
 ROWS_A_PART = 250_000
 MOST_PARTS = 1024
-"""The most parts of a table: a query or two is asked to find each edge."""
+"""The most parts of a table: each edge costs a query or two."""
 
 EPOCH_US = 1_577_836_800_000_000
-"""The beginning of 2020: an id of an earlier time was made by a clock that was not set."""
+"""The beginning of 2020: an id with an earlier time was made by a clock that was not set."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Microseconds since 1970, [start, end)."""
+    """A span of time [start_us, end_us), in microseconds since 1970."""
 
     start_us: int
     end_us: int
     ahead_us: int = 0
-    """Ids from this instant on, and from before EPOCH_US, are of no time, and belong to each such span; 0: none is."""
+    """Ids from this instant on, and from before EPOCH_US, have an impossible time. They count as ids without a time and
+    belong to every span; 0: no id counts so."""
 
     def odd(self, name: str) -> list[str]:
-        """Conditions of SQL for the ids of no time, in a column; what is no id at all is mostly among them."""
+        """SQL conditions for the ids without a time in a column; they also hold for most texts that are no id."""
         if not self.ahead_us:
             return []
         return [f"{name} < '{id_at(min(EPOCH_US, self.start_us))}'", f"{name} >= '{id_at(self.after_us)}'"]
 
     def within(self, name: str) -> list[str]:
-        """Conditions of SQL for the ids of the span, in a column, those in capital letters among them."""
+        """SQL conditions for the ids of the span in a column, also for ids in upper case."""
         return conditions_of(name, [id_at(self.start_us), id_at(self.end_us)]) + self.upper_case(name)
 
     def upper_case(self, name: str) -> list[str]:
-        """A condition of SQL for the ids of the span, in a column, whose letters are capital ones, where they may lie
-        before its first id: most databases order capital letters before small ones. No id between its ends, or of no
-        time, meets it, whatever the order."""
+        """An SQL condition for the ids of the span in upper case that sort before its first id; [] if there are none.
+
+        Most databases order upper case before lower case. In any order, the condition holds for no id that sorts within
+        the span and for no id without a time.
+        """
         low, high = id_at(self.start_us), id_at(self.end_us)
-        letter_at = next((i for i, character in enumerate(low) if character.isalpha()), None)
+        letter_at = next((at for at, character in enumerate(low) if character.isalpha()), None)
         if letter_at is None:
             return []
-        # G comes after each capital letter of an id; small letters follow, of ids before the span.
+        # G follows all upper-case letters of an id. Behind it come lower-case letters, of ids before the span.
         end = min(high.upper(), f"{low[:letter_at]}G")
         condition = f"{name} >= '{low.upper()}' AND {name} < '{end}' AND {name} < '{low}'"
         if self.ahead_us:
@@ -53,12 +56,12 @@ class Span:
 
     @property
     def after_us(self) -> int:
-        """The first instant after the span whose ids are of no time."""
+        """The first instant after the span whose ids count as ids without a time."""
         return max(self.ahead_us, self.end_us)
 
 
 def conditions_of(name: str, edges: Sequence[str]) -> list[str]:
-    """A condition for each range between two edges; "" at an end stands for no bound."""
+    """An SQL condition for each range between two edges; "" at an end means no bound."""
     conditions = []
     for low, high in itertools.pairwise(edges):
         bounds = [f"{name} >= '{low}'"] * bool(low) + [f"{name} < '{high}'"] * bool(high)
@@ -67,10 +70,10 @@ def conditions_of(name: str, edges: Sequence[str]) -> list[str]:
 
 
 def edges_by_rows(low: int, high: int, rows_between: Callable[[int, int], int], most: int = MOST_PARTS) -> list[int]:
-    """Edges of parts of [low, high) with about ROWS_A_PART rows each, however unevenly the rows lie: the part with the
-    most rows is halved until it has few enough, is a single number, or there are `most` parts.
+    """The edges of parts of [low, high) with at most about ROWS_A_PART rows each, even if the rows lie unevenly.
 
-    `rows_between(a, b)`: about how many rows lie in [a, b).
+    The part with the most rows is halved until it has few enough, is a single number, or there are `most` parts.
+    `rows_between(start, end)`: about how many rows lie in [start, end).
     """
     parts = [(-rows_between(low, high), low, high)]
     done: list[tuple[int, int]] = []
@@ -80,8 +83,8 @@ def edges_by_rows(low: int, high: int, rows_between: Callable[[int, int], int], 
         if -rows <= ROWS_A_PART or middle == start:
             done.append((start, end))
             continue
-        for a, b in ((start, middle), (middle, end)):
-            heapq.heappush(parts, (-rows_between(a, b), a, b))
+        for half_start, half_end in ((start, middle), (middle, end)):
+            heapq.heappush(parts, (-rows_between(half_start, half_end), half_start, half_end))
     starts = sorted([start for start, _ in done] + [start for _, start, _ in parts])
     return [*starts, high]
 
@@ -92,11 +95,11 @@ def id_at(us: int) -> str:
 
 
 FIRST_ID, LAST_ID = "0", "1"
-"""The ids of the years up to 2527 lie between them."""
+"""All ids that are made before the year 2527 lie between these two."""
 
 
 def made_us(text: str | None) -> int | None:
-    """When an id was made, in microseconds since 1970; None for what is no id."""
+    """When an id was made, in microseconds since 1970; None if the text is not an id."""
     try:
         return int(str(text)[:13].replace("-", ""), 16) * 1000
     except ValueError:

@@ -1,6 +1,6 @@
-"""A given database that follows another one (a standby, a replica): up to when it has what that one committed.
+"""How current a database is that follows another one (a standby or replica).
 
-What it lacks since then is no finding.
+Commits of the primary that the copy does not have yet are no finding.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ _ACCESS_DENIED = (1227, 1044, 1045)
 
 @dataclass(frozen=True)
 class Replica:
-    """`until_us`: it has all that was committed before, in microseconds since 1970; 0 if that is not known, and
-    `why`."""
+    """`until_us`: the copy has all earlier commits, in microseconds since 1970; 0: not known, and `why`."""
 
     until_us: int
     why: str = ""
 
 
 def replica_of(connection: sa.Connection, kind: str, now_us: int) -> Replica | None:
-    """How current a database is; None for one that follows no other. `now_us`: now by its own clock."""
+    """How current a database is; None if it follows no other. `now_us`: the time of the database's clock."""
     if kind == "postgresql":
         return _of_postgresql(connection)
     return _of_mysql(connection, now_us) if kind == "mysql" else None
 
 
-# The receiver notes with each message how far the primary was when that was sent. A standby that has replayed so far
-# has all from before, also where the primary has been idle since its last commit. Only some roles may see it.
+# With each message the receiver records the position of the primary at the time of sending. A standby that has replayed
+# up to that position has all earlier commits, even if the primary has been idle since. Only some roles may read this.
 _STANDBY = """
 SELECT CAST(date_part('epoch', pg_last_xact_replay_timestamp()) * 1000000 AS bigint) AS replayed_us,
     (SELECT CAST(date_part('epoch', last_msg_send_time) * 1000000 AS bigint) FROM pg_stat_wal_receiver
@@ -43,8 +42,10 @@ SELECT CAST(date_part('epoch', pg_last_xact_replay_timestamp()) * 1000000 AS big
 
 
 def unseen_from(copies_us: Sequence[int], read_us: int, skew_us: int) -> int:
-    """From when on rows may not have come to a copy yet, though queues that were read at `read_us` know of them; 0: all
-    have. `copies_us`: how current the copies are; `skew_us`: how far their clocks are off."""
+    """The instant from which on a copy may lack rows whose messages were in queues at `read_us`; 0: no copy lacks any.
+
+    `copies_us`: how current the copies are. `skew_us`: the error of their clocks.
+    """
     until_us = min(copies_us, default=read_us + skew_us) - skew_us
     return 0 if until_us >= read_us else max(1, until_us)
 
@@ -74,19 +75,19 @@ def _of_mysql(connection: sa.Connection, now_us: int) -> Replica | None:
         return None
     if any(lag is None for lag in lags):
         return Replica(0, "its replication does not run")
-    # A lag is in whole seconds. It is 0 where nothing comes any more, too: a connection that was cut without a word
-    # counts as open until nothing was read from it for the bound of its waiting.
+    # A lag is in whole seconds. It is also 0 if nothing arrives any more: a connection that was cut silently counts as
+    # open until its timeout.
     behind = max(int(lag) for lag in lags if lag is not None) + 1 + _silence(connection, channels)
     return Replica(now_us - behind * _SECOND_US)
 
 
 def _silence(connection: sa.Connection, channels: Sequence[Mapping[str, Any]]) -> int:
-    """The longest time in seconds for which a replica that runs may have heard nothing from its primary."""
-    asked = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('slave_net_timeout', 'replica_net_timeout')"
-    bounds = [int(row[1]) for row in connection.exec_driver_sql(asked)]
-    # A connection keeps the bound with which it began; heartbeats come at half of it, unless somebody has set them.
+    """The longest time in seconds for which a running replica may have heard nothing from its primary."""
+    query = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('slave_net_timeout', 'replica_net_timeout')"
+    timeouts = [int(row[1]) for row in connection.exec_driver_sql(query)]
+    # A connection keeps the timeout with which it began. Heartbeats come at half of it, unless their period was set.
     heartbeats = [float(row.get("Slave_heartbeat_period") or 0) for row in channels]
-    return max([*bounds, *(math.ceil(2 * period) for period in heartbeats)])
+    return max([*timeouts, *(math.ceil(2 * period) for period in heartbeats)])
 
 
 def _is_read_only(connection: sa.Connection) -> bool:

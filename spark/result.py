@@ -20,7 +20,7 @@ LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
 
 @dataclass(frozen=True)
 class Plan:
-    """The range to audit, in microseconds since 1970. `from_us` 0: from the oldest data; `to_us` 0: up to now."""
+    """How to audit. The range is in microseconds since 1970; `from_us` 0: the oldest data; `to_us` 0: now."""
 
     from_us: int = 0
     to_us: int = 0
@@ -29,21 +29,23 @@ class Plan:
     """The time within which a message in a queue should be settled."""
     bucket_seconds: float = 60.0
     effects: tuple[tuple[str, str], ...] = ()
-    """(database name, query) pairs that name business effects, see Database.doubled."""
+    """Pairs of a database name and a query for business effects, see Database.doubled."""
     fail_on: tuple[str, ...] = ()
-    """Classes that fail the audit, beside those that always do."""
+    """Classes that fail the audit in addition to those that always do."""
     objective: float = 99.99
-    """The share of committed messages, in percent, that should be delivered and take effect within that time."""
+    """The share of committed messages, in percent, that should be delivered and take effect in `deliver_seconds`."""
     method: str = ""
-    """How to read: `digest`: first digests, then what differs in them; `full`: everything; "": whichever is quicker."""
+    """How to read: `digest`: compare digests, then read the slots that differ; `full`: read everything; "": the faster
+    of the two."""
     with_strays: bool = False
-    """Whether to look for local rows written since `from_us` whose ids lie before it, too, see spark.strays."""
+    """Whether to look also for local rows written since `from_us` whose ids lie before it, see spark.strays."""
     closes_by_clock: bool = False
-    """Close transactions by this machine's clock, as `watch` does: a stalled input must not hide lost messages."""
+    """Whether to close transactions by this machine's clock, as `watch` does, so that a stalled input cannot hide lost
+    messages."""
     continues: bool = False
     """Whether earlier audits read everything before `from_us` (spark.proved)."""
     producer_groups: tuple[str, ...] = ()
-    """Producer groups that are known to have local rows; empty: each table is asked for all of them."""
+    """The producer groups that are known to have local rows; empty: the audit asks each table."""
 
     @property
     def bucket_us(self) -> int:
@@ -51,7 +53,7 @@ class Plan:
         return round(self.bucket_seconds * 1e6)
 
     def check(self) -> None:
-        """Raises InvalidRequest for a range without an instant, and for classes that do not exist."""
+        """Raises InvalidRequest if the range is empty or a class of `fail_on` does not exist."""
         if self.to_us and self.from_us >= self.to_us:
             raise InvalidRequest("--from must be before --to")
         if unknown := set(self.fail_on) - BY_NAME.keys():
@@ -94,12 +96,12 @@ class Found:
 
     @property
     def key(self) -> str:
-        """A key that is the same for this finding in every audit."""
+        """A key of this finding that stays the same in every audit."""
         subject = self.message_id or f"{self.log}:{self.evidence.get('position', '')}:{self.detail}"
         return f"{self.finding}:{subject}:{','.join(self.groups)}"
 
     def words(self) -> dict[str, Any]:
-        """The evidence without its instants, and without what is empty."""
+        """The evidence without instants and empty values."""
         return {k: v for k, v in self.evidence.items() if not k.endswith("_us") and v not in ("", None)}
 
 
@@ -108,7 +110,7 @@ class Covered:
     """One input that an audit expected, and how much of it was read."""
 
     name: str
-    """The input or group that it is about."""
+    """The name of the input or group."""
     kind: str
     """segments, partitions, source, shard, storage, copy, inbox, digests or range."""
     expected: str
@@ -134,36 +136,36 @@ class Result:
     latencies: dict[str, list[tuple[int, str, int, int]]] = field(default_factory=dict)
     """Rows of (bucket, topic, bin, messages) by kind."""
     bucket_us: int = 0
-    """The length of `buckets`: the plan's, or a longer one where these would be too many."""
+    """The length of each of the `buckets`: the plan's, or a longer one if there would be too many of them."""
     from_us: int = 0
     to_us: int = 0
     closed_us: int = 0
     judged_us: int = 0
-    """Transactions before this were judged, and whether their messages were delivered."""
+    """Transactions before this were judged, including the delivery of their messages."""
     producer_groups: set[str] = field(default_factory=set)
     """The producer groups with local rows."""
     seconds: float = 0.0
     steps: dict[str, float] = field(default_factory=dict)
     coverage: list[Covered] = field(default_factory=list)
-    """The lines of the table that says what the audit expected and what it read."""
+    """The table that says what the audit expected and what it read."""
     dead: list[dict[str, Any]] = field(default_factory=list)
     """Dead letters that nobody sent again: group, reason and count, the most frequent first."""
     causes: list[Cause] = field(default_factory=list)
-    """The findings by cause: what to do first."""
+    """The findings by cause; the cause to act on first comes first."""
     causes_left: int = 0
-    """How many more causes there are."""
+    """How many causes are not listed in `causes`."""
     completeness: Completeness | None = None
     """The share of messages that were delivered and took effect in time."""
     slots: dict[str, int] = field(default_factory=dict)
-    """How many slots of time were compared by digests: `compared`, `equal` and `read`; empty without a digest."""
+    """How many slots of time were `compared` by digests, were `equal`, and were `read`; empty without digests."""
     logs: list[LogRead] = field(default_factory=list)
-    """Each log as it was read, for a watch."""
+    """How far each log was read, for a watch."""
     bad: tuple[str, ...] = tuple(BAD)
     """The classes of findings that fail this audit."""
 
     @property
     def exit_code(self) -> int:
-        """1: something is wrong; otherwise 2: inconclusive; otherwise 0."""
+        """1 if the audit fails because of findings, otherwise 2 if it is inconclusive, otherwise 0."""
         if self.has_findings:
             return 1
         return 2 if self.reasons else 0

@@ -28,7 +28,7 @@ from notify.spark.unmoved import bridged_us, bridges_of
 
 
 class MessageRows:
-    """Reads and joins what the inputs know of each message."""
+    """Reads the rows of each message from all inputs and joins them."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class MessageRows:
         self._origins = coverage.origins
         hashed = hashes(spark, sorted(with_rows | in_queues))
         self.producer_groups = {value: name for name, value in hashed.items()}
-        """The name of each producer group by its hash, which rows hold."""
+        """The name of each producer group by its hash in rows."""
         self.uncovered = sorted(in_queues - with_rows)
-        """Producer groups without a local row: they use a database that was not given."""
+        """The producer groups without a local row: they use a database that was not given."""
         covered = frozenset(hashed[name] for name in with_rows)
         self.terms = dataclasses.replace(coverage.terms, covered_groups=covered)
 
     def read(self) -> DataFrame:
-        """The rows, with the classes of findings that each one is in."""
+        """The rows, each with the classes of findings that apply to it."""
         groups, coverage = self._groups, self._coverage
         together = life.together(self._parts(), groups).withColumn("made_us", made_us())
-        # A row with nothing but acks belongs to a message outside of the audited range.
+        # A row that has only acks belongs to a message outside of the audited range.
         event = event_us(coverage.terms.slack_us, coverage.terms.ahead_us, coverage.terms.whole_from_us)
         together = together.where(event.isNotNull() & (event >= coverage.from_us) & (event < coverage.to_us))
         joined = with_late_inboxes(
@@ -78,7 +78,7 @@ class MessageRows:
         )  # fmt: skip
 
     def _parts(self) -> list[DataFrame]:
-        """The knowledge of each input, as rows of one shape."""
+        """The rows of each input in the common shape."""
         groups, span = self._groups, self._coverage.span
         parts: list[DataFrame] = []
         for number, log in enumerate(self._inputs.logs):
@@ -91,9 +91,9 @@ class MessageRows:
                 raise InvalidRequest(
                     f"--storage {storage.name}: it has no table server_half_message; run notify storage upgrade"
                 )
-            # A bridge may have any name, and a relay adds to its database's.
-            is_known = F.col("source").rlike(SOURCE)
-            halves = halves.withColumn("origin", self._origin(str, is_known))
+            # Only a database id names an origin: a bridge may have any name, and a relay adds a prefix to the id.
+            is_database_id = F.col("source").rlike(SOURCE)
+            halves = halves.withColumn("origin", self._origin(str, is_database_id))
             passed_us = bridged_us(ids_of(storage), bridges_of(self._inputs.logs, self._inputs.kafka))
             parts.append(life.of_halves(halves, groups, passed_us))
         for number, database in enumerate(self._inputs.databases):
@@ -114,24 +114,26 @@ class MessageRows:
         return parts
 
     def _with_expected(self, together: DataFrame) -> DataFrame:
-        """The rows with the groups that were to receive each message."""
+        """The rows, with the groups that should receive each message."""
         table, has_later = self._expected()
         joined = together.join(F.broadcast(table), "place", "left")
-        due = F.filter(F.col("later"), lambda s: F.col("offset") >= s["start"])
-        for b in range(self._groups.blocks):
-            expected = F.col(f"always{b}")
-            if has_later:  # a function of a list is slow, so it is called for few rows
-                some = F.when(F.col("later").isNotNull(), _mask(due, b)).otherwise(0)
-                expected = expected.bitwiseOR(some)
-            joined = joined.withColumn(f"expected{b}", expected)
+        started = F.filter(F.col("later"), lambda subscribed: F.col("offset") >= subscribed["start"])
+        for block in range(self._groups.blocks):
+            expected = F.col(f"always{block}")
+            if has_later:  # a function of a list is slow, so it is called only for rows with a list
+                late_groups = F.when(F.col("later").isNotNull(), _mask(started, block)).otherwise(0)
+                expected = expected.bitwiseOR(late_groups)
+            joined = joined.withColumn(f"expected{block}", expected)
         return joined
 
-    def _origin(self, number_of: Callable[[str], Any], is_known: Column) -> Column:
-        """The number of the database that a row's `source` stands for. `number_of`: how the column holds a source;
-        `is_known`: whether it holds one at all."""
-        number = F.when(~is_known, F.lit(None))
+    def _origin(self, value_of: Callable[[str], Any], has_source: Column) -> Column:
+        """The number of the database that the column `source` names.
+
+        `value_of`: the value of the column for a source id. `has_source`: whether the column names a database at all.
+        """
+        number = F.when(~has_source, F.lit(None))
         for source, database in self._origins.items():
-            number = number.when(F.col("source") == number_of(source), F.lit(database))
+            number = number.when(F.col("source") == value_of(source), F.lit(database))
         return number.otherwise(F.lit(life.ABROAD)).cast("int")
 
     def _of_log(self, log: LogInput, number: int) -> list[DataFrame]:
@@ -142,12 +144,12 @@ class MessageRows:
             topics = small_table(
                 spark,
                 {"topic": pa.int64(), "name": pa.string(), "kind": pa.string()},
-                [(n, name, log.catalog.kind_of(name)) for n, name in log.catalog.topics.items()],
+                [(topic, name, log.catalog.kind_of(name)) for topic, name in log.catalog.topics.items()],
             ).select("topic", "kind", F.xxhash64("name").alias("topic_hash"))
             producers = small_table(
                 spark,
                 {"producer_group": pa.int32(), "name": pa.string()},
-                [(n, name) for n, name in log.catalog.producer_groups.items() if name],
+                [(group, name) for group, name in log.catalog.producer_groups.items() if name],
             ).select("producer_group", F.xxhash64("name").alias("group_hash"))
             named = (
                 messages.join(F.broadcast(topics), "topic", "left")
@@ -166,9 +168,11 @@ class MessageRows:
         return parts
 
     def _expected(self) -> tuple[DataFrame, bool]:
-        """For each queue (`place`), masks of the groups that are to receive all of it (`always0`, …), a list of those
-        that receive it from a later offset on (`later`, or null), and masks of those that ever subscribed to it
-        (`readers0`, …). Also whether any queue has such a list.
+        """The groups that should receive each queue (`place`), and whether any queue has a list `later`.
+
+        The columns are masks of the groups that should receive the whole queue (`always0`, …), a list of the groups
+        that should receive it from a later offset on (`later`, or null), and masks of the groups that ever subscribed
+        to it (`readers0`, …).
         """
         groups = self._groups
         blocks = range(groups.blocks)
@@ -178,7 +182,7 @@ class MessageRows:
         inputs: list[LogInput | KafkaInput] = [*self._inputs.logs, *self._inputs.kafka]
         for number, queues in enumerate(inputs):
             wanted = queues.wanted()
-            # Kafka forgets groups that read it long ago: there, nobody is strange.
+            # Kafka forgets groups that read a topic long ago, so any group may have been a reader.
             readers = queues.readers() if isinstance(queues, LogInput) else {}
             for topic, queue in sorted(wanted.keys() | readers.keys()):
                 starts = wanted.get((topic, queue), ())
@@ -188,8 +192,8 @@ class MessageRows:
                 ever = readers.get((topic, queue))
                 read = everyone if ever is None else [groups.mask(sorted(ever & names), b) for b in blocks]
                 rows.append((life.place_of(number, topic, queue), later or None, *receive, *read))
-        one = pa.struct([(n, pa.int64()) for n in ("start", *_bit_names(groups))])
-        columns = {"place": pa.int64(), "later": pa.list_(one)}
+        late_group = pa.struct([(name, pa.int64()) for name in ("start", *_bit_names(groups))])
+        columns = {"place": pa.int64(), "later": pa.list_(late_group)}
         columns |= {f"{name}{b}": pa.int64() for name in ("always", "readers") for b in blocks}
         return small_table(self._spark, columns, rows), any(row[1] for row in rows)
 
@@ -199,14 +203,16 @@ class MessageRows:
 
 
 def producer_groups(inputs: Inputs, known: Collection[str] = (), span: Span | None = None) -> set[str]:
-    """The producer groups that have local rows in a database: `known` ones, if any, and those with rows in `span`; or
-    all, for which each table is read."""
+    """The producer groups that have local rows: the `known` groups and those with rows in `span`.
+
+    If no group is known, each table is read as a whole.
+    """
     within = span if known else None
     return {group for database in inputs.databases for group in database.producer_groups(within)}.union(known)
 
 
 def hashes(spark: SparkSession, names: Sequence[str]) -> dict[str, int]:
-    """The hash of each name as rows hold it (xxhash64 of Spark)."""
+    """The hash of each name that rows have in place of it (Spark's xxhash64)."""
     if not names:
         return {}
     table = small_table(spark, {"name": pa.string()}, [(name,) for name in names])
@@ -218,5 +224,5 @@ def _bit_names(groups: Groups) -> list[str]:
 
 
 def _mask(subscribed: Column, block: int) -> Column:
-    """The mask of the groups of some subscriptions."""
-    return F.aggregate(subscribed, F.lit(0).cast("bigint"), lambda mask, s: mask.bitwiseOR(s[f"bit{block}"]))
+    """The mask of the groups in a list such as `later`."""
+    return F.aggregate(subscribed, F.lit(0).cast("bigint"), lambda mask, group: mask.bitwiseOR(group[f"bit{block}"]))

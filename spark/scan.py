@@ -1,8 +1,8 @@
-"""Reads a whole segment of the log into columns: its messages, what groups did with them, and its damage.
+"""Reads a whole segment of the log into columns: its messages, their settlements by groups, and its damage.
 
 Python verifies the frames, one for each group commit; numpy gathers their entries. A half and its outcome in one
-segment become one row, and settled offsets get the ids of their messages. So only rows of different segments are left
-to join.
+segment become one row, and settled offsets get the ids of their messages, so that Spark has to join only rows of
+different segments.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from notify.storage.log.segments import Segment
 
 
 class SegmentScan:
-    """Reads one segment. Raises ValueError for a file that is no segment, and the disk's OSError."""
+    """Reads one segment. Raises ValueError if the file is not a segment, and OSError if the disk fails."""
 
     def __init__(self, disk: Disk, name: str, sealed_end: int = 0) -> None:
-        """`sealed_end`: where the next segment begins; 0 for one that may grow."""
+        """`sealed_end`: the position at which the next segment begins; 0 if the segment may grow."""
         fd = disk.open(name)
         try:
             base, created = read_segment_header(disk.read(fd, 64, 0))
@@ -81,7 +81,7 @@ class SegmentScan:
             damages: list[Damage] = []
             around: list[tuple[int, int]] = []
             for frame in walk(disk, segment, base, not sealed_end, damages):
-                # Damage is reported before the frame behind it.
+                # `walk` adds a damage to the list before it returns the frame behind it.
                 around += [(self.facts.last_us, frame.time_us)] * (len(damages) - len(around))
                 self.facts.first_us = self.facts.first_us or frame.time_us
                 self.facts.last_us, self.facts.end = frame.time_us, frame.end
@@ -92,7 +92,8 @@ class SegmentScan:
                 self._examine(disk, segment, damage, times)
         finally:
             disk.close(fd)
-        # By name: segments with the same groups number them alike. Instances of a broadcast have no bit in an audit.
+        # Sorted, so that segments with the same groups number them alike. Instances of a broadcast, which have no bit,
+        # come last.
         self._group_names = sorted(self._group_numbers, key=lambda name: ("@" in name, name))
         table = np.frombuffer(b"".join(self._entries), ENTRY_TYPE)
         sources = np.repeat(np.array(self._sources, np.int64), np.array(self._counts, np.int64))
@@ -121,10 +122,10 @@ class SegmentScan:
         self._damages.tell(self.facts)
 
     def _examine(self, disk: Disk, segment: Segment, damage: Damage, times: tuple[int, int]) -> None:
-        """`times`: of the frames around it, 0 for none."""
+        """Examine a damaged part. `times`: the times of the frames before and behind it; 0: there is no frame."""
         if damage.torn:
-            return  # being written, or a torn tail: no client was told that it is durable
-        # A frame read while it was written looks damaged too, once another frame follows it: read it again.
+            return  # a server is writing it, or it is a torn tail: no client was told that it is durable
+        # A frame that was read while it was being written looks damaged, too, if another frame follows: read it again.
         again = SegmentReader(disk, segment)
         position = damage.start
         while position < damage.end and (frame := again.frame_at(position)) is not None:
@@ -143,12 +144,12 @@ class SegmentScan:
                 self._take(memoryview(broken.body), broken.position + FRAME_HEADER_SIZE, broken.time_us)
                 self.facts.end = max(self.facts.end, broken.end)
             else:
-                broken.time_us = times[0] or times[1]  # what its own header says may be as wrong
+                broken.time_us = times[0] or times[1]  # the time in its own header may be wrong, too
                 self._damages.add_hole(Hole(broken.position, broken.end, *times))
             self._damages.add(broken)
 
     def _take(self, body: memoryview, position: int, time_us: int) -> None:
-        """Gather a frame's records, up to the first malformed one, which a damaged frame may have."""
+        """Gather the records of a frame, up to the first malformed record, which a damaged frame may have."""
         at, end = 0, len(body)
         unpack = RECORD_HEADER.unpack_from
         while at < end:
@@ -178,30 +179,30 @@ class SegmentScan:
             at = stop
 
     def _source_of(self, body: memoryview, at: int) -> int:
-        """The hash of the database that the producer at the beginning of a record names."""
-        key = sender_bytes(body, at)
-        known = self._source_hashes.get(key)
-        if known is None:
+        """The hash of the database that the sender of a record names; the sender is at the beginning of the data."""
+        sender = sender_bytes(body, at)
+        source_hash = self._source_hashes.get(sender)
+        if source_hash is None:
             try:
-                name = source_of(sender_of(key).source)
+                name = source_of(sender_of(sender).source)
             except (msgspec.MsgspecError, ValueError):  # the frame is damaged
                 name = ""
-            known = self._source_hashes[key] = name_hash(name)
-            self._source_names[known] = name
-        return known
+            source_hash = self._source_hashes[sender] = name_hash(name)
+            self._source_names[source_hash] = name
+        return source_hash
 
     def _take_payloads(
         self, entries: bytes, body: memoryview, position: int, data: tuple[int, int], time_us: int
     ) -> None:
-        """Gather the digests of a record's payloads, and compare the payloads with their entries' checksums.
+        """Gather the digests of a record's payloads, and check the payloads against the checksums in their entries.
 
-        `position`: of the body in the log; `data`: where the record's data begins and ends in the body.
+        `position`: the position of the body in the log. `data`: the beginning and end of the record's data in the body.
         """
         table = table_of(entries)
         begins = (table["position"].astype(np.int64) - position).tolist()
         sizes, checksums = table["size"].tolist(), table["payload_crc"].tolist()
         for number, (begin, size, checksum) in enumerate(zip(begins, sizes, checksums, strict=True)):
-            if begin < data[0] or begin + size > data[1]:  # an entry may point at a payload of another record
+            if begin < data[0] or begin + size > data[1]:  # an entry may point to a payload of another record
                 self._digests.append(0)
                 continue
             payload = bytes(body[begin : begin + size])
@@ -210,7 +211,7 @@ class SegmentScan:
                 continue
             row = table[number]
             name = ids.to_text(int(row["id_high"]).to_bytes(8) + int(row["id_low"]).to_bytes(8))
-            detail = "the payload's checksum is wrong, and its frame's is right: it was written like this"
+            detail = "the payload's checksum is wrong, but its frame's is right: the payload was written like this"
             place = position + begin
             self._damages.add(Broken(place, place + size, detail, b"", time_us, (name, int(row["message_no"]))))
 
@@ -224,15 +225,15 @@ class SegmentScan:
     def _sent(self) -> list[Sent]:
         """The committed messages, counted by producer group and database."""
         rows = self.messages
-        of_databases = pc.or_(rows["half_us"].is_valid(), rows["source"].is_valid())
-        chosen = rows.filter(pc.and_(pc.equal(rows["outcome"], COMMITTED), of_databases))
-        by = ["source", "producer_group"]
+        has_half = pc.or_(rows["half_us"].is_valid(), rows["source"].is_valid())
+        committed = rows.filter(pc.and_(pc.equal(rows["outcome"], COMMITTED), has_half))
+        keys = ["source", "producer_group"]
         return [
             Sent(
                 self._source_names[row["source"]] if row["source"] else "", row["producer_group"],
                 row["decided_us_min"], row["decided_us_max"], row["id_count"],
             )
-            for row in chosen.group_by(by).aggregate(
+            for row in committed.group_by(keys).aggregate(
                 [("decided_us", "min"), ("decided_us", "max"), ("id", "count")]
             ).to_pylist()
         ]  # fmt: skip
@@ -253,30 +254,32 @@ class SegmentScan:
         self.acks, entry, rows = self._acks(table)
         count = self.messages.num_rows
         masks = {name: np.zeros(count, np.int64) for name in ("acked", "settled", "attempted")}
-        first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        is_here = (entry >= 0) & (rows[:, 1] < MASK_GROUPS)
-        at, kinds, groups, times = row_of[entry[is_here]], rows[is_here, 0], rows[is_here, 1], rows[is_here, 7]
+        first_us, last_us = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        in_masks = (entry >= 0) & (rows[:, 1] < MASK_GROUPS)
+        message, kinds, groups, times = row_of[entry[in_masks]], *(rows[in_masks, column] for column in (0, 1, 7))
         for group in range(min(len(self._group_names), MASK_GROUPS)):
             of_group = groups == group
             bit = np.int64(1 << group)
-            masks["acked"][at[of_group & (kinds == 0)]] |= bit
-            masks["settled"][at[of_group & (kinds != ATTEMPTED)]] |= bit
-            masks["attempted"][at[of_group & (kinds == ATTEMPTED)]] |= bit
+            masks["acked"][message[of_group & (kinds == 0)]] |= bit
+            masks["settled"][message[of_group & (kinds != ATTEMPTED)]] |= bit
+            masks["attempted"][message[of_group & (kinds == ATTEMPTED)]] |= bit
         acks = kinds == 0
         # Records are in the order of their times, and the last assignment wins.
-        first[at[acks][::-1]] = times[acks][::-1]
-        last[at[acks]] = times[acks]
-        named = np.full(count, list_number(self._group_names), np.int64)
-        for name, values in (*masks.items(), ("acked_us", first), ("last_acked_us", last), ("groups", named)):
-            place = MESSAGES.get_field_index(name)
-            self.messages = self.messages.set_column(place, MESSAGES.field(place), pa.array(values, mask=values == 0))
-        place = ACKS.get_field_index("is_loose")
-        self.acks = self.acks.set_column(place, ACKS.field(place), pa.array(~is_here))
+        first_us[message[acks][::-1]] = times[acks][::-1]
+        last_us[message[acks]] = times[acks]
+        numbers = np.full(count, list_number(self._group_names), np.int64)
+        columns = {**masks, "acked_us": first_us, "last_acked_us": last_us, "groups": numbers}
+        for name, values in columns.items():
+            column = MESSAGES.get_field_index(name)
+            array = pa.array(values, mask=values == 0)
+            self.messages = self.messages.set_column(column, MESSAGES.field(column), array)
+        column = ACKS.get_field_index("is_loose")
+        self.acks = self.acks.set_column(column, ACKS.field(column), pa.array(~in_masks))
 
     def _acks(self, table: NDArray[np.void]) -> tuple[pa.Table, NDArray[np.int64], NDArray[np.int64]]:
-        """The table of acks, with a row for each settled or attempted offset, and its message if this segment has it.
+        """The table of acks: a row for each settled or attempted offset, with its message if this segment has it.
 
-        Also each row's entry number (-1: in another segment), and the rows as numbers (kind, group, …).
+        Also the number of each row's entry (-1: in another segment), and the rows as numbers (kind, group, …).
         """
         runs = np.array(self._settled, np.int64).reshape(-1, 9)
         if len(runs):
@@ -330,7 +333,7 @@ _decode_contents = msgspec.msgpack.Decoder(_Contents).decode
 
 
 def _digest_of(payload: bytes) -> int:
-    """The digest of a payload's contents; 0 for one that cannot be read."""
+    """The digest of a payload's contents; 0 if the payload cannot be read."""
     try:
         contents = _decode_contents(payload)
     except msgspec.MsgspecError:

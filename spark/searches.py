@@ -1,4 +1,4 @@
-"""Findings that need more than one message's row: damage, gaps of a bridge, order of a key, doubled effects."""
+"""Findings that the row of one message cannot show: damage, gaps of a bridge, order of a key, doubled effects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_FINDINGS = 100_000
 
 
 def corrupt(log: LogInput, holds: Callable[[int], bool]) -> tuple[list[Found], int]:
-    """The damage of a log, and how much there is. `holds`: whether an instant is audited."""
+    """The damages of a log, and the number of all. `holds`: whether an instant is audited."""
     cases = [
         Found(
             "CORRUPT", broken["id"] or "", broken["no"] or 0, broken["detail"], at_us=broken["time_us"], log=log.name,
@@ -38,39 +38,40 @@ def corrupt(log: LogInput, holds: Callable[[int], bool]) -> tuple[list[Found], i
 
 
 def gaps(name: str, bridges: Iterable[Bridged]) -> Iterable[Found]:
-    """Where a bridge did not go on from its last position. `name`: the input's; `bridges`: its records, in order."""
+    """Where a bridge did not continue from its last position. `name`: the input; `bridges`: its records, in order."""
     last: dict[str, Bridged] = {}
-    for b in bridges:
-        before = last.get(b.source)
-        last[b.source] = b
+    for bridged in bridges:
+        source, since = bridged.source, bridged.since
+        before = last.get(source)
+        last[source] = bridged
         if before is None:
             continue
-        if b.since is not None and b.since != before.position:
-            detail = (
-                f"source {b.source} continued from {b.since or 'its beginning'}, but its position was {before.position}"
-            )
-        elif b.epoch < before.epoch:
-            detail = f"source {b.source}: epoch {b.epoch} wrote after epoch {before.epoch}"
+        if since is not None and since != before.position:
+            origin = since or "its beginning"
+            detail = f"source {source} continued from {origin}, but its position was {before.position}"
+        elif bridged.epoch < before.epoch:
+            detail = f"source {source}: epoch {bridged.epoch} wrote after epoch {before.epoch}"
         else:
             continue
         yield Found(
-            "BRIDGE_GAP", detail=detail, at_us=b.time_us, log=name,
+            "BRIDGE_GAP", detail=detail, at_us=bridged.time_us, log=name,
             evidence={
-                "position": b.at, "from": before.position, "to": b.since, "source": b.source, "from_us": before.time_us,
+                "position": bridged.at, "from": before.position, "to": since, "source": source,
+                "from_us": before.time_us,
             },
         )  # fmt: skip
 
 
 def most_of(rows: DataFrame) -> tuple[list[Row], int]:
-    """At most MOST_FINDINGS rows, and how many there are."""
-    shown = rows.limit(MOST_FINDINGS).collect()
-    return shown, len(shown) if len(shown) < MOST_FINDINGS else rows.count()
+    """At most MOST_FINDINGS rows, and the number of all rows."""
+    first_rows = rows.limit(MOST_FINDINGS).collect()
+    return first_rows, len(first_rows) if len(first_rows) < MOST_FINDINGS else rows.count()
 
 
 def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> tuple[list[Found], int]:
-    """Messages that an ordered group settled after a later message of the same key; and how many there are."""
+    """Messages that an ordered group settled after a later message of the same key, and the number of all."""
     ordered = [s for s in log.catalog.subscriptions.values() if s.mode == "ordered"]
-    numbers = {name: n for n, name in log.catalog.topics.items()}
+    numbers = {name: number for number, name in log.catalog.topics.items()}
     wanted = [(name_hash(s.group), s.group, numbers[s.topic], list(s.moved)) for s in ordered if s.topic in numbers]
     if not wanted:
         return [], 0
@@ -84,14 +85,14 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> tuple[lis
     topics = sorted({topic for _, _, topic, _ in wanted})
     if len(topics) <= 1000:
         acks = acks.where(F.col("topic").isin(topics))
-    chosen = acks.where(
+    settled = acks.where(
         F.col("kind").isin(int(SettleKind.ACK), int(SettleKind.DEAD_LETTER)) & (F.col("key_hash") != 0)
     ).join(subscriptions, ["consumer_group", "topic"])
-    chosen = chosen.withColumn("epoch", F.size(F.filter("moved", lambda at: at <= F.col("seq"))))
-    late = settled_late(chosen, log.acks_from(span.start_us if span else 0))
+    settled = settled.withColumn("epoch", F.size(F.filter("moved", lambda position: position <= F.col("seq"))))
+    late = settled_late(settled, log.acks_from(span.start_us if span else 0))
     cases = []
-    shown, count = most_of(within(late, span))
-    for row in shown:
+    rows, count = most_of(within(late, span))
+    for row in rows:
         topic = log.catalog.topics.get(row["topic"], "")
         cases.append(
             Found(
@@ -107,19 +108,22 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> tuple[lis
 def misdated(
     spark: SparkSession, log: LogInput, span: Span | None, judged: Span | None, slack_us: int
 ) -> tuple[list[Found], int]:
-    """Halves that were stored in the time `judged`, with ids of another time that is not in `span` (None: all ids are),
-    and how many there are. Their local rows are not read. `slack_us`: how far the two times may lie apart."""
+    """Halves that were stored in the time `judged` but have ids of a time outside of `span`, and the number of all.
+
+    The audit does not read the local rows of such ids. `span` None: every id is in the span. `slack_us`: the longest
+    time between a half and the time in its id.
+    """
     if span is None or judged is None or log.apart_us(span.start_us) <= slack_us:
         return [], 0
     stored = log.stored(spark, Groups([]), span.start_us)
     if stored is None:
         return [], 0
-    of_time = F.col("half_us").between(judged.start_us, judged.end_us - 1)
+    is_judged = F.col("half_us").between(judged.start_us, judged.end_us - 1)
     is_apart = F.abs(F.col("half_us") - made_us()) > slack_us
-    halves = stored.where(of_time & is_apart & ~_is_within(span)).select("id", "no", "topic", "half_us").distinct()
+    halves = stored.where(is_judged & is_apart & ~_is_within(span)).select("id", "no", "topic", "half_us").distinct()
     cases = []
-    shown, count = most_of(halves)
-    for row in shown:
+    rows, count = most_of(halves)
+    for row in rows:
         transaction = bytes(row["id"])
         hours = (row["half_us"] / 1000 - ids.milliseconds(transaction)) / 3.6e6
         text = (
@@ -136,18 +140,20 @@ def misdated(
 
 
 def doubled(spark: SparkSession, database: Database, query: str, between: Span | None) -> tuple[list[Found], int]:
-    """Effects that the user's query names more than once, and how many there are. One of them may be no message
-    id. `between`: only those with ids of that time."""
+    """Effects that the user's query returns more than once, and the number of all. Their ids may be malformed.
+
+    `between`: only effects with ids of that time.
+    """
     cases = []
-    shown, count = most_of(database.doubled(spark, query, between))
-    for row in shown:
+    rows, count = most_of(database.doubled(spark, query, between))
+    for row in rows:
         groups = [row["consumer_group"]] if row["consumer_group"] else []
         detail = f"the effect happened {row['times']} times"
         evidence = {"times": row["times"]}
         try:
             transaction, number = ids.parse_message_id(row["message_id"])
         except ValueError:
-            detail = f"--effects names {row['message_id'][:60]!r}, which is no message id: {detail}"
+            detail = f"--effects returned {row['message_id'][:60]!r}, which is not a message id: {detail}"
             evidence["id"] = row["message_id"]
             cases.append(Found("DUP_EFFECT", detail=detail, groups=groups, database=database.name, evidence=evidence))
             continue
@@ -163,18 +169,18 @@ def doubled(spark: SparkSession, database: Database, query: str, between: Span |
 
 
 def within(rows: DataFrame, span: Span | None) -> DataFrame:
-    """The rows whose ids were made in the span, or are of no time."""
+    """The rows whose ids were made in the span or count as ids without a time (see Span)."""
     return rows if span is None else rows.where(_is_within(span))
 
 
 def _is_within(span: Span) -> Column:
-    chosen = (F.col("id") >= _beginning(span.start_us)) & (F.col("id") < _beginning(span.end_us))
+    is_within = (F.col("id") >= _first_bytes(span.start_us)) & (F.col("id") < _first_bytes(span.end_us))
     if span.ahead_us:
-        chosen |= F.col("id") < _beginning(min(EPOCH_US, span.start_us))
-        chosen |= F.col("id") >= _beginning(span.after_us)
-    return chosen
+        is_within |= F.col("id") < _first_bytes(min(EPOCH_US, span.start_us))
+        is_within |= F.col("id") >= _first_bytes(span.after_us)
+    return is_within
 
 
-def _beginning(us: int) -> Column:
+def _first_bytes(us: int) -> Column:
     """The first bytes of ids made at an instant."""
     return F.lit(min(max(0, us // 1000), (1 << 48) - 1).to_bytes(6))

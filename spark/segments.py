@@ -1,7 +1,7 @@
-"""Copying a log's segments, and what is missing or foreign among them.
+"""Copies a log's segments, and finds the missing and the foreign ones.
 
-A segment that no server writes to never changes, so its copy serves the next audit too, if the file has the same size,
-time and bytes.
+A segment that no server writes to never changes. The next audit can use its copy, too, if the file still has the same
+size, time and bytes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from notify.spark.log_files import LogFiles, SegmentFile
 from notify.spark.scan import SegmentScan
 
 Copied = tuple[str, Scanned | None]
-"""The problem that kept a segment from being copied, or ""; and the facts of a copy that was made."""
+"""The problem that prevented the copy of a segment, or ""; and the facts of the copy if there is one."""
 
 
 def copied(files: LogFiles, copies: Copies, segment: SegmentFile) -> Copied:
-    """Make a segment's copy, in a task."""
+    """Copy a segment; called in a task of Spark, or in this process."""
     try:
         disk = files.disk(segment)
         scan = SegmentScan(disk, segment.name, segment.sealed_end)
@@ -32,9 +32,9 @@ def copied(files: LogFiles, copies: Copies, segment: SegmentFile) -> Copied:
 
 
 def is_as_copied(files: LogFiles, copied: tuple[SegmentFile, int]) -> bool:
-    """Whether a segment still has the bytes of its copy, which may rot without a change of the file's size or time.
+    """Whether a segment still has the bytes that were copied: bytes can rot while size and time stay the same.
 
-    `copied`: the segment, and the CRC32C of the bytes that were copied. False for a file that cannot be read any more.
+    `copied`: the segment, and the CRC32C of the copied bytes. False if the file cannot be read any more.
     """
     segment, crc = copied
     try:
@@ -43,7 +43,7 @@ def is_as_copied(files: LogFiles, copied: tuple[SegmentFile, int]) -> bool:
         return False
 
 
-# --- what is not there --------------------------------------------------------------------------------------------
+# --- missing and foreign segments ---------------------------------------------------------------------------------
 
 
 def holes_of(facts: Sequence[Facts]) -> Iterator[Hole]:
@@ -54,8 +54,8 @@ def holes_of(facts: Sequence[Facts]) -> Iterator[Hole]:
         if number and each.base > end:
             holes.insert(0, Hole(end, each.base, last_us, each.first_us))
         for hole in holes:
-            # At an end of a segment, or in one without a sound frame, the segments beside it say the time.
-            following = (f.first_us for f in facts[number + (hole.start > each.base) :] if f.first_us)
+            # At an end of a segment, or in a segment without a sound frame, the neighbouring segments give the times.
+            following = (later.first_us for later in facts[number + (hole.start > each.base) :] if later.first_us)
             yield Hole(hole.start, hole.end, hole.from_us or last_us, hole.to_us or next(following, 0))
             end = max(end, hole.end)
         end = max(end, each.end)
@@ -63,16 +63,16 @@ def holes_of(facts: Sequence[Facts]) -> Iterator[Hole]:
 
 
 def foreign_of(sources: Mapping[int, Set[str]], given: Set[str]) -> dict[int, str]:
-    """The segments that are another log's, by where they begin, and why. `sources`: the databases that the halves of
-    each segment came from; `given`: the ids of the given databases.
+    """By base: why a segment belongs to another log.
 
-    Where a segment has halves of a given database, all databases in it are this log's; no half in a foreign segment
-    came from one of them.
+    `sources`: the databases that the halves of each segment came from. `given`: the ids of the given databases. If a
+    segment has halves of a given database, all databases in that segment use this log. A segment is foreign if no half
+    in it came from one of these databases.
     """
-    own = set().union(*(names for names in sources.values() if names & given))
+    of_this_log = set().union(*(names for names in sources.values() if names & given))
     return {
-        base: f"all halves in it came from {', '.join(sorted(names))}, which is no given database and in no other "
-        "segment: it is another log's, and was not read"
+        base: f"all halves in it came from {', '.join(sorted(names))}, which was not given and is in no other segment: "
+        "the segment belongs to another log, and was not read"
         for base, names in sources.items()
-        if own and names and not names & own
+        if of_this_log and names and not names & of_this_log
     }

@@ -1,4 +1,4 @@
-"""The Spark session of an audit: on this machine, or on a cluster if a master is named."""
+"""The Spark session of an audit: on this machine, or on a cluster if a master is given."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MEMORY = "3g"
 PARTITIONS = 16
 """The number of shuffle partitions; one partition of 5 million messages is in memory at a time."""
 
-LISTED_AT_ONCE = 8
-"""In so many tasks Spark looks for the files that it is to read."""
+LISTING_TASKS = 8
+"""In how many tasks Spark lists the files that it will read."""
 
 _PLANNING = {
     "spark.sql.session.timeZone": "UTC",
@@ -33,15 +33,15 @@ _PLANNING = {
     "spark.sql.files.maxPartitionBytes": str(64 << 20),
     # A shipped log has a small copy for each minute. By default Spark looks for each file in a task of its own, before
     # every read, and reads at most 16 of them in one task.
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(LISTED_AT_ONCE),
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(LISTING_TASKS),
     "spark.sql.files.openCostInBytes": str(1 << 20),
 }
-"""Settings that a session may have of its own, also on a server of Spark Connect."""
+"""Settings that each session may choose, also on a server of Spark Connect."""
 
 SMALL_BYTES = 64 << 20
-"""An audit of smaller logs ends before the JVM's optimising compiler pays off."""
+"""An audit of smaller logs ends before the optimising compiler of the JVM pays off."""
 _COMPILED = "-XX:-DontCompileHugeMethods"
-"""The JVM interprets methods of more than 8,000 bytes, and Spark makes one of all conditions of an audit."""
+"""By default the JVM only interprets methods above 8,000 bytes; Spark makes one of all conditions of an audit."""
 _SMALL = {
     # Only the quick compiler, and no concurrent garbage collection: half the CPU time.
     "spark.driver.extraJavaOptions": f"{_COMPILED} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m",
@@ -52,7 +52,7 @@ _SMALL = {
 
 
 def drivers() -> list[Path]:
-    """The jars of the JDBC drivers, from NOTIFY_AUDIT_JARS or fetched by Maven once. Raises Unavailable."""
+    """The jars of the JDBC drivers: in NOTIFY_AUDIT_JARS, or fetched by Maven once. Raises Unavailable."""
     directory = Path(os.environ.get("NOTIFY_AUDIT_JARS") or Path(sys.prefix) / "notify-jdbc")
     return sorted(
         fetched(POM, directory, "*.jar", "JDBC drivers (or name their directory: NOTIFY_AUDIT_JARS)").glob("*.jar")
@@ -64,15 +64,15 @@ def open_session(
 ) -> SparkSession:
     """A session for an audit. Raises Unavailable if Java or the JDBC drivers are missing.
 
-    `master`: Spark's master, by default `local[*]`; or the address of a Spark Connect server, `sc://host:port`, whose
-    own settings say what memory and drivers it has. `memory`: of the driver's JVM and of each executor.
-    `databases`: whether databases are read. `small`: whether the inputs are small, see `_SMALL`.
+    `master`: Spark's master, by default `local[*]`; or the address of a Spark Connect server, `sc://host:port`, which
+    has its own settings for memory and drivers. `memory`: of the driver's JVM and of each executor. `databases`:
+    whether the audit reads databases. `small`: whether the inputs are small, see `_SMALL`.
     """
     if master.startswith("sc://"):
         return _connected(master)
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise Unavailable("the audit runs on Spark, which needs Java 17 or newer: install it or set JAVA_HOME")
-    # Workers run this interpreter, whatever the shell's environment says.
+    # Workers run this interpreter even if the environment of the shell names another one.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {
@@ -83,11 +83,11 @@ def open_session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        # By default Spark notes the line of each call that makes a column, for its errors: that is more than half of
-        # all calls to the JVM, and 40 % of the CPU time of a small audit.
+        # By default Spark records for its errors the line of each call that makes a column. This takes more than half
+        # of all calls to the JVM, and 40 % of the CPU time of a small audit.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.dataFrameQueryContext.enabled": "false",
-        # Spark keeps past jobs for its web page, which is off; a watch runs a hundred jobs a minute.
+        # Spark keeps past jobs for its web page, which is off here; a watch runs a hundred jobs a minute.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "200",
@@ -102,12 +102,12 @@ def open_session(
     builder = SparkSession.builder.appName("notify-audit").master(master or "local[*]")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    before = _children()
+    children_before = _children()
     try:
         return builder.getOrCreate()
     except BaseException:
-        # A JVM that is interrupted while it starts waits for ever, even when this process is gone.
-        for child in _children() - before:
+        # A JVM that is interrupted while it starts waits forever, even after this process has ended.
+        for child in _children() - children_before:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         raise
@@ -131,7 +131,7 @@ def _connected(address: str) -> SparkSession:
 
 
 def _children() -> set[int]:
-    """The processes that this one has started and that have not ended; none where the system does not list them."""
+    """The running child processes of this process; empty if the system does not list them."""
     listed: set[int] = set()
     for thread in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):

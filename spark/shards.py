@@ -1,6 +1,6 @@
-"""Storages as shards: the id by which bridges and relays name each, and those that were not given.
+"""Storages as shards: the ids that their bridges and relays use, and the storages that were not given.
 
-The registry's key map names all shards, and local rows name theirs.
+The key map of the registry names all shards, and a local row names the shards of its messages.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from notify.storage.sql.rows import microseconds_of
 from notify.storage.sql.tables import server_half_message, server_key_map, server_member, server_shard
 
 SAMPLED = 1000
-"""So many local rows are looked at, at each end of the range."""
+"""How many local rows are read at each end of the range."""
 MANY = 10
-"""So many transactions are not missing from a storage one by one."""
+"""If a storage has none of this many expected transactions, it is not the expected storage."""
 KEPT_US = 86_400_000_000
-"""A storage keeps halves that were sent on for so long at least."""
+"""The shortest time for which a storage keeps halves that were sent on."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A database that servers use as storage: its name among several, and the id by which its bridge or relay names
-    itself."""
+    """A database that servers use as storage: its name as a shard, and the source id of its bridge or relay."""
 
     name: str
     source: str
 
 
 def shard_of(database: Database) -> Shard | None:
-    """None for a database that is no server's storage."""
+    """The shard that a database is; None if no server uses the database as storage."""
     if server_shard.name not in database.tables:
         return None
     with database.reading() as connection:
@@ -48,26 +47,30 @@ def shard_of(database: Database) -> Shard | None:
 
 
 def movers_of(inputs: Inputs) -> dict[str, str]:
-    """The ids by which bridges and relays of given storages name themselves, each with the input's name. A message with
-    such an id may be of any database."""
-    named = [(f"storage {storage.name}", storage) for storage in inputs.storages]
-    named += [(f"database {database.name}", database) for database in inputs.databases]
+    """The ids that bridges and relays of given storages use as source, each with the name of the input.
+
+    A message with such an id may be from any database.
+    """
+    candidates = [(f"storage {storage.name}", storage) for storage in inputs.storages]
+    candidates += [(f"database {database.name}", database) for database in inputs.databases]
     movers: dict[str, str] = {}
-    for name, database in named:
+    for name, database in candidates:
         if shard := shard_of(database):
             movers.setdefault(shard.source, name)
     return movers
 
 
 def ids_of(database: Database) -> set[str]:
-    """The ids by which a bridge or relay of a database may name itself."""
+    """The ids that a bridge or relay of a database may use as source."""
     shard = shard_of(database)
     return {source for source in (database.source_id(), shard.source if shard else "") if source}
 
 
 def halves_from_us(storages: Sequence[Database]) -> int:
-    """From when on these storages have all halves, microseconds since 1970: retention deletes older ones, and says
-    nothing of it. 0 without a storage."""
+    """The instant (microseconds since 1970) from which on these storages have all halves; 0 if there is no storage.
+
+    Retention deletes older halves without a record.
+    """
     oldest: list[int] = []
     for storage in storages:
         with storage.reading() as connection:
@@ -77,23 +80,25 @@ def halves_from_us(storages: Sequence[Database]) -> int:
 
 
 def names_of(storages: Sequence[Database]) -> set[str]:
-    """The names of these shards."""
+    """The names of these storages as shards."""
     return {shard.name for storage in storages if (shard := shard_of(storage))}
 
 
 def missing_storages(inputs: Inputs, result: Result, from_us: int, to_us: int) -> bool:
-    """Note which storages were not given, and whether any was not. `from_us`, `to_us`: the audited range; what was over
-    by then is not expected."""
+    """Note the storages that were not given. Returns whether there are any.
+
+    `from_us`, `to_us`: the audited range; shards that ended before it are not expected.
+    """
     given = names_of(inputs.storages)
     absent: dict[str, str] = {}
     for storage in inputs.storages:
-        for name, why in _expected(storage, given, from_us):
-            absent.setdefault(name, f"{why} of storage {storage.name}")
-    named: dict[str, set[str]] = {}
+        for name, list_name in _expected(storage, given, from_us):
+            absent.setdefault(name, f"{list_name} of storage {storage.name}")
+    sampled: dict[str, set[str]] = {}
     for database in inputs.databases if inputs.storages or not inputs.logs else ():
         for name, ids in _sampled(database, from_us, to_us).items():
-            named.setdefault(name, set()).update(ids)
-            if not inputs.logs:  # else a log may be the shard, see absent_logs.py
+            sampled.setdefault(name, set()).update(ids)
+            if not inputs.logs:  # otherwise a log may be the shard, see absent_logs.py
                 absent.setdefault(name, f"the local rows of database {database.name}")
     for name in sorted(absent.keys() - given):
         result.reasons.append(
@@ -102,7 +107,7 @@ def missing_storages(inputs: Inputs, result: Result, from_us: int, to_us: int) -
         )
         _cover(result, f"shard {name}", f"the storage named by {absent[name]}", "not given")
     lacks_any = bool(absent.keys() - given) | _unnamed_storages(inputs, result) | _wiped(inputs, result, from_us)
-    lacks_any |= _strange(inputs, named, result)
+    lacks_any |= _strange(inputs, sampled, result)
     has_map = any(_has_rows(storage, server_key_map) for storage in inputs.storages)
     if not has_map and any(_has_rows(storage, server_half_message) for storage in inputs.storages):
         lacks_any = True
@@ -115,7 +120,7 @@ def missing_storages(inputs: Inputs, result: Result, from_us: int, to_us: int) -
 
 
 def _wiped(inputs: Inputs, result: Result, from_us: int) -> bool:
-    """Note the storages that have no half, and of which a queue has messages of a moment ago."""
+    """Note the storages that have no half although queues have recent messages of theirs."""
     wiped = False
     for storage in inputs.storages:
         shard = shard_of(storage)
@@ -123,19 +128,19 @@ def _wiped(inputs: Inputs, result: Result, from_us: int) -> bool:
             continue
         sent_us = [max(log.sent().get(shard.source, {}).values(), default=0) for log in inputs.logs]
         sent_us.append(bridged_us([shard.source], bridges_of(inputs.logs, inputs.kafka)))
-        # Retention may have emptied it since.
+        # If the newest message is older, retention may have emptied the storage.
         if max(sent_us) >= max(from_us, storage.now_us - KEPT_US):
             wiped = True
             result.reasons.append(
                 f"storage {storage.name}: server_half_message is empty, and a queue has messages that came from it "
-                f"until {instant_text(max(sent_us))}: its halves were deleted, or it is not the storage that it was"
+                f"until {instant_text(max(sent_us))}: its halves were deleted, or this is another storage"
             )
             _cover(result, f"storage {storage.name}", "halves and outcomes", "no row")
     return wiped
 
 
 def _unnamed_storages(inputs: Inputs, result: Result) -> bool:
-    """Note the given databases that are storages, too, and were not given as such."""
+    """Note the given databases that are storages, too, but were not given with --storage."""
     given = {shard.source for storage in inputs.storages if (shard := shard_of(storage))}
     unnamed = [
         database.name
@@ -151,39 +156,40 @@ def _unnamed_storages(inputs: Inputs, result: Result) -> bool:
 
 
 def _sampled(database: Database, from_us: int, to_us: int) -> dict[str, set[str]]:
-    """Among the oldest and the newest local rows of a time, the committed transactions with a half, by their shard."""
+    """By shard: the committed transactions with a half among the oldest and the newest local rows of the range."""
     if half_message.name not in database.tables:
         return {}
-    t = half_message.c
-    of_time = (t.transaction_id >= id_at(from_us), t.transaction_id < id_at(to_us))
-    rows = sa.select(t.transaction_id, t.shards, t.mode, t.state).where(*of_time).limit(SAMPLED)
+    columns = half_message.c
+    transaction_id = columns.transaction_id
+    in_range = (transaction_id >= id_at(from_us), transaction_id < id_at(to_us))
+    rows = sa.select(transaction_id, columns.shards, columns.mode, columns.state).where(*in_range).limit(SAMPLED)
     by_shard: dict[str, set[str]] = {}
     with database.reading() as connection:
-        for order in (t.transaction_id, t.transaction_id.desc()):
-            for name, shards, mode, state in connection.execute(rows.order_by(order)):
+        for order in (transaction_id, transaction_id.desc()):
+            for transaction, shards, mode, state in connection.execute(rows.order_by(order)):
                 if (mode, state) == ("half", "COMMITTED") and shards:
                     for shard in shards.split(","):
-                        by_shard.setdefault(shard, set()).add(name)
+                        by_shard.setdefault(shard, set()).add(transaction)
     return by_shard
 
 
-def _strange(inputs: Inputs, named: Mapping[str, set[str]], result: Result) -> bool:
-    """Note the storages that have none of the halves that local rows say are in the shard of their name."""
+def _strange(inputs: Inputs, sampled: Mapping[str, set[str]], result: Result) -> bool:
+    """Note the storages that have no half although local rows name their shard. Returns whether there are any."""
     strange = False
     for storage in inputs.storages:
         shard = shard_of(storage)
         first = id_at(halves_from_us([storage]))
-        ids = [name for name in named.get(shard.name, ()) if name >= first] if shard is not None else []
+        ids = [transaction for transaction in sampled.get(shard.name, ()) if transaction >= first] if shard else []
         if shard is None or len(ids) < MANY:
             continue
-        t = server_half_message.c.transaction_id
+        column = server_half_message.c.transaction_id
         with storage.reading() as connection:
-            has_any = connection.execute(sa.select(t).where(t.in_(ids)).limit(1)).first() is not None
+            has_any = connection.execute(sa.select(column).where(column.in_(ids)).limit(1)).first() is not None
         if not has_any:
             strange = True
             result.reasons.append(
-                f"storage {storage.name} is shard {shard.name} by its name, and has none of {len(ids)} halves that "
-                "local rows say are there: it is another cluster's, or an older copy"
+                f"storage {storage.name} has the name of shard {shard.name}, but none of the {len(ids)} halves that "
+                "local rows say are there: it belongs to another cluster, or is an older copy"
             )
             _cover(result, f"storage {storage.name}", "halves of the local rows", "none of them")
     return strange
@@ -194,30 +200,30 @@ def _cover(result: Result, name: str, expected: str, read: str) -> None:
 
 
 def _expected(storage: Database, given: set[str], from_us: int) -> Iterator[tuple[str, str]]:
-    """The shards that a registry names since `from_us`, and what names each."""
+    """The shards that a registry has named since `from_us`, each with the list that names it."""
     for name in _in_maps(storage, from_us):
         yield name, "the key map"
     if server_member.name not in storage.tables:
         return
-    c = server_member.c
+    columns = server_member.c
     with storage.reading() as connection:
-        rows = connection.execute(sa.select(c.roles, c.shards).where(c.kind == "server")).all()
+        rows = connection.execute(sa.select(columns.roles, columns.shards).where(columns.kind == "server")).all()
     for roles, shards in rows:
         names = shards.split(",")
-        # A server that keeps a log of its own may be in the registry, too.
+        # Servers with a log of their own may be in the registry, too; only those that use a given storage count.
         if "transactions" in roles.split(",") and given & set(names):
             yield from ((name, "the list of servers") for name in names if name)
 
 
 def _in_maps(storage: Database, from_us: int) -> Iterator[str]:
-    """The shards of all versions of the key map that held since then."""
+    """The shards of all versions of the key map that were valid at or after `from_us`."""
     if server_key_map.name not in storage.tables:
         return
-    c = server_key_map.c
+    columns = server_key_map.c
     with storage.reading() as connection:
-        rows = connection.execute(sa.select(c.shards, c.made_at).order_by(c.version)).all()
-    for (shards, _), (_, over_at) in pairwise([*rows, ("", None)]):
-        if over_at is None or microseconds_of(over_at) >= from_us:
+        rows = connection.execute(sa.select(columns.shards, columns.made_at).order_by(columns.version)).all()
+    for (shards, _), (_, replaced_at) in pairwise([*rows, ("", None)]):
+        if replaced_at is None or microseconds_of(replaced_at) >= from_us:
             yield from json.loads(shards)
 
 

@@ -1,4 +1,4 @@
-"""An object of a store as a file: only those parts are fetched that are read."""
+"""An object of a store as a file, of which only those parts are fetched that are read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 from notify.storage.shipped.store import Store
 
 READ_BYTES = 1 << 20
-"""Small reads come from blocks of this size."""
+"""The size of a block; smaller reads are served from blocks."""
 
 
 def opened(store: Store, name: str, size: int) -> io.BufferedReader:

@@ -1,4 +1,4 @@
-"""Ranges of a service's table that are read at once, by the database's own estimates of how many rows they hold."""
+"""The ranges of a service's table that are read in parallel, chosen by the database's own estimates of their rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ class TableParts:
     """The parts of one database's tables."""
 
     def __init__(self, kind: str, reading: Callable[[], AbstractContextManager[sa.Connection]]) -> None:
-        """`kind`: postgresql, mysql or sqlite. `reading` opens a connection for a while."""
+        """`kind`: postgresql, mysql or sqlite. `reading` opens a connection."""
         self._kind = kind
         self._reading = reading
 
     def by_id(self, column: sa.Column[Any], span: Span | None) -> list[str]:
-        """Edges of ranges of ids, which are in order of time. The first and the last range have no end ("") if there is
-        no `span`: they hold what is no id, too."""
+        """Edges of ranges of ids, which are in order of time.
+
+        Without a `span` the first and the last range are open (""), so that they also hold texts that are no id.
+        """
         within = sa.and_(column >= FIRST_ID, column < LAST_ID)
         if span is not None:
             within = sa.and_(column >= id_at(span.start_us), column < id_at(span.end_us))
@@ -62,8 +64,7 @@ class TableParts:
     def edges(
         self, column: sa.Column[Any], low: int, high: int, text: Callable[[int], str], most: int = MOST_PARTS
     ) -> list[int]:
-        """Edges of at most so many parts of [low, high) with about as many rows each. `text`: the column's value at a
-        number."""
+        """Edges of at most `most` parts of [low, high), see `edges_by_rows`. `text`: the column's value of a number."""
         with self._reading() as connection:
 
             def rows_between(start: int, end: int) -> int:
@@ -73,20 +74,20 @@ class TableParts:
             return edges_by_rows(low, high, rows_between, most)
 
     def _estimated(self, connection: sa.Connection, table: str, condition: str) -> int:
-        """About how many rows of a table a condition holds for, by the database's own plan."""
-        if self._kind == "sqlite":  # it estimates nothing
-            some = f"SELECT 1 FROM {table} WHERE {condition} LIMIT {2 * ROWS_A_PART}"
-            return int(connection.exec_driver_sql(f"SELECT count(*) FROM ({some})").scalar_one())
+        """About how many rows of a table meet a condition, by the database's own plan."""
+        if self._kind == "sqlite":  # SQLite has no estimates
+            first_rows = f"SELECT 1 FROM {table} WHERE {condition} LIMIT {2 * ROWS_A_PART}"
+            return int(connection.exec_driver_sql(f"SELECT count(*) FROM ({first_rows})").scalar_one())
         query = f"SELECT 1 FROM {table} WHERE {condition}"
         if self._kind == "mysql":
             plan = connection.exec_driver_sql(f"EXPLAIN {query}").mappings().first()
             return int(plan["rows"] or 0) if plan is not None else 0
-        told = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {query}").scalar_one()
-        plans = json.loads(told) if isinstance(told, str) else told
+        answer = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {query}").scalar_one()
+        plans = json.loads(answer) if isinstance(answer, str) else answer
         return int(plans[0]["Plan"]["Plan Rows"])
 
     def _extent(self, column: sa.Column[Any], within: sa.ColumnElement[bool]) -> tuple[Any, Any]:
-        """A column's lowest and highest value; None if it is empty."""
+        """The lowest and the highest value of a column; None if it has no value."""
         with self._reading() as connection:
             first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).where(within)).one()
             return first, last

@@ -1,4 +1,4 @@
-"""Work that Spark's tasks do for this process, one item each; also over Spark Connect, which has no RDDs."""
+"""Runs work in tasks of Spark, one item in each task; also over Spark Connect, which has no RDDs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from notify.spark.small_table import small_table
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 MOST_AT_ONCE = 4096
-"""The most items of one job: the results of a job come to this process together."""
+"""The most items of one job: this process receives all results of a job together."""
 
 
 def each(spark: SparkSession, items: Sequence[Item], do: Callable[[Item], Result]) -> list[Result]:
-    """Do something with each item in a task of its own, and return the results in the items' order.
+    """Call `do` with each item in a separate task. Returns the results in the order of the items.
 
-    Items and results are pickled; this process holds the results, so they should be small.
+    Items and results are pickled. This process holds all results, so they should be small.
     """
     results: list[Result] = []
     for first in range(0, len(items), MOST_AT_ONCE):
@@ -46,7 +46,7 @@ def _job(spark: SparkSession, items: Sequence[Item], do: Callable[[Item], Result
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether it is a client of Spark Connect, which has no SparkContext."""
+    """Whether the session is a client of Spark Connect, which has no SparkContext."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -55,6 +55,6 @@ def cores_of(spark: SparkSession) -> int:
     """How many tasks Spark runs at once."""
     if not is_connect(spark):
         return int(spark.sparkContext.defaultParallelism)
-    # A client of Spark Connect is not told; a range has as many parts as there are cores.
+    # Spark Connect does not tell its clients, but a range has as many partitions as there are cores.
     parts = spark.range(1 << 20).select(F.spark_partition_id().alias("part")).distinct().count()
     return max(1, int(parts))

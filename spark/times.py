@@ -1,4 +1,4 @@
-"""Instants as people read them."""
+"""Instants as text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Outbox rows whose message no target has: it waits for its relay or bridge, was refused, or was dropped by a person.
+"""Outbox rows whose message is in no target: it waits for its relay or bridge, was refused, or a person dropped it.
 
-A relay marks each row that it has sent. A bridge marks none: it notes with each batch how far it has come.
+A relay marks each row that it has sent. A bridge marks no row: with each batch it records its position.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from notify.spark.catalog import Bridged, Catalog
 from notify.spark.columns import source_of
 
 MOVED, WAITS, REFUSED, DROPPED = 0, 1, 2, 3
-"""Values of `unmoved`: the target has it or its producer sent it, or why not."""
+"""Values of `unmoved`: the target has the message or its producer sent it (MOVED), or why it has not."""
 UNMOVED_SQL = "CASE WHEN mode <> 'outbox' THEN 0 WHEN relayed = 0 THEN 1 WHEN relayed IN (2, 3) THEN relayed ELSE 0 END"
 WHY = {
     WAITS: "its relay or bridge has not sent it",
-    REFUSED: "its target refuses it, and a person is to decide (notify refused list)",
+    REFUSED: "its target refuses it, and a person has to decide (notify refused list)",
     DROPPED: "a person dropped it (notify refused list --state DROPPED)",
 }
 
 
 def unmoved_of(row: Mapping[str, Any]) -> int:
-    """The same of a row of half_message."""
+    """The value of `unmoved` for a row of half_message."""
     if row["mode"] != "outbox":
         return MOVED
     return {0: WAITS, 2: REFUSED, 3: DROPPED}.get(row["relayed"], MOVED)
@@ -38,14 +38,16 @@ class _Kafka(Protocol):
 
 
 def bridges_of(logs: Iterable[_Log], kafka: Iterable[_Kafka]) -> list[Bridged]:
-    """The positions that bridges have noted in these inputs."""
-    return [b for log in logs for b in log.catalog.bridges] + [b for queues in kafka for b in queues.bridges]
+    """The positions that bridges recorded in these inputs."""
+    in_logs = [bridged for log in logs for bridged in log.catalog.bridges]
+    return in_logs + [bridged for cluster in kafka for bridged in cluster.bridges]
 
 
 def bridged_us(sources: Collection[str], bridges: Iterable[Bridged]) -> int:
-    """When the bridge of a database last moved on, in microseconds since 1970; 0 if the inputs know of none.
-    `sources`: the ids by which it may name itself.
+    """When the bridge of a database last advanced, in microseconds since 1970; 0 if the inputs have no record of it.
 
-    A bridge may have any name: one whose name is no database's id may be that of each.
+    `sources`: the ids that the bridge may use as source. A bridge may have any name: if its name is not the id of a
+    database, it may be the bridge of any database.
     """
-    return max((b.time_us for b in bridges if source_of(b.source) in ("", *sources)), default=0)
+    times_us = (bridged.time_us for bridged in bridges if source_of(bridged.source) in ("", *sources))
+    return max(times_us, default=0)

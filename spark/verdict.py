@@ -1,4 +1,4 @@
-"""The verdict of an audit: findings, or why nothing can be said, or that all is well."""
+"""The verdict of an audit: FINDINGS, INCONCLUSIVE with the reasons, or PASS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from notify.spark.result import Plan, Result
 from notify.spark.times import instant_text
 
 MANY = 10
-"""So many messages are not lost one by one, if there is not one of which both sides know."""
+"""From this many messages on: if no message is known to both sides, the inputs do not belong together."""
 
 
 def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
@@ -51,14 +51,14 @@ def _stale(plan: Plan, result: Result, newest_row_us: int, now_us: int) -> Itera
     for entry in result.inputs:
         until_us = entry["watermark_us"]
         if entry.get("is_copy"):
-            # How current it is may not be known, which is a reason of its own.
+            # `until_us` is 0 if nobody knows how current the copy is; another reason says so.
             if until_us and (plan.closes_by_clock or now_us - until_us > longest_us):
                 yield (
                     f"{entry['input']} is a copy, which has what its primary committed until {instant_text(until_us)}: "
-                    "what came later cannot be judged"
+                    "later commits cannot be judged"
                 )
         elif plan.closes_by_clock and not entry.get("is_shipped"):
-            continue  # an input that stalls is told of, and hides nothing
+            continue  # a watch reports a stalled input, which hides nothing
         elif min(newest_row_us, now_us) - until_us > longest_us:
             yield (
                 f"{entry['input']} ends at {instant_text(until_us)}, and the databases have transactions until "

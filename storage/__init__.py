@@ -1,1 +1,1 @@
-"""Where messages, transactions and progress are kept: the embedded log, and memory for tests."""
+"""Stores messages, transactions and progress: in the embedded log, in SQL databases, and in memory for tests."""

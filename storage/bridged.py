@@ -1,4 +1,4 @@
-"""A source's position, and when a bridge may append a batch: the rule that every storage with queues keeps."""
+"""A bridge's position in its source, and the rules for appending a batch, which every storage with queues applies."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from notify.wire import BridgeBatch
 
 
 class BridgeState(msgspec.Struct):
-    """How far a bridge has come with a source: durable together with the messages up to there."""
+    """The position of a bridge in its source, durable together with the messages before it."""
 
     source: str
-    epoch: int = 0  # of the bridge that writes now; an older one is refused
-    position: str = ""  # the bridge's own words, compared as they are; empty: nothing yet
-    rows: int = 0  # transactions taken over so far
+    epoch: int = 0  # of the bridge that writes now; a bridge of a lower epoch is refused
+    position: str = ""  # in the bridge's own form, compared byte by byte; empty: nothing was appended yet
+    rows: int = 0  # transactions appended so far
     updated_us: int = 0
     since: str | None = None
-    """Where the source stood before this batch: an audit sees from it that none is missing. None: not recorded."""
+    """The position before this batch, with which an audit sees that no batch is missing. None: not recorded."""
 
 
 class IdsInUse(Conflict):
-    """Ids of a batch are other transactions', and the batch is stored whole or not at all."""
+    """A batch is refused as a whole because some of its ids belong to other transactions."""
 
     code = "id_in_use"
 
@@ -34,7 +34,7 @@ class IdsInUse(Conflict):
 
 
 def check_bridge(known: BridgeState, batch: BridgeBatch) -> None:
-    """Raises Conflict unless this bridge is the one that writes, and stands where it thinks it stands."""
+    """Raises Conflict unless the batch comes from the bridge that writes now and continues at the recorded position."""
     source = known.source
     if (batch.claim and batch.epoch <= known.epoch) or batch.epoch < known.epoch:
         raise stale_epoch(
@@ -50,16 +50,15 @@ def check_bridge(known: BridgeState, batch: BridgeBatch) -> None:
 
 
 def is_prepared_by(source: str, half_source: str, half_instance: str) -> bool:
-    """Whether a half with these marks is a part that a bridge of this source prepared: a bridge names its source, and
-    no instance."""
+    """Whether a bridge of this source prepared the half: a bridge's half names the bridge's source and no instance."""
     return half_source == source and not half_instance
 
 
 def refuse_foreign(source: str, foreign: Sequence[bytes]) -> None:
-    """Raises Conflict where a batch would decide halves that no bridge of its source has prepared."""
+    """Raises Conflict if `foreign`, the halves of a batch that no bridge of its source prepared, is not empty."""
     if foreign:
         raise Conflict(
-            f"half {ids.to_text(foreign[0])} is none that a bridge of source {source!r} prepared: its producers "
-            f"decide it ({len(foreign)} such)",
+            f"no bridge of source {source!r} prepared half {ids.to_text(foreign[0])}: only its producers decide it "
+            f"({len(foreign)} of such halves)",
             "foreign_half",
         )

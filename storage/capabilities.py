@@ -1,6 +1,6 @@
-"""Capabilities that only some storages have. Whoever needs one asks for it with isinstance, and does without.
+"""Capabilities that only some storages have. A caller tests for one with isinstance and works without it.
 
-They are apart from the roles (transactions.py, queues.py), so that no storage has a method that does nothing.
+They are separate from the roles (transactions.py, queues.py), so that no storage has a method that does nothing.
 """
 
 from __future__ import annotations
@@ -11,64 +11,64 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Retaining(Protocol):
-    """Lets go of what is over: a storage that would fill its disk otherwise."""
+    """Drops old messages, so that the disk does not fill up."""
 
     def keep(self, retention_us: int, retention_bytes: int) -> None:
-        """Another retention from now on: microseconds, and bytes of the log; 0: no bound."""
+        """Set the retention, in microseconds and in bytes of the log; 0: no bound."""
         ...
 
     async def retain(self, now_us: int) -> int:
-        """Let go of what is decided and whose retention is over; how many segments, or rows, were dropped."""
+        """Drop decided transactions and messages whose retention is over; returns how many segments, or rows."""
         ...
 
 
 @runtime_checkable
 class Tended(Protocol):
-    """Has something to do now and then: called at every tick of the server."""
+    """Has periodic work. The server calls `tend` at every tick."""
 
     def tend(self, now_us: int) -> None:
-        """Do what is due by now, without waiting."""
+        """Do the work that is due, without waiting."""
         ...
 
 
 @runtime_checkable
 class Complaining(Protocol):
-    """Knows of damage to what it has stored."""
+    """Reports damage to its stored data."""
 
     def complaints(self) -> list[str]:
-        """The damage of this storage, in a sentence each: an administrator has to look at it."""
+        """A sentence for each damage that an administrator has to look at."""
         ...
 
 
 @runtime_checkable
 class Shippable(Protocol):
-    """Is a log on a disk, whose finished segments can be copied elsewhere while it is written to."""
+    """A log on a disk whose finished segments can be copied elsewhere while the log is written."""
 
     def begin_segment(self) -> int:
-        """Finish the segment that is written to, soon, if it holds anything; the position that bounds all of it.
+        """Have the open segment finished soon, if it is not empty. Returns the position behind its last byte.
 
-        Raises DiskFull, Unavailable or StorageFailed where that cannot be done now.
+        Raises DiskFull, Unavailable or StorageFailed if a new segment cannot be begun now.
         """
         ...
 
     def hold_from(self, position: int | None) -> None:
-        """Let retention drop nothing behind a position; None: everything that is over."""
+        """Keep retention from dropping segments behind `position`; None: retention may drop any segment."""
         ...
 
     def behind(self, position: int) -> tuple[int, int]:
-        """How many finished segments, and how many durable bytes, lie behind a position."""
+        """How many finished segments and how many durable bytes lie behind a position."""
         ...
 
 
 @runtime_checkable
 class Sharded(Protocol):
-    """Names the shards that it consists of."""
+    """Consists of named shards."""
 
     def shards(self) -> Sequence[str]:
-        """The names of its shards, one at least."""
+        """The names of the shards; at least one."""
         ...
 
 
 def shard_names(store: object, own: str) -> tuple[str, ...]:
-    """The shards that a storage consists of; `own`, the name in the server's settings, where it names none."""
+    """The names of a storage's shards; `own`, the name in the server's settings, if the storage names no shards."""
     return tuple(store.shards()) if isinstance(store, Sharded) else (own,)

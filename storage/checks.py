@@ -1,4 +1,4 @@
-"""The checks of undecided transactions: one that is due, how they stand, and an answer."""
+"""The checks of undecided transactions: a due check, the state of a transaction's checks, and an answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ TOKEN_BITS = 62
 
 
 def new_token() -> int:
-    """A check's token: whoever was not handed the check cannot guess it. Above 0, which stands for none."""
+    """A random token above 0, so that only the producer that was handed the check can answer it."""
     return secrets.randbits(TOKEN_BITS) + 1
 
 
 @dataclass(slots=True)
 class Due:
-    """A check to be asked now. `token` fences its answer."""
+    """A check to hand to a producer now. Only an answer with its `token` counts."""
 
     id: bytes
     token: int
@@ -28,16 +28,16 @@ class Due:
 
 
 class Checking(NamedTuple):
-    """How an undecided transaction's checks stand."""
+    """The state of an undecided transaction's checks."""
 
-    token: int  # of the check that is under way, 0 for none
+    token: int  # of the check that is under way; 0: no check is under way
     attempts: int  # answered so far
     parked: bool
     producer_group: str = ""
 
 
 class CheckAnswer(NamedTuple):
-    """An answer to a check that does not resolve it: when to ask again, and how often it has been answered by now."""
+    """An answer that does not decide the transaction: when to check again, and the number of answered checks."""
 
     id: bytes
     token: int

@@ -1,7 +1,7 @@
-"""Named places where a test may have the process killed, as a crash would.
+"""Named points of the program at which a test can have the process killed, as if it had crashed.
 
-`NOTIFY_CRASH_AT=half.after_sync:3` kills this process with SIGKILL the third time that point is reached. Nothing is
-armed by default, and then a point costs one comparison.
+`NOTIFY_CRASH_AT=half.after_sync:3` kills this process with SIGKILL the third time it reaches that point. By default no
+point is armed, and a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WATCH_POINTS = (
     "watch.after_alarm",
     "watch.after_alarm_note",
 )
-"""Points of a continuous audit, which no server reaches."""
+"""Points of a continuous audit; no server reaches them."""
 
 COPY_POINTS = ("copy.before_facts", "copy.forgetting")
 """Points of an audit that copies segments of the log, or removes copies."""
@@ -54,14 +54,14 @@ SHIP_POINTS = ("ship.before_log", "ship.after_log", "ship.before_manifest", "shi
 """Points of the process that ships segments to a store."""
 
 KEEP_POINTS = ("keep.before_manifest", "keep.before_files")
-"""Points of the same process where it drops old segments from the store."""
+"""Points at which that process drops old segments from the store."""
 
 _armed = ""
 _left = 0
 
 
 def arm(specification: str) -> None:
-    """Arm a point, `name:count`; empty disarms. Raises ValueError for a name that is none."""
+    """Arm the point `name:count`; an empty text disarms. Raises ValueError if there is no point of that name."""
     global _armed, _left
     name, _, count = specification.partition(":")
     if name and name not in POINTS + WATCH_POINTS + COPY_POINTS + SHIP_POINTS + KEEP_POINTS:
@@ -70,7 +70,7 @@ def arm(specification: str) -> None:
 
 
 def reached(name: str) -> None:
-    """Die here if this point is armed and its turn has come."""
+    """Kill this process if the point is armed and was reached as often as it was armed for."""
     global _left
     if name == _armed:
         _left -= 1

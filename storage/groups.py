@@ -1,4 +1,4 @@
-"""A consumer group's subscriptions and priorities, its progress in a queue, and what it has settled."""
+"""A consumer group's subscriptions and priorities, its progress in a queue, and its settlements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notify.storage.runs import OffsetRuns
 
 @dataclass(slots=True)
 class Subscription:
-    """A group's wishes of a topic. `start` has been resolved to an offset per queue when it was made."""
+    """How a group receives the messages of a topic. Its start is not here: it became an offset for each queue."""
 
     group: str
     topic: str
@@ -22,10 +22,10 @@ class Subscription:
     retry_max_us: int = 300_000_000
     filter: str = ""  # an expression over headers, key and tag; see notify/server/delivery/filter.py
     epoch: int = 0  # rises with each reset: offsets go back only between epochs
-    of_topic: str = ""  # of a retry topic: the topic whose messages it holds
-    replay: int = 0  # which run of the topic's messages it is for an inbox: a higher one has effects again
+    of_topic: str = ""  # if `topic` is a retry topic: the topic whose messages it holds
+    replay: int = 0  # the number of this run through the topic: in a higher run messages have their effects again
     last_replay: int = 0  # the highest number that a reset or redrive of this subscription was given
-    inbox_from_us: int = -1  # its consumers' inbox has rows of messages committed from then on; -1: nobody has said
+    inbox_from_us: int = -1  # the consumers' inbox has rows for messages committed from this time on; -1: not known
 
 
 @dataclass(slots=True)
@@ -39,14 +39,14 @@ class PriorityClass:
 
 @dataclass(slots=True)
 class Priorities:
-    """How a group's topics share its deliveries. A topic's share is how many turns it has within its class."""
+    """How a group's topics share its deliveries. A topic's share is its number of turns within its class."""
 
     classes: tuple[PriorityClass, ...] = ()
     shares: dict[str, int] = field(default_factory=dict)
 
 
 class Progress(Protocol):
-    """How far a group has come in one queue: everything below `floor` is settled, and `settled` above it."""
+    """A group's progress in one queue: every offset below `floor` is settled, and above it those in `settled`."""
 
     @property
     def floor(self) -> int: ...
@@ -68,7 +68,7 @@ class Progress(Protocol):
 
 
 class SettleKind(enum.IntEnum):
-    """Why an offset is done with."""
+    """Why an offset is settled."""
 
     ACK = 0
     FILTERED = 1
@@ -79,12 +79,12 @@ class SettleKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """A group's settlement of a message."""
+    """A group's settlement of a message, or its failed attempt."""
 
     group: str
     kind: SettleKind | None
-    """None: an attempt failed, and the message is to be delivered again."""
+    """None: an attempt failed, and the message will be delivered again."""
     at_us: int
-    """When it was recorded, by the server's clock."""
+    """When the settlement was recorded, by the server's clock."""
     attempts: int = 0
-    """Attempts until then, of a failed one."""
+    """If an attempt failed: how many attempts there were, including this one."""

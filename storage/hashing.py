@@ -1,4 +1,4 @@
-"""The hash of tags that an index holds instead of the text; the same on every machine. Keys: see notify/keys.py."""
+"""The hash that an index holds in place of a tag, the same on every machine. notify/keys.py hashes keys."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import zlib
 
 
 def tag_hash(tag: str | None) -> int:
-    """32 bits of a tag, 0 for none."""
+    """The CRC32 of a tag, never 0; 0 for a message without a tag."""
     return (zlib.crc32(tag.encode()) or 1) if tag is not None else 0

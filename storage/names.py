@@ -1,4 +1,4 @@
-"""Names that a storage gives: topics of dead letters and of retries, and the ids under which letters are sent again."""
+"""The names of dead-letter topics and retry topics, and the ids under which dead letters are sent again."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ from notify import ids
 
 RETRY_PREFIX = "retry/"
 DEAD_LETTER_PREFIX = "dead-letter."
-"""The topic of this name and a group's holds the group's dead letters."""
+"""This prefix and a group's name form the name of the group's dead-letter topic."""
 
 
 def dead_letter_topic(group: str) -> str:
-    """The topic of a group's dead letters; the instances of a broadcast (`group@instance`) share their group's."""
+    """The topic of a group's dead letters. Instances of a broadcast (`group@instance`) share their group's topic."""
     return DEAD_LETTER_PREFIX + group.partition("@")[0]
 
 
 def retry_topic(group: str, topic: str) -> str:
-    """The topic of what a group gets again; no user's topic has such a name."""
+    """The topic of the messages of `topic` that the group receives again. Users cannot make a topic of this name."""
     return f"{retry_prefix(group)}{topic}"
 
 
 def retry_prefix(group: str) -> str:
-    """How the names of a group's retry topics begin; no other group's begin so, since no name has a slash."""
+    """The prefix of the names of a group's retry topics. No other group has it, because group names have no slash."""
     return f"{RETRY_PREFIX}{group}/"
 
 
 def dropped_topic(group: str) -> str:
-    """The topic of the notes of letters that a group's administrators dropped; nobody subscribes to it."""
+    """The topic that records which dead letters of a group an administrator dropped; nobody subscribes to it."""
     return f"{retry_prefix(group)}dropped/"
 
 
 def redriven_id(topic: str, transaction_id: bytes, offset: int) -> bytes:
-    """The transaction id under which a dead letter is sent again, or noted as dropped: so one of the two happens, once.
+    """The transaction id under which a dead letter is sent again, or recorded as dropped.
 
-    It is a UUID of version 7, fixed by the letter's place.
+    The id is a UUID of version 7 that follows from the place of the dead letter, so that only one of the two happens,
+    and only once.
 
-    `topic` is the group's dead-letter topic: letters of one transaction may have the same offset in two groups.
+    `topic` is the group's dead-letter topic: dead letters of one transaction may have the same offset in two groups.
     """
     return ids.derived(transaction_id, offset.to_bytes(8) + topic.encode())
 

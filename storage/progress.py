@@ -1,4 +1,4 @@
-"""How far a group has come in one queue: a floor, the settled offsets above it, and attempts of those to come."""
+"""A group's progress in one queue: a floor, the settled offsets above it, and the failed attempts of other offsets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from notify.storage.runs import OffsetRuns
 
 
 class QueueProgress:
-    """Everything below `floor` is settled, and every offset in `settled`."""
+    """Every offset below `floor` is settled, and every offset in `settled`."""
 
     __slots__ = ("attempts", "floor", "retry_at", "settled")
 
@@ -17,10 +17,10 @@ class QueueProgress:
         self.settled = OffsetRuns()
         self.attempts: dict[int, int] = {}
         self.retry_at: dict[int, int] = {}
-        """When an offset that is to be tried again is due; those that are due at once are not here."""
+        """When an offset is due for its next attempt; an offset that is due immediately is not here."""
 
     def again(self, offsets: Iterable[Sequence[int]]) -> None:
-        """Note attempts so far, and when the next one is due: (offset, attempts) or (offset, attempts, due)."""
+        """Record failed attempts as (offset, attempts so far) or (offset, attempts so far, due time of the next)."""
         for offset, attempts, *due_us in offsets:
             self.attempts[offset] = attempts
             if due_us and due_us[0]:
@@ -29,13 +29,13 @@ class QueueProgress:
                 self.retry_at.pop(offset, None)
 
     def settle(self, first: int, count: int) -> None:
-        """Mark a run as done with; what is settled already stays so."""
+        """Mark `count` offsets from `first` on as settled. Some of them may be settled already."""
         last = first + count
         if self.attempts:
             offsets = range(first, last)
-            # Whichever are fewer are looked for among the others.
-            tried = offsets if count <= len(self.attempts) else [o for o in self.attempts if o in offsets]
-            for offset in tried:
+            # Iterate over the smaller of the two, and look its offsets up in the larger one.
+            candidates = offsets if count <= len(self.attempts) else [o for o in self.attempts if o in offsets]
+            for offset in candidates:
                 if self.attempts.pop(offset, None) is not None:
                     self.retry_at.pop(offset, None)
         if first <= self.floor:
@@ -59,7 +59,7 @@ class QueueProgress:
 
 
 def to_runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Rising offsets as runs (first, count)."""
+    """Ascending offsets as runs (first, count)."""
     runs: list[tuple[int, int]] = []
     first = count = 0
     for offset in offsets:

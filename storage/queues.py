@@ -1,4 +1,4 @@
-"""The queues role of a storage: a protocol for each thing that is asked of queues, and the role that has them all."""
+"""The queues role of a storage: a protocol for each part of it, and the whole role."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ class MessageStore(Protocol):
     """The messages in queues."""
 
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
-        """First retained offset and the offset after the last visible one."""
+        """The first retained offset, and the offset after the last visible message."""
         ...
 
     def count(self, topic: str, queue: int, first: int, end: int) -> int:
-        """How many messages have offsets in [first, end), those included that retention dropped. Offsets that a restore
-        left free are not counted."""
+        """How many messages have offsets in [first, end), including messages that retention dropped.
+
+        Offsets that a restore skipped are not counted.
+        """
         ...
 
     def gaps(self, topic: str, queue: int) -> list[tuple[int, int]]:
-        """Runs of offsets that a restore left free, in order, each as its first offset and the one behind its last."""
+        """The ranges [first, end) of offsets that a restore skipped, in order."""
         ...
 
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
-        """Messages from `offset` on, in order; offsets may have gaps where retention dropped messages."""
+        """Messages from `offset` on, in order. Offsets of messages that retention dropped are missing."""
         ...
 
     def read_tagged(
         self, topic: str, queue: int, offset: int, limit: int, max_bytes: int, tags: frozenset[int]
     ) -> tuple[list[StoredMessage], int]:
-        """Those of the next `limit` messages whose tag has one of these hashes, and the offset behind all `limit`.
+        """Of the next `limit` messages, those whose tag has one of the hashes; and the offset behind all of them.
 
-        The tags are looked for in the index: bodies of other messages are not read.
+        The index has the hashes of the tags, so that payloads of other messages are not read.
         """
         ...
 
     def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> Iterator[StoredMessage]:
-        """Messages of a key, committed in [from, until), the oldest first; by the index. Each is read when it is
-        asked for: they may have gigabytes."""
+        """Messages of a key that were committed in [from, until), the oldest first; found by the index.
+
+        Each message is read only when the iterator reaches it, because all of them may have gigabytes.
+        """
         ...
 
     def offset_at(self, topic: str, queue: int, time_us: int) -> int:
@@ -52,34 +56,35 @@ class MessageStore(Protocol):
         ...
 
     def messages(self, transaction_id: bytes) -> list[StoredMessage]:
-        """The places of a transaction's messages in queues, retained entries only."""
+        """The messages of a transaction that are in queues and still retained."""
         ...
 
     def trim(self, topic: str, queue: int, offset: int) -> None:
-        """Let go of a queue's messages below an offset, settled or not; not waited for."""
+        """Drop a queue's messages below an offset, settled or not, without waiting until that is durable."""
         ...
 
     async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
-        """The settlements of the message at an offset, in order; for administrators, as it may read much.
+        """The settlements of the message at an offset, in order, and whether the list is complete.
 
-        False beside it: only a part of what was recorded since could be read.
+        The list is incomplete if a part of the later records could not be read. The call may read much of the log: it
+        is for administrators.
         """
         ...
 
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
-        """Call `callback(topics)` on the event loop whenever messages became visible in topics."""
+        """Call `callback(topics)` on the event loop whenever messages have become visible in these topics."""
         ...
 
 
 class DelayStore(Protocol):
-    """Messages that wait for their time."""
+    """Delayed messages."""
 
     def delayed(self) -> int:
-        """How many messages wait for their time."""
+        """How many delayed messages are not due yet."""
         ...
 
     def release_due(self, now_us: int, limit: int) -> int:
-        """Give delayed messages that are due their queue offset; how many there were."""
+        """Put at most `limit` delayed messages that are due into their queues; returns how many."""
         ...
 
     def next_due_us(self) -> int | None:
@@ -88,24 +93,24 @@ class DelayStore(Protocol):
 
 
 class GroupStore(Protocol):
-    """Consumer groups: what they subscribe to, and how."""
+    """Consumer groups and their subscriptions."""
 
     def subscriptions(self) -> list[Subscription]: ...
 
     def subscription(self, group: str, topic: str) -> Subscription | None: ...
 
     def subscribe_soon(self, subscription: Subscription, offsets: Sequence[int] | None) -> None:
-        """Like `subscribe`, without waiting; whatever is durable later comes after it."""
+        """Like `subscribe`, without waiting until it is durable. Changes made after it become durable after it."""
         ...
 
     async def subscribe(self, subscription: Subscription, offsets: Sequence[int] | None) -> Subscription:
-        """Make or change a subscription; `offsets` (one a queue) moves it, None keeps where it stands."""
+        """Make or change a subscription. `offsets` (one for each queue) moves the group; None keeps its offsets."""
         ...
 
     async def unsubscribe(self, group: str, topic: str) -> None: ...
 
     def patterns(self) -> list[Subscription]:
-        """Subscriptions to be: `topic` is a pattern with `*`."""
+        """Subscriptions whose `topic` is a pattern with `*`: the group subscribes to each new topic that matches."""
         ...
 
     async def set_pattern(self, subscription: Subscription) -> None: ...
@@ -117,54 +122,54 @@ class GroupStore(Protocol):
     async def set_priorities(self, group: str, priorities: Priorities) -> None: ...
 
     async def pause(self, group: str, paused: bool) -> None:
-        """Note that a group is, or is no longer, paused; forgotten with its last subscription."""
+        """Record whether a group is paused. The record is dropped with the group's last subscription."""
         ...
 
     def paused(self) -> frozenset[str]: ...
 
 
 class ProgressStore(Protocol):
-    """How far groups have come."""
+    """The progress of groups in queues."""
 
     def progress(self, group: str, topic: str, queue: int) -> Progress:
-        """The group's live progress in a queue; changed only through `settle` and `attempted`."""
+        """The group's live progress in a queue; only `settle` and `attempted` change it."""
         ...
 
     async def settle(
         self, group: str, topic: str, queue: int, runs: Iterable[tuple[int, int]], kind: SettleKind, now_us: int
     ) -> None:
-        """Record offset runs (first, count) as done with."""
+        """Record runs of offsets (first, count) as settled."""
         ...
 
     def settle_soon(self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind) -> None:
-        """Like `settle`, without waiting; `sync` waits for it."""
+        """Like `settle`, without waiting until it is durable; `sync` waits."""
         ...
 
     def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int, int]]) -> None:
-        """Record (offset, attempts so far, when it is due again; 0: now); not waited for."""
+        """Record failed attempts as (offset, attempts so far, next due time or 0 for now), without waiting."""
         ...
 
     def dead_letter_soon(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
-        """Move messages to the group's dead-letter topic with a new payload each, atomically; `sync` waits for it."""
+        """Move messages to the group's dead-letter topic atomically, each with a new payload; `sync` waits for it."""
         ...
 
     async def sync(self) -> None:
-        """Wait until everything so far is durable."""
+        """Wait until every change made so far is durable."""
         ...
 
 
 class BridgedStore(Protocol):
-    """Where bridges stand, and what they bring."""
+    """The positions of bridges, and the transactions that they append."""
 
     def bridges(self) -> list[BridgeState]: ...
 
     async def append_from_bridge(
         self, source: str, batch: BridgeBatch, transactions: Sequence[NewTransaction], now_us: int
     ) -> list[PutResult]:
-        """Append a bridge's transactions and its position, both or neither; durable when it returns.
+        """Append a bridge's transactions and its position atomically; they are durable when this returns.
 
-        `transactions`: those of the batch that were admitted. Raises Conflict where another position is recorded than
-        the one expected, or a newer bridge writes; IdsInUse where the batch is to be refused whole for its ids.
+        `transactions`: the admitted transactions of the batch. Raises Conflict if the recorded position is not the
+        expected one or a newer bridge writes, and IdsInUse if the whole batch is refused because of its ids.
         """
         ...
 
@@ -173,7 +178,7 @@ class QueueStore(TopicStore, MessageStore, DelayStore, GroupStore, ProgressStore
     """The whole role."""
 
     async def create_topic(self, topic: Topic) -> Topic:
-        """Like `create_topic_soon`, and durable when it returns; the number of queues may only grow."""
+        """Like `create_topic_soon`, but the topic is durable when this returns. The number of queues can only grow."""
         ...
 
     async def delete_topic(self, name: str) -> None: ...
@@ -185,8 +190,8 @@ class Store(TransactionStore, QueueStore, Protocol):
 
 
 def queues_of(store: TransactionStore) -> Store | None:
-    """The storage in its other role; None where messages get into queues by a bridge or a relay.
+    """The storage in the queues role; None if a bridge or a relay moves its messages into queues.
 
-    Looks at every method: to be called once, when something is made of the storage.
+    The check looks at every method of the protocol, so call this once, when an object is made that uses the storage.
     """
     return store if isinstance(store, Store) else None

@@ -1,4 +1,4 @@
-"""Transactions and messages as they enter a storage, as it answers, and as it shows them."""
+"""Transactions and messages as a storage receives, answers and shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notify.wire import Payload
 
 
 class State(enum.IntEnum):
-    """Where a transaction stands."""
+    """The state of a transaction."""
 
     PREPARED = 0
     COMMITTED = 1
@@ -23,7 +23,7 @@ class State(enum.IntEnum):
 
 
 STATE_NAMES = {state: state.name for state in State}
-"""The names of states, for what is done for each item of a request: an enum's own `name` takes three times as long."""
+"""The names of the states, for code that runs for each item of a request: `State.name` takes three times as long."""
 
 
 class Put(enum.IntEnum):
@@ -37,8 +37,8 @@ class Put(enum.IntEnum):
 class NewMessage(msgspec.Struct, gc=False):
     """A message as it enters a storage; `payload` is its canonical encoding (notify/wire.py).
 
-    `content` is the same decoded, where the sender of the message has it at hand: a storage that keeps a message in
-    columns need not decode the payload then.
+    `content` is the decoded payload if the caller has it at hand. A storage that keeps a message in columns then need
+    not decode the payload.
     """
 
     topic: str
@@ -47,12 +47,12 @@ class NewMessage(msgspec.Struct, gc=False):
     tag: str | None = None
     delay_us: int = 0  # counts from the recorded commit
     deliver_at_us: int = 0
-    ttl_us: int = 0  # counts from when it is in its queue; the payload says the same
+    ttl_us: int = 0  # counts from the time at which the message gets into its queue; the payload has the same value
     content: Payload | None = None
 
 
 class NewTransaction(msgspec.Struct):
-    """A half to store, or with `committed` a transaction that needs no outcome."""
+    """A half to store, or a transaction that needs no outcome (`committed`)."""
 
     id: bytes
     producer_group: str
@@ -67,11 +67,14 @@ class PutResult(msgspec.Struct, gc=False):
     put: Put
     state: State
     flush: Flush = Flush.SYNC
-    shard: str = ""  # that has it, where a storage consists of several
+    shard: str = ""  # the shard that has the transaction, if the storage consists of several shards
 
 
 class PartlyStored(Unavailable):
-    """Some transactions of a `put` were refused, for a while or for what is in them; the others have their results."""
+    """Some transactions of a `put` were refused, for a while or because of their content.
+
+    `results` has the error of each refused transaction and the result of each other one.
+    """
 
     def __init__(self, results: Sequence[PutResult | NotifyError]) -> None:
         super().__init__("a part of this could not be stored")
@@ -79,13 +82,13 @@ class PartlyStored(Unavailable):
 
 
 class Decided(msgspec.Struct, gc=False):
-    """The answer to an outcome: `found` is false for an unknown id, `changed` true if this call decided it."""
+    """The answer to an outcome. `found` is false if the id is not known; `changed` is true if this call decided it."""
 
     found: bool
     state: State = State.PREPARED
     changed: bool = False
-    stale: bool = False  # the token is not that of the check that is under way
-    foreign: bool = False  # the id is another producer group's
+    stale: bool = False  # the token does not belong to the check that is under way
+    foreign: bool = False  # the transaction belongs to another producer group
 
 
 class PartlyDecided(Unavailable):
@@ -98,7 +101,7 @@ class PartlyDecided(Unavailable):
 
 
 class StoredMessage(msgspec.Struct, gc=False):
-    """A message as a queue holds it."""
+    """A message in a queue."""
 
     topic: str
     queue: int
@@ -110,12 +113,12 @@ class StoredMessage(msgspec.Struct, gc=False):
     tag_hash: int = 0
     corrupt: bool = False
     key_hash: int = 0  # 0 for a message without a key
-    expires_us: int = 0  # 0: never; from then on it is not delivered
+    expires_us: int = 0  # the message is not delivered from this time on; 0: it never expires
 
 
 @dataclass(slots=True)
 class Transaction:
-    """A transaction as the administrator sees it."""
+    """A transaction as an administrator sees it."""
 
     id: bytes
     producer_group: str
@@ -127,26 +130,26 @@ class Transaction:
     attempts: int = 0
     next_check_us: int = 0
     messages: list[StoredMessage] = field(default_factory=list)
-    shard: str = ""  # that has it, where a storage consists of several
+    shard: str = ""  # the shard that has the transaction, if the storage consists of several shards
     forced: bool = False
-    """An administrator decided it; False where the storage does not know."""
+    """Whether an administrator decided the transaction; also False if the storage does not know."""
     without_bodies: bool = False
-    """The bodies of its messages were left out, since there are too many bytes of them."""
+    """Whether the bodies of the messages were left out because they have too many bytes."""
 
     @property
     def payload_bytes(self) -> int:
-        """How many bytes its messages have together, as they are stored."""
-        return sum([len(m.payload) for m in self.messages])
+        """The number of stored bytes of all messages together."""
+        return sum([len(message.payload) for message in self.messages])
 
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """How many transactions are undecided, and since when the oldest of those that are not parked."""
+    """How many transactions are undecided, and how long the oldest one that is not parked has been undecided."""
 
     prepared: int
     parked: int
     oldest_us: int = 0
-    """0: there is none."""
+    """When the oldest transaction that is not parked was stored; 0: every undecided transaction is parked."""
     oldest_group: str = ""
     counted_to: int = 0
-    """Where counting stops; 0: it does not."""
+    """The count at which counting stops; 0: everything is counted."""

@@ -1,4 +1,4 @@
-"""A set of offsets as runs: memory and time follow the number of gaps in it, not the number of offsets."""
+"""A set of offsets, stored as runs: memory and time grow with the number of gaps, not with the number of offsets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class OffsetRuns:
-    """Offsets, kept as rising runs that do not touch. Iterating gives the runs as (first, count)."""
+    """A set of offsets, stored as ascending runs that do not touch. Iteration yields the runs as (first, count)."""
 
     __slots__ = ("_ends", "_starts", "offsets")
 
@@ -18,9 +18,9 @@ class OffsetRuns:
         """`runs`: (first, count), in any order."""
         self._starts: list[int] = []
         self._ends: list[int] = []
-        """The offset behind each run."""
+        """The offset after the last one of each run."""
         self.offsets = 0
-        """How many offsets the runs hold."""
+        """How many offsets are in the set."""
         for first, count in runs:
             self.add(first, count)
 
@@ -41,10 +41,9 @@ class OffsetRuns:
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self) -> OffsetRuns:
-        """Another set of the same offsets."""
-        same = OffsetRuns()
-        same._starts, same._ends, same.offsets = self._starts.copy(), self._ends.copy(), self.offsets
-        return same
+        copy = OffsetRuns()
+        copy._starts, copy._ends, copy.offsets = self._starts.copy(), self._ends.copy(), self.offsets
+        return copy
 
     def add(self, first: int, count: int) -> None:
         """Add `count` offsets from `first` on; some of them may be in the set already."""
@@ -59,15 +58,18 @@ class OffsetRuns:
         self.offsets += end - first
 
     def absorb(self, floor: int) -> int:
-        """Drop what lies below `floor` or continues it; the first offset from `floor` on that was not in the set."""
-        gone = 0
+        """Drop the offsets below `floor` and the run that begins there.
+
+        Returns the first offset from `floor` on that was not in the set.
+        """
+        dropped = 0
         for start, end in zip(self._starts, self._ends, strict=True):
             if start > floor:
                 break
             floor = max(floor, end)
             self.offsets -= end - start
-            gone += 1
-        del self._starts[:gone], self._ends[:gone]
+            dropped += 1
+        del self._starts[:dropped], self._ends[:dropped]
         return floor
 
     def first_missing(self, offset: int) -> int:

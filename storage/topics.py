@@ -1,4 +1,4 @@
-"""A topic and its policies: how many queues it has, what it keeps, and how far its groups may be behind."""
+"""A topic and its policies: its number of queues, its retention, and how far its groups may lag behind."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from notify.errors import InvalidRequest
 
 
 class Flush(enum.IntEnum):
-    """Where a half or a message is when it is answered. All of them go to the disk with the next sync."""
+    """Where a half or a message is when the server answers. In each case the next sync writes it to the disk."""
 
-    MEMORY = 0  # in the server's memory: lost with its process
-    ASYNC = 1  # handed to the operating system: lost with the machine's power
+    MEMORY = 0  # in the server's memory: lost if the server's process dies
+    ASYNC = 1  # handed to the operating system: lost if the machine loses power
     SYNC = 2  # on the disk
 
 
 class Backlog(enum.IntEnum):
-    """The policy for a message to a topic whose slowest group is as far behind as the topic allows."""
+    """What happens to a message to a topic whose slowest group lags as far behind as the topic allows."""
 
-    REFUSE = 0  # 429, to be sent again later
-    HOLD = 1  # the producer waits for a moment, then 429
-    DROP_OLDEST = 2  # the oldest go, settled or not
+    REFUSE = 0  # 429: the producer sends it again later
+    HOLD = 1  # the request waits for a moment, then 429
+    DROP_OLDEST = 2  # the oldest messages are dropped, settled or not
 
 
 @dataclass(slots=True)
@@ -33,13 +33,13 @@ class Topic:
     flush: Flush = Flush.SYNC
     retention_bytes: int = 0  # payload bytes to keep; 0: no bound
     ttl_us: int = 0  # 0: messages do not expire
-    backlog: int = 0  # messages that the slowest group may be behind; 0: no bound
+    backlog: int = 0  # how many messages the slowest group may lag behind; 0: no bound
     backlog_policy: Backlog = Backlog.REFUSE
     grown: tuple[tuple[int, ...], ...] = ()
-    """Kept by the storage. Each time the number of queues grew: the next offset of each queue that there was. A key
-    may belong to another queue since."""
+    """Set by the storage. For each time that the number of queues grew: the next offset of each queue at that time. A
+    key may belong to another queue from these offsets on."""
     number: int = field(default=0, compare=False)
-    """Given by the storage. A topic that is deleted and made again has a higher one."""
+    """Set by the storage. A topic that is deleted and made again gets a higher number."""
 
 
 MOST_GROWN = 64
@@ -49,16 +49,17 @@ MOST_GROWN = 64
 def with_growth(
     topic: str, grown: tuple[tuple[int, ...], ...], ends: tuple[int, ...], starts: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """`grown` with one more growth, at these next offsets; those before everything that is retained are forgotten.
+    """`grown` with another growth, at the next offsets `ends`.
 
-    Raises InvalidRequest where a topic would grow for more than the MOST_GROWNth time.
+    Growths before the first retained message of every queue (`starts`) are left out. Raises InvalidRequest if the topic
+    would then have grown more than MOST_GROWN times.
     """
-    kept = [at for at in grown if any(start < end for start, end in zip(starts, at, strict=False))]
-    if len(kept) >= MOST_GROWN:
+    retained = [growth for growth in grown if any(start < end for start, end in zip(starts, growth, strict=False))]
+    if len(retained) >= MOST_GROWN:
         raise InvalidRequest(
-            f"topic {topic!r} grew {MOST_GROWN} times while its first messages are retained, and each growth is kept "
-            "for the order of its keys: give it more queues at once, or wait until retention has dropped them",
+            f"topic {topic!r} grew {MOST_GROWN} times while its first messages are retained, and the order of its keys "
+            "needs each growth: give the topic more queues in one step, or wait until retention has dropped them",
             "too_many_growths",
         )
-    # Also where nothing is in its queues yet: a half may be stored already, whose key belongs to another queue now.
-    return (*kept, ends)
+    # Empty queues count too: a half may be stored whose key now belongs to another queue.
+    return (*retained, ends)

@@ -1,14 +1,14 @@
 """The transactions role of a storage, and the rules of both roles.
 
-Every storage (the embedded log, memory) passes the one suite in tests/contract. Rules that hold for all of them:
+Every storage passes the suite in tests/contract. These rules hold for all storages:
 
-* a method that changes something returns only once the change is durable; its results stand in request order;
-* times are integers, microseconds since 1970, and are given by the caller. The instants that only a storage knows
-  (when a frame was written, or a settlement came) are of the clock that it is constructed with;
-* ids are 16 bytes; a message is (transaction id, number);
-* outcomes compare and set: the first one recorded stays.
+* a method that changes something returns only once the change is durable; its results are in the order of the request;
+* times are integers, microseconds since 1970, and the caller passes them. A storage takes the times that only it knows
+  (when a frame was written, when a settlement was recorded) from the clock that it is constructed with;
+* ids are 16 bytes; a transaction id and a number identify a message;
+* outcomes compare and set: the first recorded outcome stays.
 
-The queues role is in queues.py, further capabilities in capabilities.py.
+The queues role is in queues.py. Further capabilities are in capabilities.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNTED_TO = 1000
 
 
 class TopicStore(Protocol):
-    """The topics that there are to send to."""
+    """The topics to which producers can send."""
 
     def topics(self) -> list[Topic]: ...
 
@@ -41,10 +41,10 @@ class TopicStore(Protocol):
     def has_topic(self, name: str) -> bool: ...
 
     def create_topic_soon(self, topic: Topic, followed_by: Sequence[Subscription] = ()) -> None:
-        """Make or change a topic without waiting; whatever is durable later comes after it.
+        """Make or change a topic without waiting until it is durable. Changes made after it become durable after it.
 
-        `followed_by`: subscriptions to a topic that is new, from its first message on. They are made with the topic or
-        not at all, also where the server ends meanwhile; a storage without queues has none.
+        `followed_by`: subscriptions to make together with a new topic, from its first message on. Either the topic and
+        all of them are made or nothing is, even if the server ends meanwhile. A storage without queues takes none.
         """
         ...
 
@@ -53,31 +53,34 @@ class CheckStore(Protocol):
     """The schedule of checks, and their answers."""
 
     async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
-        """Take due checks: each gets a fresh token and is due again after `answer_within_us`."""
+        """Claim at most `limit` due checks. Each gets a fresh token and is due again after `answer_within_us`."""
         ...
 
     async def release_checks(self, claimed: Sequence[Due], due_us: int) -> None:
-        """Give claimed checks back unasked: no poller fits them. They are due again at `due_us`."""
+        """Return claimed checks that no poller could be asked to answer. They are due again at `due_us`."""
         ...
 
     async def answer_check(self, answer: CheckAnswer) -> bool:
-        """Record an answer that does not resolve. False if the token is no longer the current one."""
+        """Record an answer that does not decide the transaction. Returns False if its token is not the current one."""
         ...
 
     async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
-        """How an undecided transaction's checks stand; None if it is decided or not known."""
+        """The state of an undecided transaction's checks; None if the transaction is decided or not known."""
         ...
 
     async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
-        """A check due now; with `anew` back to PREPARED with all checks before it. False unless undecided."""
+        """Make a check of a transaction due now. Returns False if the transaction is not undecided.
+
+        `anew`: the transaction becomes PREPARED again and its answered checks are forgotten.
+        """
         ...
 
     async def half_contents(self, claimed: Sequence[Due]) -> list[list[Payload]]:
-        """The messages of undecided transactions, empty where one is not known any more."""
+        """The messages of each claimed transaction; an empty list if the transaction is not known any more."""
         ...
 
     def next_check_us(self, producer_group: str) -> int | None:
-        """When the group's next check may be due (it may be early, never late); None if nothing is open."""
+        """A time at or before which the group's next check is due; None if the group has no undecided transaction."""
         ...
 
 
@@ -85,20 +88,21 @@ class TransactionStore(TopicStore, CheckStore, Protocol):
     """Halves and outcomes."""
 
     async def open(self, now_us: int) -> None:
-        """Recover and be ready; raises StorageFailed or Corrupt with what to do."""
+        """Recover what is stored. Raises StorageFailed or Corrupt; the error says what to do."""
         ...
 
     async def close(self) -> None:
-        """Make everything durable, then let go of files and threads."""
+        """Make everything durable, then close files and end threads."""
         ...
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
-        """Store halves; the same id with the same group and content is ALREADY, with other content IN_USE.
+        """Store halves, and committed transactions.
 
-        Returns when the strictest `flush` of the topics named is reached, for all of them.
+        An id that is stored already gives ALREADY if the group and the content are the same, and IN_USE if not.
+        Returns when the strictest `flush` of the named topics is reached for all transactions.
 
-        Raises DiskFull before anything changed; PartlyStored with the results where one of several shards is away,
-        or a transaction has a value that a database cannot hold.
+        Raises DiskFull before anything changed. Raises PartlyStored, with the results, if one of several shards cannot
+        be reached or a transaction has a value that a database cannot hold.
         """
         ...
 
@@ -112,19 +116,20 @@ class TransactionStore(TopicStore, CheckStore, Protocol):
     ) -> list[Decided]:
         """Record outcomes (id, producer group or None for an administrator, COMMITTED or ROLLED_BACK).
 
-        One that answers a check has that check's token in `tokens`: it is `stale` where another is under way, or none.
-        One of another producer group's transaction is `foreign`, whether that is decided or not.
-        `shards` says where transactions are, as far as the caller knows. Raises PartlyDecided with the results where
-        one of several shards is away.
+        `tokens` has the token of each check that an outcome answers. The result is `stale` if another check, or no
+        check, of the transaction is under way. It is `foreign` if the transaction belongs to another producer group,
+        whether it is decided or not.
+        `shards` says which shard has a transaction, if the caller knows it. Raises PartlyDecided, with the results, if
+        one of several shards cannot be reached.
         """
         ...
 
     async def states(self, ids: Sequence[bytes]) -> list[State | None]:
-        """The state of each transaction, None where the id is not known."""
+        """The state of each transaction; None if the id is not known."""
         ...
 
     async def producer_groups(self, ids: Sequence[bytes]) -> list[str | None]:
-        """The producer group of each transaction, None where the id is not known, or belongs to none."""
+        """The producer group of each transaction; None if the id is not known or the transaction has no group."""
         ...
 
     async def transaction(self, transaction_id: bytes) -> Transaction | None: ...
@@ -139,26 +144,28 @@ class TransactionStore(TopicStore, CheckStore, Protocol):
     ) -> list[Transaction]:
         """PREPARED and PARKED transactions, the oldest first.
 
-        `most_bytes`: the first ones have so many bytes of messages together, or are one; the others have no bodies.
+        `most_bytes`: how many bytes the messages may have together. Transactions beyond them are listed without the
+        bodies of their messages; the first transaction always has its bodies.
         """
         ...
 
     async def in_doubt(self) -> InDoubt:
-        """How many transactions are undecided; asked every few seconds."""
+        """How many transactions are undecided; called every few seconds."""
         ...
 
 
 def without_bodies_beyond(transactions: Iterable[Transaction], most_bytes: int | None) -> list[Transaction]:
-    """Transactions, of which those behind so many bytes of messages have no bodies; the first one has its own."""
-    kept: list[Transaction] = []
+    """The transactions, without the bodies of those beyond the first `most_bytes`; the first one keeps its bodies."""
+    bounded: list[Transaction] = []
     size = 0
-    for t in transactions:
-        size += t.payload_bytes
-        if most_bytes is not None and size > most_bytes and kept:
-            bare = [structs.replace(m, payload=_without_body(m.payload)) for m in t.messages]
-            t = replace(t, messages=bare, without_bodies=True)
-        kept.append(t)
-    return kept
+    for transaction in transactions:
+        size += transaction.payload_bytes
+        if most_bytes is not None and size > most_bytes and bounded:
+            bare = [structs.replace(m, payload=_without_body(m.payload)) for m in transaction.messages]
+            bounded.append(replace(transaction, messages=bare, without_bodies=True))
+        else:
+            bounded.append(transaction)
+    return bounded
 
 
 def _without_body(payload: bytes) -> bytes:

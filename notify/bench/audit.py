@@ -1,10 +1,10 @@
-"""`make bench-audit TRANSACTIONS=… RATE=…`: an audit of so many transactions, of twice as many, and of a fifth.
+"""`make bench-audit TRANSACTIONS=… RATE=…`: measures audits of TRANSACTIONS, of twice as many, and of a fifth.
 
-T and E come by JDBC from a real database, H, Q and A from a real log. Each audit is a process of its own, started cold.
-The first audit of a log copies its segments. The others compare them with the copies: with a digest first and in full,
-twice by turns. Then the run goes on for 1 % more, and an audit goes on where the last one ended (`--continue`). It
-reads what is up to ten minutes older, since ids hold the times of producers' clocks: so RATE, the transactions of a
-second, says how much of the run that is.
+T and E come by JDBC from a real database, H, Q and A from a real log. Each audit is a separate process that starts
+cold. The first audit of a log copies its segments. The others compare the segments with the copies: with a digest first
+and in full, twice by turns. Then the run gets 1 % more transactions, and another audit continues the last one
+(`--continue`). That audit also reads the ten minutes before, because ids have the times of producers' clocks. RATE, the
+number of transactions a second, therefore decides how large a part of the run it reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ AUDITS = ((FIRST, "--full"), (DIGEST, ""), (FULL, "--full"), (DIGEST, ""), (FULL
 
 
 def of_size(count: int, rate: int, database: str, directory: Path) -> list[dict[str, Any]]:
-    """Make a run of `count` transactions, `rate` a second, in an empty directory; audit it, and a hundredth more."""
+    """Make a run of `count` transactions, `rate` a second, in an empty directory, and run all AUDITS of it.
+
+    Returns the figures of each audit.
+    """
     with SERVERS[database](durable=False) as url:
         made = made_run(directory, url, count, step_us=1_000_000 // rate)
         figures = []
@@ -51,7 +54,7 @@ def table(figures: list[dict[str, Any]]) -> str:
 
 
 def ratios(figures: list[dict[str, Any]]) -> dict[str, float]:
-    """How the audits of one run compare, by the audits' own seconds; of the same audit the quicker one counts."""
+    """Ratios between the audits of one run, by the seconds that they report; the faster of two equal audits counts."""
     seconds: dict[str, float] = {}
     for row in figures:
         name = row["audit"]
@@ -67,22 +70,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transactions", type=int, default=5_000_000)
     parser.add_argument("--rate", type=int, default=10_000, help="Transactions a second of the run.")
-    parser.add_argument("--one-size", action="store_true", help="No run of a fifth, and none of twice as many.")
+    parser.add_argument("--one-size", action="store_true", help="Only this size, not a fifth of it nor twice as much.")
     parser.add_argument("--database", choices=("postgresql", "mariadb"), default="postgresql")
-    given = parser.parse_args()
-    if not 1 <= given.rate <= 1_000_000:
-        parser.error(f"--rate {given.rate}: it is a number of transactions a second, from 1 to 1,000,000")
-    count = given.transactions
+    arguments = parser.parse_args()
+    if not 1 <= arguments.rate <= 1_000_000:
+        parser.error(f"--rate {arguments.rate}: it must be from 1 to 1,000,000 transactions a second")
+    count = arguments.transactions
     figures: list[dict[str, Any]] = []
-    for size in (count,) if given.one_size else (count // 5, count, 2 * count):
+    for size in (count,) if arguments.one_size else (count // 5, count, 2 * count):
         directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
         directory.chmod(0o755)
         try:
-            run = of_size(size, given.rate, given.database, directory)
+            run = of_size(size, arguments.rate, arguments.database, directory)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         figures += run
-        print(json.dumps({"transactions": size, "rate": given.rate} | ratios(run)), flush=True)
+        print(json.dumps({"transactions": size, "rate": arguments.rate} | ratios(run)), flush=True)
     print(table(figures))
 
 

@@ -1,7 +1,7 @@
-"""`make bench-audit-fan-in MESSAGES=…`: one audit of 3 logs, 3 databases, 200 consumer groups and 10,000 topics.
+"""`make bench-audit-fan-in MESSAGES=…`: measures audits of 3 logs, 3 databases, 200 consumer groups and 10,000 topics.
 
-Each log has every topic, and each service writes to one log and has its consumers' inboxes in its own database. Two
-sizes are audited with the same heap: if memory grew with the number of messages, topics or groups, it would show.
+Each log has every topic. Each service writes to one log, and its database has the inboxes of its consumers. Two sizes
+are audited with the same heap, to show whether memory grows with the number of messages.
 """
 
 from __future__ import annotations
@@ -46,22 +46,20 @@ SERVICES, TOPICS, GROUPS = 3, 10_000, 200
 BODY = bytes(100)
 COMMITTED_AFTER_US = 5_000
 STEP_US = 1_000
-"""Each service has 1,000 transactions a second."""
-
-
+"""The time between two transactions of a service: 1,000 transactions a second."""
 BATCH = 500
 
 
 @dataclass(frozen=True)
 class Service:
-    """One of the services: it writes to a log of its own, about every topic in turn."""
+    """A service, which writes messages to its own log, to each topic in turn."""
 
     number: int
     made: Made
 
     @property
     def source(self) -> str:
-        """The id of its database."""
+        """The id of the service's database."""
         return f"00000000-0000-4000-8000-{self.number + 1:012}"
 
     @property
@@ -69,7 +67,7 @@ class Service:
         return f"orders-{self.number}"
 
     def id(self, n: int) -> bytes:
-        """The id of its nth transaction; no other service has the same."""
+        """The id of the service's nth transaction; other services have other ids."""
         return transaction_id(n * SERVICES + self.number, self.made.at(n))
 
     def local_rows(self) -> Iterator[list[Any]]:
@@ -78,11 +76,11 @@ class Service:
             yield local_row(ids.to_text(self.id(n)), topic_of(n), self.made.at(n) + 20, digest, self.producers)
 
     def inbox_rows(self, database: int) -> Iterator[list[Any]]:
-        """The effects of its messages in one of the databases."""
+        """The effects of the service's messages in a database, by the number of the database."""
         for n in range(self.made.count):
             if n % TOPICS % GROUPS % SERVICES == database:
-                at = text_of(self.made.at(n + BATCH) + EFFECTIVE_AFTER_US)
-                yield [group_of(n), f"{ids.to_text(self.id(n))}.0", at]
+                created_at = text_of(self.made.at(n + BATCH) + EFFECTIVE_AFTER_US)
+                yield [group_of(n), f"{ids.to_text(self.id(n))}.0", created_at]
 
 
 def topic_of(n: int) -> str:
@@ -90,7 +88,7 @@ def topic_of(n: int) -> str:
 
 
 def group_of(n: int) -> str:
-    """The group that reads a message's topic."""
+    """The group that reads the topic of the nth message."""
     return f"group-{n % TOPICS % GROUPS:03}"
 
 
@@ -112,7 +110,8 @@ async def write_log(service: Service) -> None:
             for n in numbers
         ]
         await store.put(halves, now)
-        await store.decide([(t.id, service.producers, State.COMMITTED) for t in halves], now + COMMITTED_AFTER_US)
+        outcomes = [(half.id, service.producers, State.COMMITTED) for half in halves]
+        await store.decide(outcomes, now + COMMITTED_AFTER_US)
         for n in numbers:
             store.settle_soon(group_of(n), topic_of(n), 0, [(n // TOPICS, 1)], SettleKind.ACK)
     await store.sync()
@@ -137,31 +136,34 @@ def load(services: list[Service], urls: list[str], scratch: Path) -> None:
 
 
 def of_size(messages: int, memory: str, directory: Path) -> dict[str, Any]:
-    """Make a run of so many messages in an empty directory, and audit it."""
-    each = messages // SERVICES
-    first_us = started_us(each + BATCH, STEP_US)
-    # Logs that began at the same microsecond would be taken for copies of one.
-    services = [Service(n, Made(directory / f"log{n}", each, first_us + n, STEP_US)) for n in range(SERVICES)]
+    """Make a run of this many messages in an empty directory, audit it, and return the figures."""
+    count = messages // SERVICES
+    first_us = started_us(count + BATCH, STEP_US)
+    # The audit would take logs that began at the same microsecond for copies of one log.
+    services = [Service(n, Made(directory / f"log{n}", count, first_us + n, STEP_US)) for n in range(SERVICES)]
     for service in services:
         asyncio.run(write_log(service))
     with SERVERS["postgresql"](durable=False) as url:
         urls = [fresh(url) for _ in services]
         load(services, urls, directory)
-        databases = {f"service{n}": each_url for n, each_url in enumerate(urls)}
+        databases = {f"service{n}": service_url for n, service_url in enumerate(urls)}
         logs = [service.made.log for service in services]
         return measured_audit(databases, logs, directory / "report", ["--memory", memory])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="of the smaller run; the other has four times")
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="of the smaller run; the other has 4 times as many"
+    )
     parser.add_argument("--memory", default="1g", help="the heap of the JVM")
-    given = parser.parse_args()
-    for messages in (given.messages, 4 * given.messages):
+    arguments = parser.parse_args()
+    for messages in (arguments.messages, 4 * arguments.messages):
         directory = Path(tempfile.mkdtemp(prefix="notify-fan-in-"))
         directory.chmod(0o755)
         try:
-            print(json.dumps({"memory": given.memory} | of_size(messages, given.memory, directory)), flush=True)
+            figures = of_size(messages, arguments.memory, directory)
+            print(json.dumps({"memory": arguments.memory} | figures), flush=True)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 

@@ -1,6 +1,6 @@
-"""`notify bench backlog`: producers, memory, restart and draining with a backlog of millions of messages.
+"""`notify bench backlog`: measures producers, memory, restart and draining with a backlog of millions of messages.
 
-The producers' rate is compared with that of a server with an empty log, in interleaved runs.
+Interleaved runs compare the rate of producers with their rate at a server with an empty log.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from notify.testing.process import ServerProcess
 
 TOPICS = 16
 PARTS = 10
-"""The backlog is stored and drained in so many parts, each with its rate, so that it shows whether rates stay."""
+"""The backlog is stored and drained in this many parts, each with its rate, to show whether the rates stay the same."""
 PILE_GROUP, HEAD_GROUP, FROM_START = "down", "head", "from-start"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A backlog of `messages` of `body` bytes; producers of `clients` callers; `runs` interleaved runs of `seconds`."""
+    """A backlog of `messages` with bodies of `body` bytes; `runs` interleaved runs of `seconds`, `clients` callers."""
 
     messages: int = 1_000_000
     body: int = 256
@@ -61,7 +61,7 @@ def run(plan: Plan) -> dict[str, Any]:
         caches_dropped = drop_caches(directory) and caches_dropped
         reference = measure_reference(plan.clients)
         drained = _drain(piled, PILE_GROUP, plan.messages + sent)
-        log_bytes = sum(f.stat().st_size for f in (directory / "piled").rglob("*") if f.is_file())
+        log_bytes = sum(file.stat().st_size for file in (directory / "piled").rglob("*") if file.is_file())
     return {
         "ratio_to_empty": round(ratio, 3),
         "spread": spread,
@@ -85,7 +85,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 def _fill(server: ServerProcess, plan: Plan, messages: int) -> tuple[float, float]:
-    """Store a part of the backlog; messages a second, and the server's RssAnon in MB."""
+    """Store a part of the backlog. Returns messages a second, and the server's RssAnon in MiB."""
     spec = {"url": server.url, "messages": messages, "body": plan.body, "topics": TOPICS}
     filled = children.result(children.start("notify.bench.fill", spec))
     time.sleep(2)  # lets the server finish sealing a segment
@@ -106,7 +106,11 @@ def _load(plan: Plan, server: ServerProcess, directory: Path) -> subprocess.Pope
 def _producers(
     plan: Plan, piled: ServerProcess, empty: ServerProcess, directory: Path
 ) -> tuple[float, list[float], float, int]:
-    """(median ratio of the rate with the backlog to the rate without, its range, the rate without, messages sent)."""
+    """Compare producers with and without the backlog.
+
+    Returns the median ratio of the rate with the backlog to the rate without it, the range of the ratio, the rate
+    without the backlog, and the number of messages sent to the server with the backlog.
+    """
     ratios, rates, sent = [], [], 0
     for _ in range(plan.runs):
         without = children.result(_load(plan, empty, directory))
@@ -119,7 +123,7 @@ def _producers(
 
 
 def _beside_a_drain(plan: Plan, server: ServerProcess, directory: Path) -> dict[str, Any]:
-    """Measure producers and a group at the head, alone and while another group drains the backlog."""
+    """Measure producers and a group that receives new messages, alone and while another group drains the backlog."""
     for n in range(TOPICS):
         subscribe(server.url, HEAD_GROUP, f"bench-{n}", start="latest")
         subscribe(server.url, FROM_START, f"bench-{n}")
@@ -146,14 +150,15 @@ def _beside_a_drain(plan: Plan, server: ServerProcess, directory: Path) -> dict[
             sent += load["acknowledged"]
             rate = load["committed"] / load["seconds"]
             samples.append((rate, _median(head["latencies"]), drained))
-    ratios = [b[0] / a[0] for a, b in zip(alone, beside, strict=True)]
-    slower = [b[1] / a[1] for a, b in zip(alone, beside, strict=True) if a[1]]
+    pairs = list(zip(alone, beside, strict=True))
+    rate_ratios = [rate_beside / rate_alone for (rate_alone, _, _), (rate_beside, _, _) in pairs]
+    latency_ratios = [beside_s / alone_s for (_, alone_s, _), (_, beside_s, _) in pairs if alone_s]
     return {
-        "producers_beside_drain": round(statistics.median(ratios), 3),
-        "head_p50_ms": round(statistics.median([a[1] for a in alone]) * 1000, 2),
-        "head_p50_ms_beside_drain": round(statistics.median([b[1] for b in beside]) * 1000, 2),
-        "head_latency_ratio": round(statistics.median(slower), 2) if slower else 0.0,
-        "drained_beside_producers": sum(b[2] for b in beside),
+        "producers_beside_drain": round(statistics.median(rate_ratios), 3),
+        "head_p50_ms": round(statistics.median([seconds for _, seconds, _ in alone]) * 1000, 2),
+        "head_p50_ms_beside_drain": round(statistics.median([seconds for _, seconds, _ in beside]) * 1000, 2),
+        "head_latency_ratio": round(statistics.median(latency_ratios), 2) if latency_ratios else 0.0,
+        "drained_beside_producers": sum(drained for _, _, drained in beside),
         "sent": sent,
     }
 
@@ -169,14 +174,14 @@ def _drain(server: ServerProcess, group: str, messages: int) -> dict[str, Any]:
 
 
 def _rates(marks: list[tuple[float, int]]) -> list[int]:
-    """Messages a second of each part of a drain, by its instants and how many messages had come by then."""
+    """Messages a second in each part of a drain. `marks`: instants, and the number of messages received until then."""
     bounds = [len(marks) * part // PARTS for part in range(PARTS)] + [len(marks) - 1]
     pairs = itertools.pairwise(marks[bound] for bound in bounds)
     return [round((last[1] - first[1]) / max(last[0] - first[0], 1e-9)) for first, last in pairs]
 
 
 def drop_caches(directory: Path) -> bool:
-    """Drop cached file pages: all of the machine's (True), or, without permission, those of these files (False)."""
+    """Drop cached file pages: all of the machine (True), or, without permission, only those of these files (False)."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("1\n")

@@ -1,7 +1,7 @@
-"""Handlers of batches beside those of single messages, with an inbox on PostgreSQL: messages a second of a backlog.
+"""Compares handlers of batches with handlers of single messages, with an inbox on PostgreSQL.
 
-Run as `python -m notify.bench.batches`; prints one JSON object. Server, database and consumer share the machine; each
-handler inserts one row for each message. The database is durable (fsync).
+Run as `python -m notify.bench.batches`; prints one JSON object with the messages a second of each kind. Server,
+database and consumer share the machine. Each handler inserts one row for each message. The database is durable (fsync).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from notify.testing.process import ServerProcess
 TOPIC = "bench"
 CONCURRENCY = 16
 BODY = "x" * 256
-AT_ONCE = 1000
+MESSAGES_A_REQUEST = 1000
 LONGEST_SECONDS = 600.0
 effects = sa.Table("effects", sa.MetaData(), sa.Column("message_id", sa.String(64), nullable=False))
 
 
 def handled(url: str, engine: sa.Engine, group: str, messages: int, batch: int | None) -> float:
-    """Handle a backlog of so many messages with a new group; messages a second from the first to the last."""
+    """Handle a backlog of this many messages with a new group. Returns messages a second."""
     consumer = Consumer(url, group=group, inbox=Inbox(engine), concurrency=CONCURRENCY)
     times: list[float] = []
     counts: list[int] = []
@@ -54,7 +54,7 @@ def handled(url: str, engine: sa.Engine, group: str, messages: int, batch: int |
 
         @consumer.subscribe(TOPIC, start="earliest", batch=batch)
         def handle_all(received: list[ReceivedMessage], session: Session) -> None:
-            session.execute(sa.insert(effects), [{"message_id": m.id} for m in received])
+            session.execute(sa.insert(effects), [{"message_id": message.id} for message in received])
             note(len(received))
 
     guard = threading.Timer(LONGEST_SECONDS, consumer.stop)
@@ -67,7 +67,7 @@ def handled(url: str, engine: sa.Engine, group: str, messages: int, batch: int |
 
 
 def run(messages: int, batch: int) -> dict[str, Any]:
-    """Both rates and their ratio, of one run each, single messages first."""
+    """Run both kinds of handlers once, single messages first. Returns both rates and their ratio."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         server = ServerProcess(directory / "data").start()
@@ -78,8 +78,9 @@ def run(messages: int, batch: int) -> dict[str, Any]:
         effects.create(engine)
         for group in ("singles", "batches"):
             subscribe(server.url, group, TOPIC)
-        for _ in range(0, messages, AT_ONCE):
-            call(server.url, "POST", "/v1/messages", {"messages": [{"topic": TOPIC, "body": BODY}] * AT_ONCE})
+        request = {"messages": [{"topic": TOPIC, "body": BODY}] * MESSAGES_A_REQUEST}
+        for _ in range(0, messages, MESSAGES_A_REQUEST):
+            call(server.url, "POST", "/v1/messages", request)
         singles = handled(server.url, engine, "singles", messages, None)
         batches = handled(server.url, engine, "batches", messages, batch)
         with engine.connect() as connection:
@@ -95,7 +96,7 @@ def run(messages: int, batch: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure once, as the arguments say."""
+    """Measure once with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=20_000, help="a multiple of 1,000")
     parser.add_argument("--batch", type=int, default=500)

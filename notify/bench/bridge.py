@@ -1,4 +1,4 @@
-"""`notify bench bridge`: the rate from an existing binlog to the durable log, then the lag of new rows."""
+"""`notify bench bridge`: measures the rate from an existing binlog to the durable log, then the lag of new rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOPIC = "bench-bridge"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rows` single-row transactions beforehand, then `seconds` at `rate` rows/s (at most half of the first rate)."""
+    """First `rows` transactions of one row each, then `seconds` at `rate` rows/s, at most half of the measured rate."""
 
     dsn: str
     rows: int = 100_000
@@ -54,34 +54,35 @@ def run(plan: Plan) -> dict[str, Any]:
         stack.callback(server.stop)
         stack.callback(engine.dispose)
         name = "bench-" + os.urandom(4).hex()
-        asyncio.run(_stand_at_the_end(engine, server.url, name))
+        asyncio.run(_skip_to_the_end(engine, server.url, name))
         written = write(url, plan.rows, plan.body)
         bridge = Bridge([plan.dsn], server.url, name=name)
         cpu, server_cpu, started = _cpu(), server.cpu_seconds(), time.perf_counter()
         asyncio.run(_until(bridge, plan.rows))
         seconds = time.perf_counter() - started
-        used, server_used = _cpu() - cpu, server.cpu_seconds() - server_cpu
+        cpu, server_cpu = _cpu() - cpu, server.cpu_seconds() - server_cpu
         per_second = plan.rows / seconds
         rate = min(plan.rate, per_second / 2)
         live = asyncio.run(_live(plan, url, server.url, name, rate))
-        messages = asyncio.run(_pull(server.url))
-        lags = sorted(at - began for name, (at, began) in messages.times.items() if name in live)
-        wanted = written | live
+        pulled_messages = asyncio.run(_pull(server.url))
+        times = pulled_messages.times
+        lags = sorted(appended - inserted for name, (appended, inserted) in times.items() if name in live)
+        expected = written | live
         return {
             "rows_per_second": round(per_second),
             "lag_p99_ms": _ms(lags, 0.99),
-            "lost": len(wanted - messages.times.keys()),
-            "duplicated": messages.duplicated,
-            "rows": len(wanted),
+            "lost": len(expected - times.keys()),
+            "duplicated": pulled_messages.duplicated,
+            "rows": len(expected),
             "lag_p50_ms": _ms(lags, 0.5),
             "lag_at_rows_per_second": round(rate),
-            "cpu_us_a_row": round(used / plan.rows * 1e6, 1),
-            "queue_cpu_us_a_row": round(server_used / plan.rows * 1e6, 1),
+            "cpu_us_a_row": round(cpu / plan.rows * 1e6, 1),
+            "queue_cpu_us_a_row": round(server_cpu / plan.rows * 1e6, 1),
         }
 
 
-async def _stand_at_the_end(engine: sa.Engine, url: str, name: str) -> None:
-    """Skip the events that are in the binlog already."""
+async def _skip_to_the_end(engine: sa.Engine, url: str, name: str) -> None:
+    """Record the end of the binlog as the bridge's position, so that it skips all earlier events."""
     with engine.connect() as connection:
         position = source.current_position(connection).text
     http = HttpClient(url)
@@ -91,8 +92,8 @@ async def _stand_at_the_end(engine: sa.Engine, url: str, name: str) -> None:
 
 
 def write(url: URL, rows: int, body: int, rate: float = 0.0) -> set[str]:
-    """Write single-row outbox transactions, `rate` a second in all (0: as fast as possible); return their ids."""
-    made: list[list[str]] = [[] for _ in range(WRITERS)]
+    """Write outbox transactions of one row, `rate` a second in total (0: as fast as possible). Returns their ids."""
+    ids_of_writers: list[list[str]] = [[] for _ in range(WRITERS)]
 
     def work(number: int) -> None:
         connection = pymysql.connect(
@@ -104,14 +105,15 @@ def write(url: URL, rows: int, body: int, rate: float = 0.0) -> set[str]:
         for done, _ in enumerate(numbers):
             if rate:
                 time.sleep(max(0.0, started + done * WRITERS / rate - time.perf_counter()))
-            name = ids.to_text(ids.new_id())
-            at = time.time_ns().to_bytes(8)
+            transaction_id = ids.to_text(ids.new_id())
+            inserted = time.time_ns().to_bytes(8)
             connection.query(
                 "INSERT INTO half_message (transaction_id, message_no, producer_group, mode, state, shards, topic,"
-                f" body, relayed, created_at) VALUES ('{name}', 0, 'bench', 'outbox', 'COMMITTED', '', '{TOPIC}', "
-                f"x'{at.hex()}{os.urandom(max(0, body - 8)).hex()}', 0, UTC_TIMESTAMP(6))"
+                " body, relayed, created_at) "
+                f"VALUES ('{transaction_id}', 0, 'bench', 'outbox', 'COMMITTED', '', '{TOPIC}', "
+                f"x'{inserted.hex()}{os.urandom(max(0, body - 8)).hex()}', 0, UTC_TIMESTAMP(6))"
             )
-            made[number].append(name)
+            ids_of_writers[number].append(transaction_id)
         connection.close()
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(WRITERS)]
@@ -119,11 +121,11 @@ def write(url: URL, rows: int, body: int, rate: float = 0.0) -> set[str]:
         thread.start()
     for thread in threads:
         thread.join()
-    return {name for names in made for name in names}
+    return {transaction_id for written in ids_of_writers for transaction_id in written}
 
 
 async def _until(bridge: Bridge, rows: int, seconds: float = 600) -> None:
-    """Run a bridge until it has moved so many rows."""
+    """Run a bridge until it has moved this many rows."""
     task = asyncio.ensure_future(bridge.run())
     deadline = time.monotonic() + seconds
     while bridge.totals.rows < rows and not task.done() and time.monotonic() < deadline:  # noqa: ASYNC110
@@ -135,7 +137,7 @@ async def _until(bridge: Bridge, rows: int, seconds: float = 600) -> None:
 
 
 async def _live(plan: Plan, url: URL, queue_url: str, name: str, rate: float) -> set[str]:
-    """Bridge rows while another process writes them; return their ids."""
+    """Run a bridge while another process writes rows. Returns the ids of the rows."""
     bridge = Bridge([plan.dsn], queue_url, name=name)
     rows = round(rate * plan.seconds)
     writing = asyncio.ensure_future(asyncio.to_thread(_write_elsewhere, url, rows, plan.body, rate))
@@ -144,7 +146,7 @@ async def _live(plan: Plan, url: URL, queue_url: str, name: str, rate: float) ->
 
 
 def _write_elsewhere(url: URL, rows: int, body: int, rate: float) -> set[str]:
-    """Write rows from another process, because in production a bridge has its interpreter to itself."""
+    """Write rows from another process, because in production a bridge does not share its interpreter."""
     import concurrent.futures
     import multiprocessing
 
@@ -153,29 +155,30 @@ def _write_elsewhere(url: URL, rows: int, body: int, rate: float) -> set[str]:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Pulled:
     times: dict[str, tuple[float, float]]
-    """By transaction the times of its append to the log and of its INSERT, in seconds since 1970."""
+    """By transaction id: the time of the append to the log, and the time of the INSERT, in seconds since 1970."""
     duplicated: int
 
 
-async def _pull(url: str) -> _Found:
+async def _pull(url: str) -> _Pulled:
+    """Read all messages of the topic."""
     http = HttpClient(url)
-    messages = _Found({}, 0)
+    result = _Pulled({}, 0)
     try:
-        async for m in pulled(http, TOPIC):
-            name = m.id.partition(".")[0]
-            messages.duplicated += name in messages.times
-            at = msgspec.convert(m.committed_at, type=datetime).timestamp()
-            messages.times[name] = (at, int.from_bytes(m.body[:8]) / 1e9)
-        return messages
+        async for message in pulled(http, TOPIC):
+            transaction_id = message.id.partition(".")[0]
+            result.duplicated += transaction_id in result.times
+            appended = msgspec.convert(message.committed_at, type=datetime).timestamp()
+            result.times[transaction_id] = (appended, int.from_bytes(message.body[:8]) / 1e9)
+        return result
     finally:
         http.close()
 
 
 def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _ms(values: list[float], share: float) -> float | None:

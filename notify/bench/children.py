@@ -1,4 +1,4 @@
-"""Child processes of the benches: each takes a JSON specification and prints one JSON object."""
+"""Child processes of the benches. Each takes a JSON specification and prints one JSON object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_SECONDS = 3600.0
 
 
 def start(module: str, spec: dict[str, Any], *, wait_for_line: bool = False) -> subprocess.Popen[str]:
-    """Start a module of the bench; with `wait_for_line` wait until it prints that it is ready."""
+    """Start a module of the bench. With `wait_for_line`, wait until it prints its first line: it is ready."""
     child = subprocess.Popen([sys.executable, "-m", module, json.dumps(spec)], stdout=subprocess.PIPE, text=True)
     if wait_for_line:
         assert child.stdout is not None
@@ -23,7 +23,7 @@ def start(module: str, spec: dict[str, Any], *, wait_for_line: bool = False) -> 
 
 
 def start_load(url: str, ids: Path, *, clients: int, seconds: float, **others: Any) -> subprocess.Popen[str]:
-    """Start producers, which write the acknowledged ids to a file; notify/bench/load.py has the other fields."""
+    """Start producers, which write the acknowledged ids to the file `ids`. `others`: see notify/bench/load.py."""
     spec = {
         "url": url,
         "ids": str(ids),
@@ -42,13 +42,13 @@ def start_load(url: str, ids: Path, *, clients: int, seconds: float, **others: A
 
 
 def result(child: subprocess.Popen[str], seconds: float = LONGEST_SECONDS) -> dict[str, Any]:
-    """A child's result. Raises NotifyError if it failed."""
+    """Wait for the end of a child, and return its result. Raises NotifyError if the child failed."""
     try:
         output, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         child.kill()
         child.communicate()
-        raise NotifyError(f"a process of the bench was not done after {seconds:g} s") from None
+        raise NotifyError(f"a process of the bench had not ended after {seconds:g} s") from None
     if child.returncode != 0:
         raise NotifyError(f"a process of the bench failed with exit code {child.returncode}")
     printed: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -56,7 +56,7 @@ def result(child: subprocess.Popen[str], seconds: float = LONGEST_SECONDS) -> di
 
 
 def end(child: subprocess.Popen[str]) -> None:
-    """Kill a child that still runs, as the bench was interrupted."""
+    """Kill a child if it still runs, because the bench was interrupted."""
     if child.poll() is None:
         child.kill()
         child.communicate()

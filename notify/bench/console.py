@@ -1,4 +1,4 @@
-"""Times the console's pages with 10 million messages in 10,000 topics: the slowest of five requests each."""
+"""Times the console's pages with 10 million messages in 10,000 topics: the slowest of five requests for each page."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROUNDS = 5
 
 
 async def fill(url: str, messages: int, topics: int) -> None:
-    """Publish messages to all topics in batches, four at once."""
+    """Publish messages to all topics in batches, with four requests at the same time."""
     http = HttpClient(url)
-    room = asyncio.Semaphore(4)
+    slots = asyncio.Semaphore(4)
 
     async def send(first: int) -> None:
-        async with room:
+        async with slots:
             batch = [
                 PackedPublished(topic=f"topic.{(first + n) % topics:05d}", body=b"x" * 64, key=str(first + n))
                 for n in range(min(BATCH, messages - first))
@@ -52,26 +52,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--topics", type=int, default=10_000)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         server = ServerProcess(Path(directory) / "data").start()
         try:
             began = time.perf_counter()
-            asyncio.run(fill(server.url, given.messages, given.topics))
+            asyncio.run(fill(server.url, arguments.messages, arguments.topics))
             print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
             for group in ("points", "mail"):
                 for n in range(200):
                     subscribe(server.url, group, f"topic.{n:05d}", max_attempts=1)
-            name = ids.to_text(ids.new_id())
-            half = {"id": name, "messages": [{"topic": "topic.00001", "body": "x"}]}
+            undecided = ids.to_text(ids.new_id())
+            half = {"id": undecided, "messages": [{"topic": "topic.00001", "body": "x"}]}
             call(server.url, "POST", "/v1/transactions", {"producer_group": "shop", "transactions": [half]})
-            asked = {"instance": "i", "wait": 1, "max": 500, "lease": 60}
-            got = call(server.url, "POST", "/v1/groups/points/receive", asked)["messages"]
-            items = [{"receipt": m["receipt"], "action": "dead_letter", "reason": "bench"} for m in got]
+            request = {"instance": "i", "wait": 1, "max": 500, "lease": 60}
+            received = call(server.url, "POST", "/v1/groups/points/receive", request)["messages"]
+            receipts = [message["receipt"] for message in received]
+            items = [{"receipt": receipt, "action": "dead_letter", "reason": "bench"} for receipt in receipts]
             call(server.url, "POST", "/v1/groups/points/settle", {"items": items})
             pages = [
-                "/", "/transactions", f"/transactions/{name}", "/messages?key=77", "/messages?topic=topic.00001",
-                f"/messages/{got[0]['id']}", "/topics", "/topics?after=topic.05000", "/topics?prefix=topic.09",
+                "/", "/transactions", f"/transactions/{undecided}", "/messages?key=77", "/messages?topic=topic.00001",
+                f"/messages/{received[0]['id']}", "/topics", "/topics?after=topic.05000", "/topics?prefix=topic.09",
                 "/topics/topic.00001", "/groups", "/groups/points", "/groups/points/dead-letters", "/dead-letters",
                 "/nodes", "/audits", "/jobs", "/settings", "/access", "/actions", "/do/topic.put",
             ]  # fmt: skip

@@ -1,6 +1,7 @@
-"""The consumer process of a bench: one group over all topics acknowledges and counts every message.
+"""The consumer process of a bench: one group receives, acknowledges and counts the messages of all topics.
 
-Run as `python -m notify.bench.consume` with a JSON specification; prints a line once subscribed, then one JSON object.
+Run as `python -m notify.bench.consume` with a JSON specification. It prints a line once it has subscribed, and one JSON
+object at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _decode = msgspec.msgpack.Decoder(Received).decode
 
 
 def ranges(receipts: list[str]) -> list[SettleItem]:
-    """Acks of these receipts; consecutive receipts of one lease become one range."""
+    """Items that acknowledge these receipts; consecutive receipts of one lease become one range."""
     items: list[SettleItem] = []
     lease, first, last = "", 0, -1
     for receipt in [*receipts, "."]:
@@ -70,22 +71,20 @@ async def consume(spec: dict[str, Any]) -> dict[str, Any]:
         now = time.time()
         last_at = time.perf_counter()
         first_at = first_at or last_at
-        counts.update([m.id for m in messages])
+        counts.update([message.id for message in messages])
         if spec.get("handled"):
-            handled.update([(m.id.partition(".")[0], now) for m in messages])
-        if len(messages) < 200:
-            latencies.extend([now - datetime.fromisoformat(m.committed_at).timestamp() for m in messages])
-        else:
-            latencies.append(now - datetime.fromisoformat(messages[0].committed_at).timestamp())
-        body = encode_msgpack(Settle(ranges([m.receipt for m in messages])))
+            handled.update([(message.id.partition(".")[0], now) for message in messages])
+        timed = messages if len(messages) < 200 else messages[:1]
+        latencies.extend([now - datetime.fromisoformat(message.committed_at).timestamp() for message in timed])
+        body = encode_msgpack(Settle(ranges([message.receipt for message in messages])))
         settle = asyncio.ensure_future(http.call("POST", f"/v1/groups/{GROUP}/settle", body, 60))
         settling.add(settle)
         settle.add_done_callback(settling.discard)
     await asyncio.gather(*settling)
     http.close()
     by_transaction: Counter[str] = Counter()
-    for message_id, n in counts.items():
-        by_transaction[message_id.partition(".")[0]] += n
+    for message_id, count in counts.items():
+        by_transaction[message_id.partition(".")[0]] += count
     await asyncio.to_thread(Path(spec["seen"]).write_text, json.dumps(by_transaction))
     if spec.get("handled"):
         await asyncio.to_thread(Path(spec["handled"]).write_text, json.dumps(handled))
@@ -99,7 +98,7 @@ async def consume(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the consumer by the specification in argv[1]."""
+    """Run the consumer with the specification in argv[1]."""
     gc.freeze()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         print(json.dumps(runner.run(consume(json.loads(sys.argv[1])))))

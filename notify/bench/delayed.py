@@ -1,4 +1,4 @@
-"""Millions of delayed messages: none early, none lost, and their lateness, with and without kill -9."""
+"""Sends millions of delayed messages: checks that none is early or lost, and measures how late they are."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ BATCH = 2000
 TOPIC = "delayed"
 GROUP = "delayed"
 PATIENCE_SECONDS = 60.0
-"""How long a message may come late, and a request may take; reaching it ends the run."""
+"""The longest lateness of a message and the longest time of a request; a run that reaches it ends."""
 _decode = msgspec.msgpack.Decoder(Received).decode
 
 
 @dataclass(slots=True)
-class Came:
-    """The received messages; `late`: seconds after the due time, of each message's first delivery."""
+class Arrivals:
+    """The received messages. `late`: the seconds from each message's due time to its first delivery."""
 
     late: list[float] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     early: int = 0
     again: int = 0
     was_filled_in_time: bool = True
-    """Whether all were sent before the first was due; otherwise `late` includes the sending."""
+    """Whether all messages were sent before the first one was due; otherwise `late` includes the sending."""
 
     @property
     def p99(self) -> float:
@@ -52,8 +52,8 @@ async def fill(url: str, messages: int, first_due: float, span: float) -> None:
     def message(n: int) -> PackedPublished:
         due = first_due + span * ((n * 7919) % messages) / messages
         body = f"{n} {due:.6f}".encode()
-        at = datetime.fromtimestamp(due, UTC)
-        return PackedPublished(id=ids.message_id(ids.new_id(), 0), topic=TOPIC, body=body, deliver_at=at)
+        deliver_at = datetime.fromtimestamp(due, UTC)
+        return PackedPublished(id=ids.message_id(ids.new_id(), 0), topic=TOPIC, body=body, deliver_at=deliver_at)
 
     async def send() -> None:
         for first in turns:
@@ -64,43 +64,43 @@ async def fill(url: str, messages: int, first_due: float, span: float) -> None:
     http.close()
 
 
-async def receive(url: str, came: Came, all_due: float, expected: int) -> None:
-    """Receive and acknowledge until all have come, or no more come; retries while the server is away."""
+async def receive(url: str, arrivals: Arrivals, all_due: float, expected: int) -> None:
+    """Receive and acknowledge until all messages have arrived or no more arrive; retry while the server is down."""
     http = HttpClient(url)
     request = encode_msgpack(Receive(instance="i", max=BATCH, wait=0.5, lease=5))
     until = all_due + PATIENCE_SECONDS
-    while len(came.seen) < expected and time.time() < until:
+    while len(arrivals.seen) < expected and time.time() < until:
         try:
             answer = await http.call("POST", f"/v1/groups/{GROUP}/receive", request, PATIENCE_SECONDS)
             messages = _decode(answer).messages
             now = time.time()
-            for m in messages:
-                number, due = m.body.split()
+            for message in messages:
+                number, due = message.body.split()
                 late = now - float(due)
-                came.early += late < 0
-                if int(number) in came.seen:
-                    came.again += 1
+                arrivals.early += late < 0
+                if int(number) in arrivals.seen:
+                    arrivals.again += 1
                 else:
-                    came.seen.add(int(number))
-                    came.late.append(late)
+                    arrivals.seen.add(int(number))
+                    arrivals.late.append(late)
             if messages:
                 until = max(until, now + PATIENCE_SECONDS)
-                settle = encode_msgpack(Settle(ranges([m.receipt for m in messages])))
+                settle = encode_msgpack(Settle(ranges([message.receipt for message in messages])))
                 await http.call("POST", f"/v1/groups/{GROUP}/settle", settle, PATIENCE_SECONDS)
         except NotifyError:
-            await asyncio.sleep(0.05)  # the pause between two tries: the server is away
+            await asyncio.sleep(0.05)  # the server is down: the pause between two tries
     http.close()
 
 
-def run(messages: int, span: float, lead: float, kills: int) -> tuple[Came, str]:
-    """Send, wait, receive, and kill the server so many times while messages come due. Returns the result and its text.
+def run(messages: int, span: float, lead: float, kills: int) -> tuple[Arrivals, str]:
+    """Send and receive messages, and kill the server `kills` times while they come due. Returns the result and a text.
 
-    `span`: seconds over which they come due, from `lead` seconds after now on. Raises AssertionError if one is lost
+    Messages come due over `span` seconds, beginning `lead` seconds from now. Raises AssertionError if a message is lost
     or early.
     """
     with tempfile.TemporaryDirectory(prefix="notify-delayed-") as directory:
         server = ServerProcess(Path(directory) / "data").start()
-        came = Came()
+        arrivals = Arrivals()
         try:
             first_due = time.time() + lead
 
@@ -111,11 +111,11 @@ def run(messages: int, span: float, lead: float, kills: int) -> tuple[Came, str]
                 await http.call("PUT", path, body, 10, "application/json")
                 http.close()
                 await fill(server.url, messages, first_due, span)
-                came.was_filled_in_time = time.time() < first_due
-                receiving = asyncio.ensure_future(receive(server.url, came, first_due + span, messages))
+                arrivals.was_filled_in_time = time.time() < first_due
+                receiving = asyncio.ensure_future(receive(server.url, arrivals, first_due + span, messages))
                 for n in range(kills):
                     wanted = messages * (n + 1) // (kills + 1)
-                    while len(came.seen) < wanted and not receiving.done():  # `receive` has a bound  # noqa: ASYNC110
+                    while len(arrivals.seen) < wanted and not receiving.done():  # `receive` has a bound  # noqa: ASYNC110
                         await asyncio.sleep(0.02)  # the pause between two polls
                     await asyncio.to_thread(server.kill)
                     await asyncio.to_thread(server.start)
@@ -125,12 +125,12 @@ def run(messages: int, span: float, lead: float, kills: int) -> tuple[Came, str]
                 loop.run_until_complete(whole())
         finally:
             server.stop()
-    lost = messages - len(came.seen)
-    words = (
-        f"{messages:,} delayed messages due over {span:g} s, {kills} kill -9: {lost} lost, {came.early} early, "
-        f"p99 lateness {came.p99 * 1000:.0f} ms, {came.again} delivered again"
-        + ("" if came.was_filled_in_time else "; they were due before all were sent: the lateness says nothing")
+    lost = messages - len(arrivals.seen)
+    text = (
+        f"{messages:,} delayed messages due over {span:g} s, {kills} kill -9: {lost} lost, {arrivals.early} early, "
+        f"p99 lateness {arrivals.p99 * 1000:.0f} ms, {arrivals.again} delivered again"
+        + ("" if arrivals.was_filled_in_time else "; they were due before all were sent: the lateness means nothing")
     )
-    if lost or came.early:
-        raise AssertionError(words)
-    return came, words
+    if lost or arrivals.early:
+        raise AssertionError(text)
+    return arrivals, text

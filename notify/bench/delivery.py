@@ -1,4 +1,4 @@
-"""`notify bench delivery`: several groups receive and acknowledge every message."""
+"""`notify bench delivery`: measures several groups that each receive and acknowledge every message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notify.testing.process import ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`groups` in `processes` consumer processes, over a backlog of `messages`."""
+    """`groups` in `processes` consumer processes, which receive a backlog of `messages`."""
 
     groups: int = 15
     messages: int = 300_000
@@ -42,20 +42,20 @@ def run(plan: Plan) -> dict[str, Any]:
         drains = [
             children.start(
                 "notify.bench.drain",
-                {"url": server.url, "groups": names[i :: plan.processes], "expected": plan.messages},
+                {"url": server.url, "groups": names[number :: plan.processes], "expected": plan.messages},
             )
-            for i in range(plan.processes)
+            for number in range(plan.processes)
         ]
         results = [children.result(child) for child in drains]
         cpu = server.cpu_seconds() - cpu
-    drained = [group for r in results for group in r["groups"]]
-    seconds = max(r["seconds"] for r in results)
-    unique = sum(g["unique"] for g in drained)
+    drained = [group for result in results for group in result["groups"]]
+    seconds = max(result["seconds"] for result in results)
+    unique = sum(group["unique"] for group in drained)
     return {
         "deliveries_per_second": round(unique / seconds),
         "groups": plan.groups,
         "lost": plan.groups * plan.messages - unique,
-        "duplicated": sum(g["received"] for g in drained) - unique,
+        "duplicated": sum(group["received"] for group in drained) - unique,
         "flush": "sync",
         "cores": round(cpu / seconds, 2),
     }

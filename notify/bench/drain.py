@@ -1,8 +1,8 @@
 """Consumer groups of a bench in one process: they receive, acknowledge and count whole batches.
 
-Run as `python -m notify.bench.drain` with a JSON specification; prints a line once every group has asked, then one
-JSON object. It stops when each group that is not slow has `expected` messages, or when the file `stop` exists and no
-message is left.
+Run as `python -m notify.bench.drain` with a JSON specification. It prints a line when the groups begin, and one JSON
+object at the end. It stops when each group that is not slow has `expected` messages, or when the file `stop` exists and
+no message is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTLING = 4
 
 
 class Drain:
-    """One group."""
+    """One consumer group."""
 
     def __init__(self, spec: dict[str, Any], group: str) -> None:
         self.spec = spec
@@ -42,7 +42,7 @@ class Drain:
         self.first_at = self.last_at = 0.0
         self.latencies = array("d")
         self.marks: list[tuple[float, int]] = []
-        """Instants, and how many messages had come by then."""
+        """Instants, and the number of messages received until then."""
 
     async def receive(self, wait: float) -> Received:
         request = Receive(instance=f"{self.group}-bench", max=self.spec.get("max", MAX), wait=wait, lease=60)
@@ -50,14 +50,14 @@ class Drain:
 
     def count(self, received: Received) -> None:
         now = time.time()
-        for m in received.messages:
-            seen = self.seen.get((m.topic, m.queue))
+        for message in received.messages:
+            seen, offset = self.seen.get((message.topic, message.queue)), message.offset
             if seen is None:
-                seen = self.seen[(m.topic, m.queue)] = bytearray(1 << 16)
-            if m.offset >= len(seen):
-                seen.extend(bytes(max(m.offset + 1 - len(seen), len(seen))))
-            if not seen[m.offset]:
-                seen[m.offset] = 1
+                seen = self.seen[(message.topic, message.queue)] = bytearray(1 << 16)
+            if offset >= len(seen):
+                seen.extend(bytes(max(offset + 1 - len(seen), len(seen))))
+            if not seen[offset]:
+                seen[offset] = 1
                 self.unique += 1
         self.received += len(received.messages)
         self.latencies.append(now - datetime.fromisoformat(received.messages[0].committed_at).timestamp())
@@ -79,8 +79,8 @@ class Drain:
             self.count(received)
             self.marks.append((now, self.received))
             if self.is_slow:
-                break  # a slow group keeps its messages and asks for no more
-            body = encode_msgpack(Settle(ranges([m.receipt for m in received.messages])))
+                break  # a slow group holds its messages and requests no more
+            body = encode_msgpack(Settle(ranges([message.receipt for message in received.messages])))
             settle = asyncio.ensure_future(self.http.call("POST", f"/v1/groups/{self.group}/settle", body, 60))
             settling.add(settle)
             settle.add_done_callback(settling.discard)
@@ -102,20 +102,20 @@ class Drain:
         }
 
 
-async def drain(spec: dict[str, Any]) -> dict[str, Any]:
+async def drain_all(spec: dict[str, Any]) -> dict[str, Any]:
     """Run all groups of this process."""
     drains = [Drain(spec, group) for group in spec["groups"]]
     print("ready", flush=True)
     started = time.perf_counter()
-    await asyncio.gather(*(d.run() for d in drains))
-    return {"groups": [d.result() for d in drains], "seconds": time.perf_counter() - started}
+    await asyncio.gather(*(drain.run() for drain in drains))
+    return {"groups": [drain.result() for drain in drains], "seconds": time.perf_counter() - started}
 
 
 def main() -> None:
-    """Drain by the specification in argv[1]."""
+    """Run the groups of the specification in argv[1]."""
     gc.freeze()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        print(json.dumps(runner.run(drain(json.loads(sys.argv[1])))))
+        print(json.dumps(runner.run(drain_all(json.loads(sys.argv[1])))))
 
 
 if __name__ == "__main__":

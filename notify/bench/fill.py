@@ -1,4 +1,4 @@
-"""Makes a backlog: publishes messages in large batches, as fast as they are stored.
+"""Makes a backlog: publishes messages in large batches, as fast as the server stores them.
 
 Run as `python -m notify.bench.fill` with a JSON specification; prints one JSON object.
 """
@@ -23,12 +23,12 @@ IN_FLIGHT = 3
 
 
 async def fill(spec: dict[str, Any]) -> dict[str, Any]:
-    """Publish `messages` messages of `body` bytes to `topics` topics with the prefix, in turn."""
+    """Publish `messages` messages with bodies of `body` bytes to the topics `{prefix}-0`, `{prefix}-1`, … in turn."""
     http = HttpClient(spec["url"])
     body = os.urandom(spec["body"])
     topics, prefix = spec["topics"], spec.get("prefix", "bench")
     keys = spec.get("keys", 0)
-    left = iter(range(0, spec["messages"], BATCH))
+    firsts = iter(range(0, spec["messages"], BATCH))
     delay = spec.get("delay")
 
     def message(n: int) -> PackedPublished:
@@ -41,7 +41,7 @@ async def fill(spec: dict[str, Any]) -> dict[str, Any]:
         )
 
     async def send() -> None:
-        for first in left:
+        for first in firsts:
             batch = [message(n) for n in range(first, min(first + BATCH, spec["messages"]))]
             await http.call("POST", "/v1/messages", encode_msgpack(PackedMessages(messages=batch)), 120)
 
@@ -52,7 +52,7 @@ async def fill(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Publish by the specification in argv[1]."""
+    """Publish the messages of the specification in argv[1]."""
     gc.freeze()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         print(json.dumps(runner.run(fill(json.loads(sys.argv[1])))))

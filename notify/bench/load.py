@@ -1,4 +1,4 @@
-"""One load process of `notify bench transactions`: each caller stores a half and its outcome, again and again.
+"""One load process of `notify bench transactions`: each caller repeatedly stores a half and its outcome.
 
 Run as `python -m notify.bench.load` with a JSON specification as its argument; prints one JSON object.
 """
@@ -35,12 +35,12 @@ class Load:
         self.errors = 0
         self.acknowledged: list[str] = []
         self.commits: dict[str, float] | None = {} if spec.get("commits") else None
-        """When the caller of each measured transaction committed, in seconds since 1970."""
+        """By id: when the caller of each measured transaction committed, in seconds since 1970."""
         self.measuring = False
         self.stop_at = 0.0
 
     async def caller(self, client: TransactionClient, number: int) -> None:
-        """Store half and outcome repeatedly; with a rate, at fixed times."""
+        """Store a half and its outcome repeatedly; if there is a rate, at fixed times."""
         spec = self.spec
         topics, keys = spec["topics"], spec["keys"]
         interval = spec["all_clients"] / spec["rate"] if spec["rate"] else 0.0
@@ -54,7 +54,7 @@ class Load:
             started = perf()
             if started >= self.stop_at:
                 return
-            # The callers together go through all topics in turn.
+            # Together the callers send to all topics in turn.
             turn += spec["clients"]
             key = str(turn % keys) if keys else None
             message = pack(Message(f"bench-{turn % topics}", self.body, key=key))
@@ -75,7 +75,7 @@ class Load:
                 self.latencies.append(perf() - started)
 
     def _count(self, transaction_id: str, outcome: asyncio.Future[Item]) -> None:
-        """Count a transaction whose outcome was answered."""
+        """Count a transaction whose outcome the server has answered."""
         if outcome.exception() is not None or outcome.result().status != 200:
             self.errors += 1
             return
@@ -88,14 +88,14 @@ class Load:
         client = TransactionClient(spec["url"], "bench", instance="bench", batching=spec["batching"], half_seconds=30)
         begin = time.perf_counter()
         self.stop_at = begin + spec["warmup"] + spec["seconds"]
-        callers = [asyncio.ensure_future(self.caller(client, i)) for i in range(spec["clients"])]
+        callers = [asyncio.ensure_future(self.caller(client, number)) for number in range(spec["clients"])]
         await asyncio.sleep(spec["warmup"])
         cpu = _cpu()
         self.measuring = True
-        measured = time.perf_counter()
+        started = time.perf_counter()
         await asyncio.sleep(spec["seconds"])
         self.measuring = False
-        measured = time.perf_counter() - measured
+        seconds = time.perf_counter() - started
         cpu = _cpu() - cpu
         await asyncio.gather(*callers)
         await client.close()
@@ -106,7 +106,7 @@ class Load:
             "committed": self.committed,
             "acknowledged": len(self.acknowledged),
             "ids": spec["ids"],
-            "seconds": measured,
+            "seconds": seconds,
             "errors": self.errors,
             "cpu": cpu,
             "latencies": sorted(self.latencies)[:: max(1, len(self.latencies) // 20_000)],
@@ -114,12 +114,12 @@ class Load:
 
 
 def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
-    """Run one load process by the specification in argv[1]."""
+    """Run one load process with the specification in argv[1]."""
     spec = json.loads(sys.argv[1])
     load = Load(spec)
     gc.freeze()

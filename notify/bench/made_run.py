@@ -1,7 +1,7 @@
-"""Makes the log and the database of a long run fast, for measuring and for planting faults in copies.
+"""Quickly makes the log and the database of a long run, for measurements and for tests that plant faults in copies.
 
-The real storage writes the log, each transaction with a made-up time; the local rows and the inbox are loaded into a
-real database.
+The real storage writes the log, with an invented time for each transaction. The local rows and the inbox rows are
+loaded into a real database.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from notify.wire import Payload, encode_msgpack
 
 PRODUCERS, CONSUMERS, TOPICS = "orders", "points", 4
 SOURCE = "00000000-0000-4000-8000-000000000001"
-"""The source id of the run's database, which its halves carry."""
+"""The source id of the run's database, which the halves have."""
 STEP_US = 100
 """The default time between two transactions: 10,000 a second."""
 TOGETHER_US = 50_000
-"""The transactions of so many microseconds are stored in one batch."""
+"""The transactions of this time are stored in one batch."""
 COMMITTED_AFTER_US, EFFECTIVE_AFTER_US = 5_000, 10_000
 KEYS = 1000
 CLOSED_US = 15_000_000
-"""Longer than a transaction and its delivery may take together in a measured audit."""
+"""Longer than a transaction and its delivery may take in a measured audit."""
 AGO_US = 120_000_000
 """How long ago a run ended; longer than the bounds of any plan."""
 
@@ -73,7 +73,7 @@ def topic_of(number: int) -> str:
 
 BODY_BYTES = 200
 ROWS_A_FILE = 500_000
-"""So many rows are written to a file before the database loads it."""
+"""How many rows are written to a file before the database loads it."""
 
 
 def payload_of(number: int, size: int = BODY_BYTES) -> bytes:
@@ -81,16 +81,16 @@ def payload_of(number: int, size: int = BODY_BYTES) -> bytes:
 
 
 async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = BODY_BYTES) -> LogStore:
-    """Write halves, outcomes and acks of all transactions; the store stays open for more."""
+    """Write halves, outcomes and acks of all transactions. Returns the store, which is still open."""
     store = LogStore(made.log, segment_bytes=segment_bytes)
     await store.open(made.at(made.begin))
     for n in range(TOPICS if not made.begin else 0):
         await store.create_topic(Topic(topic_of(n)))
         mode = "ordered" if n == 0 else "shared"
         await store.subscribe(Subscription(CONSUMERS, topic_of(n), mode=mode, inbox_from_us=0), [0])
-    at_once = max(1, TOGETHER_US // made.step_us)
-    for first in range(made.begin, made.count, at_once):
-        numbers = range(first, min(made.count, first + at_once))
+    batch = max(1, TOGETHER_US // made.step_us)
+    for first in range(made.begin, made.count, batch):
+        numbers = range(first, min(made.count, first + batch))
         now = made.at(first)
         halves = [
             NewTransaction(
@@ -99,32 +99,32 @@ async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = B
             for n in numbers
         ]
         await store.put(halves, now)
-        await store.decide([(t.id, PRODUCERS, State.COMMITTED) for t in halves], now + COMMITTED_AFTER_US)
-        for t in range(TOPICS):
-            offset = len(range(t, first, TOPICS))
-            if count := len(range(t, numbers.stop, TOPICS)) - offset:
-                store.settle_soon(CONSUMERS, topic_of(t), 0, [(offset, count)], SettleKind.ACK)
+        await store.decide([(half.id, PRODUCERS, State.COMMITTED) for half in halves], now + COMMITTED_AFTER_US)
+        for topic in range(TOPICS):
+            offset = len(range(topic, first, TOPICS))
+            if count := len(range(topic, numbers.stop, TOPICS)) - offset:
+                store.settle_soon(CONSUMERS, topic_of(topic), 0, [(offset, count)], SettleKind.ACK)
     await store.sync()
     return store
 
 
 def local_rows(made: Made) -> Iterator[list[str | int | None]]:
-    """Rows of half_message as lines for COPY and LOAD DATA."""
+    """The rows of half_message, with the values of LOCAL_COLUMNS."""
     digest = body_digest(bytes(BODY_BYTES))
     for n in range(made.begin, made.count):
         yield local_row(ids.to_text(made.id(n)), topic_of(n), made.at(n) + 20, digest, key=f"k{n % KEYS}")
 
 
 def inbox_rows(made: Made) -> Iterator[list[str | int | None]]:
-    """Rows of notify_inbox, in the same way."""
+    """The rows of notify_inbox, with the values of INBOX_COLUMNS."""
     for n in range(made.begin, made.count):
         yield [CONSUMERS, f"{ids.to_text(made.id(n))}.0", text_of(made.at(n) + EFFECTIVE_AFTER_US)]
 
 
 def local_row(
-    name: str, topic: str, at_us: int, digest: int, group: str = PRODUCERS, key: str | None = None
+    transaction_id: str, topic: str, at_us: int, digest: int, group: str = PRODUCERS, key: str | None = None
 ) -> list[str | int | None]:
-    return [name, 0, group, "half", "COMMITTED", "", topic, key, 1, text_of(at_us), digest]
+    return [transaction_id, 0, group, "half", "COMMITTED", "", topic, key, 1, text_of(at_us), digest]
 
 
 LOCAL_COLUMNS = (
@@ -134,13 +134,13 @@ INBOX_COLUMNS = "consumer_group, message_id, created_at"
 
 
 def open_engine(url: str) -> sa.Engine:
-    """An engine that is allowed to load files."""
-    local = {"local_infile": True} if url.startswith(("mysql", "mariadb")) else {}
-    return sa.create_engine(url, connect_args=local)
+    """An engine that is allowed to load local files."""
+    options = {"local_infile": True} if url.startswith(("mysql", "mariadb")) else {}
+    return sa.create_engine(url, connect_args=options)
 
 
 def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
-    """Load local rows and inbox rows of all transactions."""
+    """Load the local rows and inbox rows of all transactions."""
     create_tables(engine)
     with engine.begin() as connection:
         connection.execute(notify_source.update().values(id=SOURCE))
@@ -149,13 +149,13 @@ def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
 
 
 def load_rows(engine: sa.Engine, table: str, columns: str, rows: Iterable[list[Any]], scratch: Path) -> None:
-    """Load rows into a table, ROWS_A_FILE of them at a time; `scratch`: the directory of the files."""
+    """Load rows into a table, ROWS_A_FILE at a time. `scratch`: the directory for the files."""
     file = scratch / f"{table}.csv"
     iterator = iter(rows)
-    while several := list(itertools.islice(iterator, ROWS_A_FILE)):
+    while part := list(itertools.islice(iterator, ROWS_A_FILE)):
         with file.open("w", newline="") as lines:
             csv.writer(lines, lineterminator="\n").writerows(
-                [["\\N" if value is None else value for value in row] for row in several]
+                [["\\N" if value is None else value for value in row] for row in part]
             )
         load_csv(engine, table, columns, file)
         file.unlink()
@@ -164,7 +164,7 @@ def load_rows(engine: sa.Engine, table: str, columns: str, rows: Iterable[list[A
 
 
 def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
-    """Load a CSV file into a table with the database's fast command."""
+    """Load a CSV file into a table with the fastest command of the database."""
     raw = engine.raw_connection()
     driver: Any = raw.driver_connection
     try:
@@ -194,7 +194,7 @@ def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
 
 
 def make_log(made: Made, segment_bytes: int = 256 << 20) -> None:
-    """Make only the log, and close it."""
+    """Write the log, and close it."""
 
     async def run() -> None:
         store = await write_log(made, segment_bytes=segment_bytes)
@@ -204,7 +204,7 @@ def make_log(made: Made, segment_bytes: int = 256 << 20) -> None:
 
 
 def started_us(transactions: int, step_us: int) -> int:
-    """When a run of so many transactions began that ended AGO_US ago."""
+    """When a run of `transactions` began if it ended AGO_US ago."""
     first_us = time.time_ns() // 1000 - transactions * step_us - AGO_US
     return first_us // 1_000_000 * 1_000_000
 
@@ -212,26 +212,26 @@ def started_us(transactions: int, step_us: int) -> int:
 def made_run(
     directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20, step_us: int = STEP_US
 ) -> Made:
-    """Make a sound run: every committed message was delivered and took effect."""
+    """Make a sound run, in which every committed message was delivered and took effect."""
     made = Made(directory / "log", transactions, started_us(transactions, step_us), step_us)
     _make(made, directory, url, segment_bytes)
     return made
 
 
 def add_to(made: Made, directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20) -> Made:
-    """Let a run go on for so many transactions from now on, until they are CLOSED_US old; these."""
+    """Add transactions to a run, with times from now on. Wait until they are CLOSED_US old, and return the new part."""
     begin = made.count
     first_us = time.time_ns() // 1000 - begin * made.step_us
     more = replace(made, begin=begin, count=begin + transactions, first_us=first_us)
     _make(more, directory, url, segment_bytes)
-    # A log that nobody writes to is known up to its last frame.
+    # If no server has a log open, an audit knows it only up to its last frame.
     time.sleep(max(0.0, (more.at(more.count) + CLOSED_US) / 1e6 - time.time()))
     asyncio.run(_touch(made.log))
     return more
 
 
 async def _touch(log: Path) -> None:
-    """Write another frame."""
+    """Write another frame to the log."""
     store = LogStore(log)
     now_us = time.time_ns() // 1000
     await store.open(now_us)

@@ -1,6 +1,6 @@
-"""Runs `notify audit run` as a process of its own and measures it.
+"""Runs `notify audit run` as a separate process and measures it.
 
-The JVM and the Python processes (the command itself and Spark's workers) are measured apart, every half second.
+Every half second it measures the memory of the JVM and of the Python processes (the command and Spark's workers).
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _LOOK_SECONDS = 0.5
 def measured_audit(
     databases: Mapping[str, str], logs: Sequence[Path], report: Path, flags: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The figures of an audit that must pass: seconds, peaks of memory in MiB, and the seconds of each step."""
+    """The figures of an audit that must pass: seconds, peak memory in MiB, and the seconds of each step.
+
+    Raises RuntimeError if the audit does not pass.
+    """
     command = [
         sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", "--report", str(report),
         "--max-transaction-seconds", "5", "--deliver-seconds", "5", *flags,

@@ -1,8 +1,8 @@
-"""The cost of observation: the server's CPU time a transaction without it, with metrics and console, and with traces.
+"""Measures the cost of observation: the server's CPU time a transaction with metrics and console, and with traces.
 
-One server runs short windows of each kind by turns, because two processes, and two minutes on one machine, differ by
-more than the cost. Each window is compared with the bare windows before and after it. CPU time is compared, because it
-limits a busy server; transactions a second vary too much.
+One server runs short windows of each kind by turns, because two processes, or two minutes on the same machine, differ
+by more than the cost. Each window is compared with the bare windows before and after it. The figure is CPU time,
+because CPU time limits a busy server, and because transactions a second vary too much.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction,
 CALLERS = 128
 BATCH = 16
 PACE_SECONDS = 0.0128
-"""The seconds between two batches of a caller, for 10,000 transactions a second in all."""
+"""The time between two batches of a caller, for 10,000 transactions a second in total."""
 EXPORT_MS = 1000
 """Spans are exported five times as often as by default, so that a window exports its own spans."""
 BAR = 0.05
 
 
 async def rate(url: str, seconds: float, one_in: int = 0) -> float:
-    """Send batches as the SDK does, one in `one_in` transactions with a trace; return transactions a second.
+    """Send batches as the SDK does, with a trace in one of `one_in` transactions. Returns transactions a second.
 
-    The pace is half of the server's rate: at its limit the size of group commits, and so the CPU time of a transaction,
-    varies by a third.
+    The pace is half of the server's rate: at its limit the size of group commits, and therefore the CPU time of a
+    transaction, varies by a third.
     """
     http = HttpClient(url)
     until = time.perf_counter() + seconds
@@ -47,19 +47,20 @@ async def rate(url: str, seconds: float, one_in: int = 0) -> float:
         while due < until:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             due += PACE_SECONDS
-            names = [ids.to_text(ids.new_id()) for _ in range(BATCH)]
+            batch = [ids.to_text(ids.new_id()) for _ in range(BATCH)]
             halves = []
-            for n, name in enumerate(names):
-                sampled = one_in and (done + n) % one_in == 0
-                headers = {"traceparent": f"00-{name.replace('-', '')}-00000000000000a1-01"} if sampled else None
+            for n, transaction_id in enumerate(batch):
+                is_sampled = one_in and (done + n) % one_in == 0
+                trace = f"00-{transaction_id.replace('-', '')}-00000000000000a1-01"
+                headers = {"traceparent": trace} if is_sampled else None
                 message = PackedMessage(topic="t", body=b"x" * 200, headers=headers)
-                halves.append(PackedTransaction(id=name, messages=[message]))
+                halves.append(PackedTransaction(id=transaction_id, messages=[message]))
             request = PackedTransactions(producer_group="g", transactions=halves)
             await http.call("POST", "/v1/transactions", encode_msgpack(request), 30)
-            outcomes = [OutcomeItem(id=name, outcome="COMMIT") for name in names]
+            outcomes = [OutcomeItem(id=transaction_id, outcome="COMMIT") for transaction_id in batch]
             body = encode_msgpack(Outcomes(producer_group="g", outcomes=outcomes))
             await http.call("POST", "/v1/transactions/outcomes", body, 30)
-            done += len(names)
+            done += len(batch)
 
     await asyncio.gather(*[caller(n) for n in range(CALLERS // BATCH)])
     http.close()
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--one-in", type=int, default=1000, help="transactions of which one is sampled")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     collector = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     environment = {
@@ -131,12 +132,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         server = ServerProcess(Path(directory) / "data", environment=environment).start()
         try:
-            window(server, "bare", given.seconds)
-            before = window(server, "bare", given.seconds)[1]
-            for _ in range(given.rounds):
+            window(server, "bare", arguments.seconds)
+            before = window(server, "bare", arguments.seconds)[1]
+            for _ in range(arguments.rounds):
                 for kind, ratios in costs.items():
-                    per_second, cost = window(server, kind, given.seconds, given.one_in)
-                    after = window(server, "bare", given.seconds)[1]
+                    per_second, cost = window(server, kind, arguments.seconds, arguments.one_in)
+                    after = window(server, "bare", arguments.seconds)[1]
                     ratios.append(2 * cost / (before + after) - 1)
                     bare.append(after)
                     before = after

@@ -1,4 +1,4 @@
-"""Measures a backlog of undelivered messages: the server's memory, and its start after kill -9."""
+"""Measures a server with a backlog of undelivered messages: its memory, and its start after kill -9."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TOPICS = 16
 
 @dataclass(frozen=True, slots=True)
 class Pile:
-    """`anonymous_mb`: RssAnon with the backlog; `ready_seconds`: from process start to ready, after each kill."""
+    """`anonymous_mb`: RssAnon with the backlog. `ready_seconds`: after each kill, from the process's start to ready."""
 
     anonymous_mb: float
     ready_seconds: list[float]
 
 
 def measure(messages: int, starts: int = 3) -> Pile:
-    """Commit transactions of 256 bytes without a consumer; then kill and start the server several times."""
+    """Commit transactions of 256 bytes without a consumer, then kill and start the server `starts` times."""
     with tempfile.TemporaryDirectory(prefix="notify-pile-") as directory:
         server = ServerProcess(Path(directory) / "data").start()
         try:
@@ -47,10 +47,10 @@ def measure(messages: int, starts: int = 3) -> Pile:
 async def _load(url: str, messages: int) -> None:
     client = TransactionClient(url, "pile", instance="pile", half_seconds=60)
     packed = [pack(Message(f"pile-{n}", bytes(256))) for n in range(TOPICS)]
-    left = iter(range(messages))
+    numbers = iter(range(messages))
 
     async def caller() -> None:
-        for number in left:
+        for number in numbers:
             item = await client.half([packed[number % TOPICS]])
             await client.outcome_soon(item.id, item.shard, "COMMIT")
 

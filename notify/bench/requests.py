@@ -8,7 +8,7 @@ from typing import Any
 
 
 def call(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """A route's JSON answer. Raises urllib.error.HTTPError."""
+    """The JSON answer of a route. Raises urllib.error.HTTPError."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"content-type": "application/json"}, method=method)
     with urllib.request.urlopen(request, timeout=60) as answer:

@@ -1,9 +1,9 @@
-"""The cost of a message for the process that sends it: CPU time a transaction of a real SQLAlchemy session.
+"""Measures the cost of a message for the process that sends it: CPU time a transaction of a real SQLAlchemy session.
 
 Each round runs the same number of transactions of each kind, one kind after the other: a session that inserts a row,
-the same with a message in mode half, and the same in mode outbox. A round's difference to its session without a message
-is a message's cost there. Run as `python -m notify.bench.session`; the server is another process, SQLite is in this
-one.
+the same with a message in mode half, and the same with a message in mode outbox. The cost of a message is the
+difference to the session without a message in the same round. Run as `python -m notify.bench.session`. The server is
+another process; SQLite runs in this process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 
 KINDS: tuple[Mode | None, ...] = (None, "half", "outbox")
-"""Without a message, and with one in each mode."""
+"""Transactions without a message, and with a message in each mode."""
 TOPIC = "bench-session"
 BODY = os.urandom(256)
 
@@ -60,35 +60,36 @@ class BenchOrder(Base):
 
 @dataclass(slots=True)
 class Turn:
-    """A kind's transactions in one round, in milliseconds a transaction."""
+    """The transactions of one kind in one round, in milliseconds a transaction."""
 
     cpu: float
     latency: float
 
     @classmethod
     def since(cls, began: float, cpu: float, count: int, callers: int) -> Turn:
-        """`began`, `cpu`: the clock and the process's CPU time, in seconds, when so many of each caller began."""
-        used, took = time.process_time() - cpu, time.perf_counter() - began
-        return cls(cpu=1000 * used / (count * callers), latency=1000 * took / count)
+        """`began`, `cpu`: the clock and the CPU time of the process in seconds, before each caller ran `count`
+        transactions."""
+        cpu_seconds, seconds = time.process_time() - cpu, time.perf_counter() - began
+        return cls(cpu=1000 * cpu_seconds / (count * callers), latency=1000 * seconds / count)
 
 
 @dataclass(slots=True)
 class Figures:
-    """The turns of one database and one sort of callers, by kind."""
+    """The turns with one database and one sort of callers, by kind."""
 
     turns: dict[Mode | None, list[Turn]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
 
     def line(self, kind: Mode | None, figure: str) -> dict[str, float]:
-        """Median, least and greatest of a figure, and of what a message adds to it, over the rounds."""
+        """Median, least and greatest value over the rounds: without a message, or of the difference that it makes."""
         values = [getattr(turn, figure) for turn in self.turns[kind]]
-        bare = [getattr(turn, figure) for turn in self.turns[None]]
-        added = [value - without for value, without in zip(values, bare, strict=True)]
-        shown = added if kind else values
-        return {"median": statistics.median(shown), "least": min(shown), "greatest": max(shown)}
+        if kind is not None:
+            bare = [getattr(turn, figure) for turn in self.turns[None]]
+            values = [value - without for value, without in zip(values, bare, strict=True)]
+        return {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
 
 
 class Threads:
-    """Callers in threads. Each kind has an engine of its own, without a message one that no producer listens to."""
+    """Callers in threads. Each kind has its own engine; the kind without a message has one without a producer."""
 
     def __init__(self, url: str, dsn: str, callers: int) -> None:
         self._callers = callers
@@ -101,7 +102,7 @@ class Threads:
                 self._producers[kind] = TransactionProducer(url, group=f"bench-{kind}", engine=engine, mode=kind)
 
     def turn(self, kind: Mode | None, count: int) -> Turn:
-        """Run so many transactions of each caller."""
+        """Run `count` transactions of each caller."""
         callers = [threading.Thread(target=self._transactions, args=(kind, count)) for _ in range(self._callers)]
         began, cpu = time.perf_counter(), time.process_time()
         for thread in callers:
@@ -126,7 +127,7 @@ class Threads:
 
 
 class Coroutines:
-    """The same for callers on one event loop."""
+    """Callers on one event loop, otherwise like `Threads`."""
 
     def __init__(self, url: str, dsn: str, callers: int) -> None:
         self._callers = callers
@@ -145,7 +146,7 @@ class Coroutines:
         return producers
 
     def turn(self, kind: Mode | None, count: int) -> Turn:
-        """Run so many transactions of each caller."""
+        """Run `count` transactions of each caller."""
         return self._runner.run(self._all_callers(kind, count))
 
     async def _all_callers(self, kind: Mode | None, count: int) -> Turn:
@@ -161,7 +162,7 @@ class Coroutines:
                     await self._producers[kind].send(session, Message(TOPIC, BODY))
 
     def close(self) -> None:
-        """Close producers and engines, and the loop."""
+        """Close producers, engines and the loop."""
         self._runner.run(self._end())
         self._runner.close()
 
@@ -176,7 +177,7 @@ CALLERS: dict[str, Callable[[str, str, int], Threads | Coroutines]] = {"threads"
 
 
 def measure(url: str, dsn: str, sort: str, *, rounds: int, count: int, callers: int) -> Figures:
-    """Run the rounds, the first of which is not counted; each begins with the kind after the last one's."""
+    """Run the rounds; the first one is not counted. Each round begins with another kind than the one before."""
     sessions = CALLERS[sort](url, dsn, callers)
     figures = Figures()
     try:
@@ -193,11 +194,11 @@ def measure(url: str, dsn: str, sort: str, *, rounds: int, count: int, callers: 
 
 
 def run(databases: list[str], sorts: list[str], *, rounds: int, count: int, callers: int) -> dict[str, Any]:
-    """The figures of each database and sort of callers, verified; `count`: transactions of a caller in a turn.
+    """The verified figures of each database and sort of callers. `count`: transactions of a caller in a turn.
 
-    Raises NotAvailable where PostgreSQL cannot be had.
+    Raises NotAvailable if PostgreSQL is needed but not available.
     """
-    shown: dict[str, Any] = {"rounds": rounds, "transactions": count, "callers": callers, "lost": 0, "duplicated": 0}
+    report: dict[str, Any] = {"rounds": rounds, "transactions": count, "callers": callers, "lost": 0, "duplicated": 0}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         server = ServerProcess(directory / "data").start()
@@ -210,7 +211,7 @@ def run(databases: list[str], sorts: list[str], *, rounds: int, count: int, call
             create_tables(engine)
             for sort in sorts:
                 figures = measure(server.url, dsn, sort, rounds=rounds, count=count, callers=callers)
-                shown[f"{database}, {sort}"] = {
+                report[f"{database}, {sort}"] = {
                     f"{kind or 'bare'}_{figure}": figures.line(kind, figure)
                     for kind in KINDS
                     for figure in ("cpu", "latency")
@@ -218,37 +219,37 @@ def run(databases: list[str], sorts: list[str], *, rounds: int, count: int, call
             rows = _rows(engine)
             engine.dispose()
             sent = (rounds + 1) * count * callers * len(sorts)
-            shown["lost"] += sum([sent - len(rows[mode]) for mode in rows])
+            report["lost"] += sum([sent - len(rows[mode]) for mode in rows])
             expected |= rows["half"]
         stored = count_in_queues(server.url, TOPIC)
-        shown["lost"] += len(expected - stored.keys())
-        shown["duplicated"] = sum(number > 1 for number in stored.values()) + len(stored.keys() - expected)
-    return shown
+        report["lost"] += len(expected - stored.keys())
+        report["duplicated"] = sum(number > 1 for number in stored.values()) + len(stored.keys() - expected)
+    return report
 
 
 def _rows(engine: sa.Engine) -> dict[str, set[str]]:
     """The ids of the transactions that the database committed with a message, by mode."""
-    t = half_message.c
-    found: dict[str, set[str]] = {mode: set() for mode in KINDS if mode}
+    columns = half_message.c
+    by_mode: dict[str, set[str]] = {mode: set() for mode in KINDS if mode}
     with engine.connect() as connection:
-        for mode, transaction_id in connection.execute(sa.select(t.mode, t.transaction_id)):
-            found[mode].add(str(transaction_id))
-    return found
+        for mode, transaction_id in connection.execute(sa.select(columns.mode, columns.transaction_id)):
+            by_mode[mode].add(str(transaction_id))
+    return by_mode
 
 
-def _print(shown: dict[str, Any]) -> None:
+def _print(report: dict[str, Any]) -> None:
     print(f"{'':24} {'without a message':>24} {'half adds':>26} {'outbox adds':>26}")
-    for name, figures in shown.items():
+    for name, figures in report.items():
         if not isinstance(figures, dict):
             continue
         for figure, label in (("cpu", "CPU"), ("latency", "latency")):
             cells = [figures[f"{kind or 'bare'}_{figure}"] for kind in KINDS]
-            texts = [f"{c['median']:.3f} ({c['least']:.3f} to {c['greatest']:.3f})" for c in cells]
+            texts = [f"{cell['median']:.3f} ({cell['least']:.3f} to {cell['greatest']:.3f})" for cell in cells]
             print(f"{name + ' ' + label:24} {texts[0]:>24} {texts[1]:>26} {texts[2]:>26}")
 
 
 def main() -> int:
-    """Measure once, as the arguments say; exit code 1 if a message was lost or doubled."""
+    """Measure once with the options of the command line. The exit code is 1 if a message was lost or doubled."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--databases", nargs="+", choices=("sqlite", "postgresql"), default=["sqlite", "postgresql"])
     parser.add_argument("--sorts", nargs="+", choices=CALLERS, default=list(CALLERS))
@@ -257,7 +258,7 @@ def main() -> int:
     parser.add_argument("--callers", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args()
-    shown = run(
+    report = run(
         options.databases,
         options.sorts,
         rounds=options.rounds,
@@ -265,11 +266,11 @@ def main() -> int:
         callers=options.callers,
     )
     if options.json:
-        print(json.dumps(shown))
+        print(json.dumps(report))
     else:
-        _print(shown)
-        print(f"lost {shown['lost']}, doubled {shown['duplicated']}")
-    return 1 if shown["lost"] or shown["duplicated"] else 0
+        _print(report)
+        print(f"lost {report['lost']}, doubled {report['duplicated']}")
+    return 1 if report["lost"] or report["duplicated"] else 0
 
 
 if __name__ == "__main__":

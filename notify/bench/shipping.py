@@ -1,8 +1,9 @@
-"""`make bench-shipping`: producers' rate while the log is shipped, against the rate while it is not.
+"""`make bench-shipping`: compares the rate of producers while the log is shipped with the rate while it is not.
 
-Two servers take turns, one that ships and one that does not, in windows of the same load. The one that ships is given
-time to catch up after each of its windows, so that the other one has the machine for itself; how long that took, and
-how far behind it was, is told. At the end every acknowledged message must be in the shipped tables.
+Two servers take turns in windows of the same load: one ships its log, the other does not. After each window of the
+server that ships, the bench waits until it has caught up, so that the other server has the machine to itself. The
+figures say how long that took and how far it was behind. At the end every acknowledged message must be in the shipped
+tables.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`every`: seconds between two segments; `rate`: transactions a second, 0 for as many as go."""
+    """`to`: the URL of the store, "": a directory. `every`: seconds between two segments. `rate`: transactions a
+    second, 0: as many as possible."""
 
     to: str
     clients: int = 128
@@ -51,7 +53,7 @@ class Windows:
     on: list[float]
     off_cpu_us: list[float]
     on_cpu_us: list[float]
-    """CPU time of the server a transaction, without the process that ships: it varies less than rates do."""
+    """The server's CPU time a transaction, without the process that ships. It varies less than the rates."""
     behind_bytes: list[int]
     catch_up_seconds: list[float]
 
@@ -67,7 +69,7 @@ def run(plan: Plan) -> dict[str, Any]:
             acknowledged: int = _load(plan, on, directory)["acknowledged"]
             _catch_up(on)
             for number in range(plan.rounds):
-                # Whoever is first has the cooler machine: they take turns at that, too.
+                # The first server of a round has the cooler machine, so they take turns at that, too.
                 for server in (off, on) if number % 2 == 0 else (on, off):
                     result = _load(plan, server, directory)
                     rate = result["committed"] / result["seconds"]
@@ -108,9 +110,9 @@ def _load(plan: Plan, server: ServerProcess, directory: Path) -> dict[str, Any]:
         body=plan.body,
         rate=plan.rate,
     )
-    used = server.cpu_seconds()
+    cpu_before = server.cpu_seconds()
     result = children.result(child, 300)
-    return result | {"cpu_us": (server.cpu_seconds() - used) / max(1, result["acknowledged"]) * 1e6}
+    return result | {"cpu_us": (server.cpu_seconds() - cpu_before) / max(1, result["acknowledged"]) * 1e6}
 
 
 def _shipping(server: ServerProcess) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def _shipping(server: ServerProcess) -> dict[str, Any]:
 
 
 def _catch_up(server: ServerProcess) -> float:
-    """Wait until all is shipped; the seconds that it took. Raises NotifyError where it takes too long."""
+    """Wait until the whole log is shipped. Returns the seconds. Raises NotifyError if it takes too long."""
     began = time.monotonic()
     while (shipping := _shipping(server))["behind"]["bytes"]:
         if time.monotonic() - began > CATCH_UP_SECONDS:
@@ -154,20 +156,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two segments")
-    parser.add_argument("--rate", type=float, default=0.0, help="transactions/s; 0: as many as go")
-    given = parser.parse_args()
+    parser.add_argument("--rate", type=float, default=0.0, help="transactions/s; 0: as many as possible")
+    arguments = parser.parse_args()
     plan = Plan(
-        given.to,
-        clients=given.clients,
-        seconds=given.seconds,
-        rounds=given.rounds,
-        every=given.every,
-        rate=given.rate,
+        arguments.to,
+        clients=arguments.clients,
+        seconds=arguments.seconds,
+        rounds=arguments.rounds,
+        every=arguments.every,
+        rate=arguments.rate,
     )
     figures = run(plan)
     print(json.dumps(figures))
-    whole = figures["shipped"] >= figures["acknowledged"] > 0
-    passed = whole and figures["ratio"] >= BAR
+    is_complete = figures["shipped"] >= figures["acknowledged"] > 0
+    passed = is_complete and figures["ratio"] >= BAR
     print(f"VERDICT: {'PASS' if passed else 'FAIL'} at least {BAR:g} of the rate, and every message shipped")
     raise SystemExit(0 if passed else 1)
 

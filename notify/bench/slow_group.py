@@ -1,4 +1,4 @@
-"""Measures how one stopped group affects the other groups and the producers, all at the head of one topic."""
+"""Measures how one stopped group affects the other groups and the producers, if all groups read the newest messages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from notify.testing.process import ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`groups` over one topic, producers at `rate` transactions/s (0: as fast as possible), in `runs` alternating runs.
+    """`groups` on one topic, producers at `rate` transactions/s (0: as fast as possible), in `runs` alternating runs.
 
-    With a fixed rate the figures show whether all keep up; without one, how they share the machine.
+    With a fixed rate the figures show whether all groups keep up; without a fixed rate, how they share the machine.
     """
 
     groups: int = 15
@@ -30,7 +30,10 @@ class Plan:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Measure the median ratios of one stopped group to all running. Raises NotifyError."""
+    """Measure the median ratios of the rates with one stopped group to those with all groups running.
+
+    Raises NotifyError.
+    """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         server = ServerProcess(directory / "data").start()
@@ -57,7 +60,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 def _one(plan: Plan, server: ServerProcess, directory: Path, names: list[str], slow: list[str]) -> tuple[float, float]:
-    """Transactions/s, and deliveries/s of all groups but the first."""
+    """One run: transactions/s, and deliveries/s of all groups except the first."""
     stop = directory / "stop"
     stop.unlink(missing_ok=True)
     drains = children.start(
@@ -76,6 +79,6 @@ def _one(plan: Plan, server: ServerProcess, directory: Path, names: list[str], s
     )
     loaded = children.result(load)
     stop.touch()
-    drained = {g["group"]: g for g in children.result(drains)["groups"]}
+    drained = {group["group"]: group for group in children.result(drains)["groups"]}
     delivered = sum(drained[name]["unique"] / drained[name]["seconds"] for name in names[1:])
     return loaded["committed"] / loaded["seconds"], delivered

@@ -3,7 +3,7 @@
 A producer prepares, commits, rolls back, and leaves some transactions to check-back; groups of every mode handle, retry
 and refuse. The server's own memory (RssAnon), file descriptors, threads and, with a retention of a minute, its data
 directory are sampled every few seconds. The medians of the first and the last third after the warm-up are compared. The
-last line is the verdict; the exit code is 0 for PASS, 1 for FAIL, and 2 where the run was too short to judge.
+last line is the verdict. The exit code is 0 for PASS, 1 for FAIL, and 2 if the run was too short for a verdict.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOOK_SECONDS = 5.0
 WARM_UP_SHARE = 0.3
 """The share of the run that is warm-up; it lasts at least twice the retention."""
 SHARES = {"memory": 1.10, "descriptors": 1.10, "threads": 1.0, "directory": 1.25}
-"""The last third may be at most so many times the first, plus ALLOWED."""
+"""How many times the first third the last third may be, plus ALLOWED."""
 ALLOWED = {"memory": 16 << 20, "descriptors": 8, "threads": 2, "directory": 4 * SEGMENT_BYTES}
 """The noise of one sample, allowed in addition."""
 SAMPLES = 3
@@ -64,7 +64,7 @@ def look(server: ServerProcess) -> Sample:
         try:
             size += path.stat().st_blocks * 512
         except OSError:
-            continue  # retention deleted the file meanwhile
+            continue  # retention has deleted the file
     return Sample(server.anonymous_bytes(), len(os.listdir(process / "fd")), len(os.listdir(process / "task")), size)
 
 
@@ -73,8 +73,8 @@ def compared(samples: list[Sample]) -> dict[str, dict[str, float | bool]]:
     third = max(1, len(samples) // 3)
     rows: dict[str, dict[str, float | bool]] = {}
     for name, share in SHARES.items():
-        first = statistics.median(getattr(s, name) for s in samples[:third])
-        last = statistics.median(getattr(s, name) for s in samples[-third:])
+        first = statistics.median(getattr(sample, name) for sample in samples[:third])
+        last = statistics.median(getattr(sample, name) for sample in samples[-third:])
         rows[name] = {"first": first, "last": last, "is_flat": last <= first * share + ALLOWED[name]}
     return rows
 
@@ -89,20 +89,20 @@ class Forgotten(CheckMessageListener):
 
 
 async def produce(url: str, seconds: float) -> dict[str, int]:
-    """Send transactions at a steady pace; return how many of each kind."""
+    """Send transactions at a steady pace. Returns the number of each kind."""
     counted = {"committed": 0, "rolled_back": 0, "left_to_checks": 0, "failed": 0}
-    chance = random.Random()
+    generator = random.Random()
     until = time.monotonic() + seconds
     async with AsyncTransactionProducer(url, group="soak") as producer:
         producer.add_check_listener(Forgotten())
 
         async def one() -> None:
-            topic = chance.choice(TOPICS)
-            delay = chance.random() * 10 if chance.random() < 0.1 else None
-            message = Message(topic, b"x" * 256, key=str(chance.randrange(5000)), delay=delay)
+            topic = generator.choice(TOPICS)
+            delay = generator.random() * 10 if generator.random() < 0.1 else None
+            message = Message(topic, b"x" * 256, key=str(generator.randrange(5000)), delay=delay)
             try:
                 prepared = await producer.prepare([message], check_after=1.0)
-                fate = chance.random()
+                fate = generator.random()
                 if fate < 0.02:
                     counted["left_to_checks"] += 1
                 elif fate < 0.1:
@@ -119,7 +119,7 @@ async def produce(url: str, seconds: float) -> dict[str, int]:
         due = time.monotonic()
         while time.monotonic() < until:
             for _ in range(PER_SECOND // 50):
-                if len(running) < 5 * PER_SECOND:  # bounds the requests in flight to a slow server
+                if len(running) < 5 * PER_SECOND:  # bounds the number of requests that a slow server has not answered
                     task = asyncio.ensure_future(one())
                     running.add(task)
                     task.add_done_callback(running.discard)
@@ -131,15 +131,15 @@ async def produce(url: str, seconds: float) -> dict[str, int]:
 
 
 async def consume(url: str, seconds: float) -> dict[str, int]:
-    """Run a group of each mode; return how many messages each handled."""
-    # The handlers fail on purpose: the SDK would log a traceback for each failure.
+    """Run a group of each mode. Returns how many messages each group handled."""
+    # The handlers fail on purpose, and the SDK would log a traceback for each failure.
     logging.getLogger("notify.consumer").setLevel(logging.ERROR)
-    chance = random.Random()
+    generator = random.Random()
 
     async def handle(message: ReceivedMessage) -> None:
-        fate = chance.random()
+        fate = generator.random()
         if fate < 0.001:
-            raise DeadLetter("refused for good")
+            raise DeadLetter("refused permanently")
         if fate < 0.01:
             raise ValueError("fails this time")
 
@@ -157,8 +157,8 @@ async def consume(url: str, seconds: float) -> dict[str, int]:
 
 
 def _child(role: str, url: str, seconds: float) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "notify.bench.soak", "--child", role, "--url", url, "--seconds", str(seconds)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "notify.bench.soak", "--child", role, "--url", url, "--seconds", str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def run(seconds: float) -> int:

@@ -1,8 +1,8 @@
 """Compares SQL storage with the database's ceiling for single-row inserts, and the bridge with a polling relay.
 
-Run as `python -m bench.sql`. The ceiling is measured by pgbench or mysqlslap: single-row transactions of the same size,
-over as many connections as callers, by turns with Notify's transactions (two writes each: half and outcome). The bench
-starts the databases, fully durable (fsync, innodb_flush_log_at_trx_commit = 1, sync_binlog = 1).
+Run as `python -m notify.bench.sql`. pgbench or mysqlslap measures the ceiling: single-row transactions of the same
+size, over as many connections as callers, by turns with Notify's transactions (two writes each: half and outcome). The
+bench starts the databases, fully durable (fsync, innodb_flush_log_at_trx_commit = 1, sync_binlog = 1).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def fresh(url: str) -> str:
 
 
 def postgresql_ceiling(url: str, seconds: int) -> float:
-    """Single-row inserts a second by pgbench, prepared."""
-    u = sa.make_url(fresh(url))
-    engine = sa.create_engine(u)
+    """Single-row inserts a second by pgbench, with prepared statements."""
+    database = sa.make_url(fresh(url))
+    engine = sa.create_engine(database)
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "CREATE TABLE one (id char(36) PRIMARY KEY, no int, grp text, state text, topic text, body bytea, "
@@ -67,22 +67,23 @@ def postgresql_ceiling(url: str, seconds: int) -> float:
             f"decode(repeat('ab', {BODY}), 'hex'), clock_timestamp());\n"
         )
         script.flush()
-        done = subprocess.run(
+        process = subprocess.run(
             [
-                "pgbench", "-n", "-h", str(u.host), "-p", str(u.port), "-U", str(u.username), "-c", str(CONNECTIONS),
-                "-j", "2", "-T", str(seconds), "-M", "prepared", "-f", script.name, str(u.database),
+                "pgbench", "-n", "-h", str(database.host), "-p", str(database.port), "-U", str(database.username),
+                "-c", str(CONNECTIONS), "-j", "2", "-T", str(seconds), "-M", "prepared", "-f", script.name,
+                str(database.database),
             ],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-    rate = re.search(r"tps = ([0-9.]+)", done.stdout)
-    assert rate is not None, done.stdout
+    rate = re.search(r"tps = ([0-9.]+)", process.stdout)
+    assert rate is not None, process.stdout
     return float(rate[1])
 
 
 def mariadb_ceiling(url: str, seconds: int) -> float:
     """Single-row inserts a second by mysqlslap."""
-    u = sa.make_url(fresh(url))
-    engine = sa.create_engine(u)
+    database = sa.make_url(fresh(url))
+    engine = sa.create_engine(database)
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "CREATE TABLE one (id char(36) PRIMARY KEY, no int, grp varchar(127), state varchar(16), "
@@ -90,24 +91,25 @@ def mariadb_ceiling(url: str, seconds: int) -> float:
         )
     engine.dispose()
     queries = 12_000 * seconds
-    done = subprocess.run(
+    process = subprocess.run(
         [
-            "mysqlslap", f"--host={u.host}", f"--port={u.port}", f"--user={u.username}", f"--password={u.password}",
-            f"--create-schema={u.database}", "--no-drop", f"--concurrency={CONNECTIONS}",
+            "mysqlslap", f"--host={database.host}", f"--port={database.port}", f"--user={database.username}",
+            f"--password={database.password}",
+            f"--create-schema={database.database}", "--no-drop", f"--concurrency={CONNECTIONS}",
             f"--number-of-queries={queries}", "--iterations=1",
             "--query=INSERT INTO one VALUES (uuid(), 0, 'orders', 'PREPARED', 'order.placed', "
             f"repeat('ab', {BODY // 2}), now(6))",
         ],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    average = re.search(r"Average number of seconds to run all queries: ([0-9.]+)", done.stdout)
-    assert average is not None, done.stdout
+    average = re.search(r"Average number of seconds to run all queries: ([0-9.]+)", process.stdout)
+    assert average is not None, process.stdout
     return queries / float(average[1])
 
 
 def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
     """Measure Notify's transactions/s and the ceiling by turns."""
-    ceilings, reached, shares = [], [], []
+    ceilings, rates, shares = [], [], []
     with ExitStack() as stack:
         url = stack.enter_context(SERVERS[kind]())
         ceiling = postgresql_ceiling if kind == "postgresql" else mariadb_ceiling
@@ -117,19 +119,19 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
                 transactions.Plan(clients=CONNECTIONS, body=BODY, seconds=seconds, storage=fresh(url))
             )
             assert figures["lost"] == 0, figures
-            reached.append(figures["transactions_per_second"])
-            shares.append(reached[-1] / ceilings[-1])
+            rates.append(figures["transactions_per_second"])
+            shares.append(rates[-1] / ceilings[-1])
     return {
         "database": kind,
         "single_row_inserts_per_second": round(statistics.median(ceilings)),
-        "transactions_per_second": round(statistics.median(reached)),
+        "transactions_per_second": round(statistics.median(rates)),
         "share": round(statistics.median(shares), 2),
-        "shares": [round(s, 2) for s in shares],
+        "shares": [round(share, 2) for share in shares],
     }
 
 
 def load_of(command_name: str, server: MariaDbServer, rows: int) -> dict[str, Any]:
-    """Measure what moving rows costs database, queue server and mover (the bridge, or a relay that polls)."""
+    """Measure the cost of moving rows for database, queue server and mover (a bridge, or a polling relay)."""
     url = fresh(server.url)
     engine = sa.create_engine(url)
     create_tables(engine)
@@ -140,7 +142,7 @@ def load_of(command_name: str, server: MariaDbServer, rows: int) -> dict[str, An
         stack.callback(engine.dispose)
         with engine.connect() as connection:
             position = source.current_position(connection).text
-        asyncio.run(_stand_at(queue.url, position))
+        asyncio.run(_skip_to(queue.url, position))
         bridge_bench.write(sa.make_url(url), rows, BODY)
         before = (cpu_seconds(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
         command = [sys.executable, "-m", "notify.cli.main", command_name, "--url", queue.url, "--once", "--dsn"]
@@ -149,9 +151,9 @@ def load_of(command_name: str, server: MariaDbServer, rows: int) -> dict[str, An
         started = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True)
         seconds = time.perf_counter() - started
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        children_after = resource.getrusage(resource.RUSAGE_CHILDREN)
         after = (cpu_seconds(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
-        mover = used.ru_utime + used.ru_stime - children.ru_utime - children.ru_stime
+        mover = children_after.ru_utime + children_after.ru_stime - children.ru_utime - children.ru_stime
     return {
         "mover": command_name,
         "rows_per_second": round(rows / seconds),
@@ -164,7 +166,8 @@ def load_of(command_name: str, server: MariaDbServer, rows: int) -> dict[str, An
     }
 
 
-async def _stand_at(url: str, position: str) -> None:
+async def _skip_to(url: str, position: str) -> None:
+    """Record a position for the bridge, so that it skips all earlier events."""
     sink = QueueSink(url)
     await sink.append(SOURCE, PackedBridgeBatch(epoch=1, expected_position="", position=position, claim=True))
     await sink.close()
@@ -182,9 +185,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=6)
-    a = parser.parse_args()
+    arguments = parser.parse_args()
     for kind in ("mariadb", "postgresql"):
-        row = storage(kind, a.rounds, a.seconds)
+        row = storage(kind, arguments.rounds, arguments.seconds)
         print(json.dumps(row), flush=True)
         print(f"{kind}: {row['share']} of the ceiling, the aim is {AIM}")
     with ExitStack() as stack:
@@ -193,7 +196,7 @@ def main() -> None:
         stack.callback(server.stop)
         for command_name in ("bridge", "relay"):
             print(json.dumps(load_of(command_name, server, 30_000)), flush=True)
-        for _ in range(a.rounds):
+        for _ in range(arguments.rounds):
             print(json.dumps({"bridge": bridge_bench.run(bridge_bench.Plan(fresh(server.url)))}), flush=True)
 
 

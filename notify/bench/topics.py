@@ -1,4 +1,4 @@
-"""`notify bench topics`: the rate over many topics compared with few, and the memory of an idle topic."""
+"""`notify bench topics`: compares the rate with many topics and with few, and measures the memory of an idle topic."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from notify.testing.process import ServerProcess
 
 FEW = 16
 SMALL = 16
-"""Body bytes of the one message of each topic; small, so that buffers do not hide the memory of the topics."""
+"""The body bytes of the one message in each topic; few, so that buffers do not hide the memory of the topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`counts` of topics, each compared with 16, in `runs` interleaved runs of `seconds`."""
+    """`counts`: numbers of topics, each compared with 16 topics, in `runs` interleaved runs of `seconds`."""
 
     counts: tuple[int, ...] = (10_000, 100_000)
     clients: int = 1024
@@ -60,7 +60,7 @@ def run(plan: Plan) -> dict[str, Any]:
         "flush": "sync",
     }
     for count, values in rates.items():
-        # Compared within a round, because the machine may be busier in another round.
+        # Compare within a round, because the machine may be busier in another round.
         ratios = [many / few_rate for many, few_rate in zip(values, few, strict=True)]
         summary[f"ratio_{count}_to_16"] = round(statistics.median(ratios), 3)
         summary[f"spread_{count}"] = [round(min(ratios), 3), round(max(ratios), 3)]
@@ -73,7 +73,10 @@ def _fill(server: ServerProcess, messages: int, topics: int) -> None:
 
 
 def _bytes_per_topic(count: int) -> float:
-    """Bytes a topic: `count` topics of one message each, minus as many messages in few topics; median of three."""
+    """Bytes a topic: the memory of `count` topics with one message each, minus that of `count` messages in few topics.
+
+    The median of three measurements.
+    """
     bytes_each = []
     for _ in range(3):
         grown = []

@@ -1,4 +1,4 @@
-"""`notify bench transactions`: halves and outcomes through the SDK from other processes, verified at the end."""
+"""`notify bench transactions`: measures halves and outcomes sent with the SDK by other processes, and verifies them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from notify.testing.process import ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The load to measure: `clients` callers in `processes` processes, `rate` transactions/s in all (0: no limit).
+    """The load: `clients` callers in `processes` processes, `rate` transactions/s in total (0: no limit).
 
-    With `queues_outcomes` a caller goes on once its outcome is queued, as a session of the SDK does after its commit; a
-    transaction counts once its outcome is acknowledged. With `consume` and `end_to_end` each transaction is timed from
-    its caller's commit to the consumer.
+    With `queues_outcomes` a caller continues once its outcome is queued, as a session of the SDK does after its commit;
+    a transaction counts once its outcome is acknowledged. With `consume` and `end_to_end` each transaction is timed
+    from its caller's commit to the consumer.
     """
 
     clients: int = 128
@@ -65,7 +65,7 @@ def run(plan: Plan) -> dict[str, Any]:
         consumer = _start_consumer(plan, url, directory) if plan.consume else None
         if consumer is not None:
             stack.callback(children.end, consumer)
-        loads = [_start_load(plan, url, directory, i) for i in range(plan.processes)]
+        loads = [_start_load(plan, url, directory, number) for number in range(plan.processes)]
         for load in loads:
             stack.callback(children.end, load)
         cpu = _Cpu(server)
@@ -117,39 +117,40 @@ class _Cpu:
 
     def __init__(self, server: ServerProcess | None) -> None:
         self._server = server
-        self._at = self._used = 0.0
+        self._began = self._cpu_before = 0.0
         self.cores: float | None = None
 
     def begin(self) -> None:
         if self._server is not None:
-            self._at, self._used = time.perf_counter(), self._seconds(self._server)
+            self._began, self._cpu_before = time.perf_counter(), self._seconds(self._server)
 
     def end(self) -> None:
         if self._server is not None:
-            self.cores = (self._seconds(self._server) - self._used) / (time.perf_counter() - self._at)
+            self.cores = (self._seconds(self._server) - self._cpu_before) / (time.perf_counter() - self._began)
 
     @staticmethod
     def _seconds(server: ServerProcess) -> float:
+        """The CPU time of the server and its workers so far."""
         return server.cpu_seconds() + sum(map(usage.cpu_seconds, server.workers()))
 
 
 def _summary(
     plan: Plan, url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None, cpu: _Cpu
 ) -> dict[str, Any]:
-    latencies = sorted(x for r in results for x in r["latencies"])
+    latencies = sorted(latency for result in results for latency in result["latencies"])
     lost, duplicated = _verify(plan, url, results, consumed)
     summary: dict[str, Any] = {
-        "transactions_per_second": round(sum(r["committed"] / r["seconds"] for r in results)),
+        "transactions_per_second": round(sum(result["committed"] / result["seconds"] for result in results)),
         "p50_ms": _percentile(latencies, 0.5),
         "p99_ms": _percentile(latencies, 0.99),
-        "committed": sum(r["acknowledged"] for r in results),
+        "committed": sum(result["acknowledged"] for result in results),
         "delivered": consumed["delivered"] if consumed else None,
         "lost": lost,
         "duplicated": duplicated,
         "flush": "sync",
         "cores": round(cpu.cores, 3) if cpu.cores is not None else None,
-        "client_cores": round(sum(r["cpu"] / r["seconds"] for r in results), 2),
-        "errors": sum(r["errors"] for r in results),
+        "client_cores": round(sum(result["cpu"] / result["seconds"] for result in results), 2),
+        "errors": sum(result["errors"] for result in results),
     }
     if consumed:
         summary["delivered_per_second"] = round(consumed["per_second"])
@@ -159,10 +160,10 @@ def _summary(
 
 
 def _end_to_end(directory: Path) -> dict[str, float | None]:
-    """From the moment at which a caller commits to the consumer."""
+    """Percentiles of the time from a caller's commit to the consumer."""
     handled: dict[str, float] = json.loads((directory / "handled").read_text())
     commits = [json.loads(file.read_text()) for file in directory.glob("commits-*")]
-    latencies = sorted(handled[i] - at for each in commits for i, at in each.items() if i in handled)
+    latencies = sorted(handled[id_] - at for by_id in commits for id_, at in by_id.items() if id_ in handled)
     return {
         "end_to_end_p50_ms": _percentile(latencies, 0.5),
         "end_to_end_p99_ms": _percentile(latencies, 0.99),
@@ -170,19 +171,18 @@ def _end_to_end(directory: Path) -> dict[str, float | None]:
 
 
 def _verify(plan: Plan, url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None) -> tuple[int, int]:
-    """(lost transactions, duplicated messages), by reading the queues or from the consumers' counts."""
+    """The numbers of lost transactions and duplicated messages, from the queues or from the consumer's counts."""
     acknowledged: set[str] = set()
-    for r in results:
-        acknowledged.update(Path(r["ids"]).read_text().split())
+    for result in results:
+        acknowledged.update(Path(result["ids"]).read_text().split())
     if plan.storage is not None:
         return missing_in_database(plan.storage, acknowledged), 0
-    counts = consumed["counts_file"] if consumed else None
-    if counts is not None:
-        seen: dict[str, int] = json.loads(Path(counts).read_text())
+    counts_file = consumed["counts_file"] if consumed else None
+    if counts_file is not None:
+        counts: dict[str, int] = json.loads(Path(counts_file).read_text())
     else:
-        seen = count_in_queues(url, "bench-")
-    lost = sum(1 for i in acknowledged if i not in seen)
-    return lost, sum(1 for n in seen.values() if n > 1)
+        counts = count_in_queues(url, "bench-")
+    return len(acknowledged - counts.keys()), sum(1 for count in counts.values() if count > 1)
 
 
 def _percentile(values: list[float], share: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Verifies a bench: counts every message of its topics in the queues."""
+"""Verifies a bench: counts every message in the queues of its topics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Queue(msgspec.Struct):
     start: int
     end: int
     worker: str = ""
-    """Whose it is; empty where one server has them all."""
+    """The worker that has the queue; empty if the server has no workers."""
 
 
 class _Topic(msgspec.Struct):
@@ -32,7 +32,7 @@ class _Topics(msgspec.Struct):
 
 
 async def pulled(http: HttpClient, topic: str, queue: int = 0, offset: int = 0) -> AsyncIterator[Delivered]:
-    """Every message of a queue from an offset on, in order. Raises the errors of the request."""
+    """Every message of a queue from an offset on, in order. Raises the errors of HttpClient.call."""
     while True:
         path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max=5000"
         page = msgspec.msgpack.decode(await http.call("GET", path, b"", 60), type=Pulled)
@@ -44,13 +44,13 @@ async def pulled(http: HttpClient, topic: str, queue: int = 0, offset: int = 0) 
 
 
 def count_in_queues(url: str, prefix: str) -> dict[str, int]:
-    """The number of messages of each transaction id, over all topics with a prefix."""
+    """The number of messages of each transaction id in all topics with the prefix."""
     return asyncio.run(_count(url, prefix))
 
 
 async def _count(url: str, prefix: str) -> dict[str, int]:
     http = HttpClient(url)
-    logs: dict[str, HttpClient] = {}
+    workers: dict[str, HttpClient] = {}
     counts: Counter[str] = Counter()
     try:
         answer = await http.call("GET", "/v1/admin/topics", b"", 60)
@@ -60,15 +60,15 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
             if not topic.name.startswith(prefix):
                 continue
             for queue in topic.queues:
-                log = http
+                client = http
                 if queue.worker:
-                    log = logs.setdefault(queue.worker, HttpClient(f"{url}/{queue.worker}"))
-                async for message in pulled(log, topic.name, queue.queue, queue.start):
+                    client = workers.setdefault(queue.worker, HttpClient(f"{url}/{queue.worker}"))
+                async for message in pulled(client, topic.name, queue.queue, queue.start):
                     counts[message.id.partition(".")[0]] += 1
                     if time.monotonic() > deadline:
                         break
     finally:
-        for client in (http, *logs.values()):
+        for client in (http, *workers.values()):
             client.close()
     return dict(counts)
 
@@ -78,17 +78,18 @@ def missing_in_database(storage: str, acknowledged: set[str]) -> int:
     from notify.storage.sql.engines import open_engine
     from notify.storage.sql.tables import server_half_message
 
-    t = server_half_message.c
+    columns = server_half_message.c
+    query = sa.select(columns.transaction_id).where(columns.state == "COMMITTED", columns.message_no == 0)
     with open_engine(storage).connect() as connection:
-        connection = connection.execution_options(stream_results=True)
-        rows = connection.execute(sa.select(t.transaction_id).where(t.state == "COMMITTED", t.message_no == 0))
+        rows = connection.execution_options(stream_results=True).execute(query)
         return len(acknowledged - {str(row[0]) for row in rows})
 
 
 def committed_in_all(url: str, acknowledged: list[str], sent_besides: int) -> tuple[int, int]:
-    """(acknowledged transactions that are not COMMITTED, surplus messages), for transactions of one message.
+    """The numbers of acknowledged transactions that are not COMMITTED, and of surplus messages.
 
-    Uses states and the queues' ends: reading 100,000 topics would take longer than the bench.
+    Transactions must have one message each; `sent_besides`: the number of other messages. Uses the states and the ends
+    of the queues, because reading 100,000 topics would take longer than the bench.
     """
     return asyncio.run(_committed(url, acknowledged, sent_besides))
 
@@ -98,12 +99,12 @@ async def _committed(url: str, acknowledged: list[str], sent_besides: int) -> tu
     try:
         missing = 0
         for first in range(0, len(acknowledged), 4096):
-            asked = encode_msgpack(States(producer_group="bench", ids=acknowledged[first : first + 4096]))
-            answer = msgspec.msgpack.decode(await http.call("POST", "/v1/transactions/states", asked, 60), type=Items)
+            request = encode_msgpack(States(producer_group="bench", ids=acknowledged[first : first + 4096]))
+            answer = msgspec.msgpack.decode(await http.call("POST", "/v1/transactions/states", request, 60), type=Items)
             missing += sum([item.state != "COMMITTED" for item in answer.items])
-        answered = await http.call("GET", "/v1/admin/topics", b"", 60)
+        listed = await http.call("GET", "/v1/admin/topics", b"", 60)
     finally:
         http.close()
-    topics = msgspec.json.decode(answered, type=_Topics).topics
+    topics = msgspec.json.decode(listed, type=_Topics).topics
     stored = sum(queue.end - queue.start for topic in topics for queue in topic.queues)
     return missing, max(0, stored - sent_besides - len(acknowledged))

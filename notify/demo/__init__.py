@@ -1,1 +1,1 @@
-"""`notify demo`: a shop whose processes are killed all the time, and the proof that nothing was lost or doubled."""
+"""`notify demo`: a shop whose processes are killed all the time, and the proof that no order was lost or doubled."""

@@ -16,7 +16,10 @@ AUDIT_SECONDS = 1800.0
 
 
 def audited(topology: Topology, shop: str, effects: str, report: Path) -> dict[str, Any]:
-    """Run the audit, write its report to a directory, and return its result. Raises NotifyError if it cannot run."""
+    """Run the audit, write its report to the directory `report`, and return its result.
+
+    Raises NotifyError if the audit cannot run.
+    """
     databases = {"shop": shop} | ({"points": effects} if effects != shop else {})
     owner = "points" if "points" in databases else "shop"
     command = [sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", *topology.audit_flags()]
@@ -25,10 +28,10 @@ def audited(topology: Topology, shop: str, effects: str, report: Path) -> dict[s
     # The shop has been idle for a while, so no transaction is still running.
     command += ["--max-transaction-seconds", "2", "--deliver-seconds", "2", "--bucket-seconds", "1"]
     command += ["--report", str(report)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=AUDIT_SECONDS)
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=AUDIT_SECONDS)
     try:
-        result: dict[str, Any] = json.loads(done.stdout)
+        result: dict[str, Any] = json.loads(process.stdout)
     except ValueError:
-        last_line = "".join(done.stderr.strip().splitlines()[-1:])
+        last_line = "".join(process.stderr.strip().splitlines()[-1:])
         raise NotifyError(f"the audit could not run: {last_line}") from None
     return result

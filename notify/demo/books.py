@@ -1,4 +1,4 @@
-"""The shop's two databases as the demo reads them: each process's orders and effects, and the final count."""
+"""Reads the shop's two databases: the orders and effects of each process during the run, and the final counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notify.errors import NotifyError
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Committed orders and effects by process; each life of a process has a name of its own."""
+    """Committed orders and effects by process; each life of a process has its own name."""
 
     orders: dict[str, int]
     effects: dict[str, int]
@@ -36,7 +36,7 @@ class Books:
     """The database of orders and the database of effects; they may be the same."""
 
     def __init__(self, shop: str, effects: str) -> None:
-        """Make the tables. Raises NotifyError if a database cannot be reached, or has orders of an earlier demo."""
+        """Makes the tables. Raises NotifyError if a database cannot be used, or has orders of an earlier demo."""
         try:
             for dsn in dict.fromkeys((shop, effects)):
                 make_tables(dsn)
@@ -48,21 +48,21 @@ class Books:
             raise NotifyError("the database holds an earlier demo's orders; give the demo an empty one")
 
     def counts(self) -> Counts:
-        """Count effects, then orders: so the order of each counted effect is counted too."""
+        """Count effects first, then orders, so that the order of each counted effect is counted, too."""
         effects = _numbers(self._effects, sa.select(Points.process, sa.func.count()).group_by(Points.process))
         orders = _numbers(self._shop, sa.select(ShopOrder.process, sa.func.count()).group_by(ShopOrder.process))
         return Counts(orders, effects)
 
     def prove(self, proof: Proof, attempts: Path) -> None:
-        """Write the counts of the proof; `attempts` is the file of every order that was begun."""
-        tried = set(attempts.read_text().split())
+        """Write the counts into the proof. `attempts`: the file with every order that was begun."""
+        attempted = set(attempts.read_text().split())
         with self._shop.connect() as connection:
             orders = set(connection.scalars(sa.select(ShopOrder.number)))
         by_order = sa.select(Points.order_number, sa.func.count()).group_by(Points.order_number)
         effects = _numbers(self._effects, by_order)
-        proof.attempts = len(tried)
+        proof.attempts = len(attempted)
         proof.committed = len(orders)
-        proof.not_committed = len(tried - orders)
+        proof.not_committed = len(attempted - orders)
         proof.effects = sum(effects.values())
         proof.exactly_once = sum(1 for number in orders if effects.get(number) == 1)
         proof.missing = len(orders - effects.keys())
@@ -76,6 +76,6 @@ class Books:
 
 
 def _numbers(engine: sa.Engine, statement: sa.Executable) -> dict[str, int]:
-    """A number for each name."""
+    """The rows (name, number) of a statement."""
     with engine.connect() as connection:
         return {str(row[0]): int(row[1]) for row in connection.execute(statement)}

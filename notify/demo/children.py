@@ -1,4 +1,4 @@
-"""Starts and kills the shop's processes, and reads the files that they leave. The conductor decides when."""
+"""Starts and kills the shop's processes, and reads the files that they write. The conductor decides when."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ SHOP = (sys.executable, "-m", "notify.demo.shop")
 LINES = 10
 """The number of last lines of a process's stderr that the demo shows."""
 REAP_SECONDS = 60.0
-"""A killed process ends at once, unless it waits for a disk."""
+"""How long to wait for the end of a killed process, which may wait for a disk."""
 
 
 class Children:
-    """Producers and consumers by name ("producer 1"). A killed one is started again, as its next life."""
+    """Producers and consumers by name ("producer 1"). A killed process is started again, as its next life."""
 
     def __init__(
         self, directory: Path, specs: dict[str, tuple[str, dict[str, Any]]], program: Sequence[str] = SHOP
     ) -> None:
-        """`directory`: that of the run; `specs`: role and specification of each process, as arguments of `program`."""
+        """`directory`: the directory of the run. `specs`: the role and the specification of each process, which are the
+        arguments of `program`."""
         self._directory = directory
         self._specs = specs
         self._program = program
@@ -43,7 +44,7 @@ class Children:
     # --- lives ------------------------------------------------------------------------------------------------
 
     def start(self, name: str, end: End | None) -> str:
-        """Start the next life of a process, and return its name. `end`: where it kills itself; None: nowhere."""
+        """Start the next life of a process, and return its name. `end`: where it kills itself; None: it does not."""
         self._lives[name] += 1
         role, spec = self._specs[name]
         process = self._label(name)
@@ -79,7 +80,7 @@ class Children:
     # --- files ------------------------------------------------------------------------------------------------
 
     def lost(self) -> list[Lost]:
-        """Transactions whose producers killed themselves before the outcome was sent."""
+        """The transactions whose producers killed themselves before they sent the outcome."""
         return read_lost(self._lost)
 
     def stop_orders(self) -> None:

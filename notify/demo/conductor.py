@@ -1,8 +1,8 @@
 """The demo's conductor: it kills the shop's processes and servers, each only after it has made progress.
 
-A slow machine takes seconds to start a process, and a fast one milliseconds. So the clock starts with the first order,
-a process is killed only after it has committed orders or effects since its start, and the run ends when each goal is
-met. Every wait has a bound; reaching it ends the demo with a line that says what was missing.
+A slow machine takes seconds to start a process, and a fast one milliseconds. Therefore the clock starts with the first
+order, a process is killed only after it has committed orders or effects since its start, and the run ends when each
+goal is met. Every wait has a bound; when it is reached, the demo fails with a line that says what was missing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from notify.demo.proof import DemoFailed, Proof
 from notify.demo.topology import Topology
 
 SECONDS = 18.0
-"""How long processes are killed by default, after the first order."""
+"""By default processes are killed for this time after the first order."""
 ORDERS = 500
-"""The number of orders to commit; fewer in a shorter run."""
+"""The number of orders to commit; a shorter run needs fewer."""
 RESOLVED = ("COMMITTED", "ROLLED_BACK")
 """Check-back must resolve at least one transaction to each of these states."""
 
@@ -32,14 +32,14 @@ FIRST_ORDER_SECONDS = 180.0
 PROGRESS_SECONDS = 180.0
 """The longest time from a process's start to its first order or effect."""
 GOALS_SECONDS = 600.0
-"""The longest time from the end of the run's seconds until the goals are met."""
+"""The longest time from the end of the killing until the goals are met."""
 SETTLE_SECONDS = 300.0
 LOOK_SECONDS = 0.2
 
 LIFE_PROGRESS = (20, 60)
-"""The number of orders or effects before a life may end, from and to."""
+"""The smallest and the largest number of orders or effects before a life may end."""
 LIFE_SECONDS = {"producer": (1.2, 2.6), "consumer": (1.8, 3.9)}
-"""The seconds from the first order or effect until a life may end, from and to."""
+"""The shortest and the longest time from the first order or effect until a life may end."""
 ANY_MOMENT = ""
 PRODUCER_ENDS = (("after_local_commit", ANY_MOMENT, "after_half", ANY_MOMENT),
                  ("after_half", ANY_MOMENT, "after_local_commit", ANY_MOMENT))  # fmt: skip
@@ -47,7 +47,7 @@ PRODUCER_ENDS = (("after_local_commit", ANY_MOMENT, "after_half", ANY_MOMENT),
 
 
 class Clock:
-    """Time, for tests to replace."""
+    """The time, which tests replace."""
 
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
@@ -61,7 +61,7 @@ class _Life:
     end: End
     waited_for_since: float
     progress_at: float | None = None
-    """When its first order or effect was seen."""
+    """When the conductor saw the process's first order or effect."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class _Part:
 
 
 class Conductor:
-    """Runs the children on a topology, and kills both."""
+    """Runs the children on a topology, and kills processes of both."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Conductor:
         seconds: float = SECONDS,
         clock: Clock | None = None,
     ) -> None:
-        """`report` is called a few times a second with the proof so far; `seconds`: how long to kill."""
+        """`report` is called a few times a second with the proof so far. `seconds`: how long processes are killed."""
         self._children = children
         self._topology = topology
         self._books = books
@@ -106,17 +106,17 @@ class Conductor:
         proof.killed |= dict.fromkeys(topology.parts(), 0)
 
     def run(self) -> None:
-        """Wait for the first order, kill until the goals are met, then wait until all is settled.
+        """Wait for the first order, kill until the goals are met, then wait until all orders have their effects.
 
         Raises DemoFailed, and the errors of a server or database that cannot be reached.
         """
         for name in self._children.names():
             self._start(name)
         self._wait_for_the_first_order()
-        self._trouble()
+        self._kill_until_the_goals_are_met()
         self._settle()
 
-    # --- acts -------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------------------
 
     def _wait_for_the_first_order(self) -> None:
         until = self._clock.now() + FIRST_ORDER_SECONDS
@@ -125,13 +125,13 @@ class Conductor:
             if self._counts.committed:
                 return
             if self._clock.now() > until:
-                words = [f"; {line}" for line in map(self._last_words, self._children.names()) if line]
-                raise DemoFailed(f"no order was committed within {FIRST_ORDER_SECONDS:g} s" + "".join(words))
+                lines = [f"; {line}" for line in map(self._last_words, self._children.names()) if line]
+                raise DemoFailed(f"no order was committed within {FIRST_ORDER_SECONDS:g} s" + "".join(lines))
             self._clock.sleep(LOOK_SECONDS)
 
-    def _trouble(self) -> None:
-        """Kill producers and consumers repeatedly, and each part of the topology once, until each goal is met."""
-        self._wait_anew()
+    def _kill_until_the_goals_are_met(self) -> None:
+        """Kill producers and consumers repeatedly, and each part of the topology once."""
+        self._restart_bounds()
         began = self._clock.now()
         until = began + self._seconds
         parts = self._topology.parts()
@@ -139,22 +139,22 @@ class Conductor:
             moment = (number + self._chance.uniform(0.1, 0.7)) / len(parts)
             self._parts.append(_Part(name, began + moment * self._seconds))
         while True:
-            over = self._clock.now() >= until
+            is_over = self._clock.now() >= until
             unmet = self._unmet()
-            if over and not unmet:
+            if is_over and not unmet:
                 return
             if self._clock.now() > until + GOALS_SECONDS:
                 waited = self._clock.now() - began
                 raise DemoFailed(f"{waited:.0f} s after the first order: {', '.join(unmet)}")
-            self._kill_who_has_got_somewhere()
+            self._kill_processes_with_progress()
             self._kill_a_part()
             self._look(
-                "killing processes until each goal is met" if over else "placing orders while processes are killed"
+                "killing processes until each goal is met" if is_over else "placing orders while processes are killed"
             )
             self._clock.sleep(LOOK_SECONDS)
 
     def _unmet(self) -> list[str]:
-        """The unmet goals, in words."""
+        """A text for each goal that is not met."""
         proof = self._proof
         unmet = []
         if proof.committed < self._orders:
@@ -165,7 +165,7 @@ class Conductor:
         return unmet
 
     def _settle(self) -> None:
-        """Stop orders and kills; wait until every half is decided and every committed order has its effect."""
+        """Stop ordering and killing, and wait until every half is decided and every committed order has its effect."""
         self._killing = False
         self._children.stop_orders()
         until = self._clock.now() + SETTLE_SECONDS
@@ -186,13 +186,13 @@ class Conductor:
                 return
             self._clock.sleep(LOOK_SECONDS)
 
-    def _look(self, act: str) -> None:
+    def _look(self, step: str) -> None:
         """Restart ended processes, and update transactions in doubt, counts and the report."""
-        self._see_to_the_ended()
+        self._restart_ended()
         self._doubts.look()
         self._counts = self._books.counts()
         self._proof.committed, self._proof.effects = self._counts.committed, self._counts.taken_effect
-        self._report(self._proof, act)
+        self._report(self._proof, step)
 
     # --- lives and deaths -------------------------------------------------------------------------------------
 
@@ -211,13 +211,13 @@ class Conductor:
         process = self._children.start(name, end if end.point and self._killing else None)
         self._lives[name] = _Life(process, end, self._clock.now())
 
-    def _see_to_the_ended(self) -> None:
+    def _restart_ended(self) -> None:
         """Restart processes that killed themselves as planned. Raises DemoFailed if another process has ended."""
-        # A process notes its lost transaction before it kills itself, so exit codes are read first.
+        # A process writes down its lost transaction before it kills itself, so read the exit codes first.
         ended = {name: code for name in self._lives if (code := self._children.exit_code(name)) is not None}
-        known = {lost.transaction for lost in self._proof.lost}
+        seen = {lost.transaction for lost in self._proof.lost}
         for lost in self._children.lost():
-            if lost.transaction not in known:
+            if lost.transaction not in seen:
                 self._doubts.add(lost)
         points = {lost.process: lost.point for lost in self._proof.lost}
         for name, code in ended.items():
@@ -230,14 +230,15 @@ class Conductor:
             words = self._topology.last_words().get(part, [])[-1:]
             raise DemoFailed(_with(f"the {part} ended by itself with exit code {code}", "".join(words)))
 
-    def _kill_who_has_got_somewhere(self) -> None:
+    def _kill_processes_with_progress(self) -> None:
+        """Kill each process whose life is over. Raises DemoFailed if a process has made no progress for too long."""
         now = self._clock.now()
         for name, life in list(self._lives.items()):
             progress = self._counts.of(life.process)
             if not progress:
                 if now - life.waited_for_since > PROGRESS_SECONDS:
-                    lack = "committed no order" if _kind(name) == "producer" else "had no effect"
-                    line = f"{life.process} {lack} within {PROGRESS_SECONDS:g} s"
+                    failure = "committed no order" if _kind(name) == "producer" else "had no effect"
+                    line = f"{life.process} {failure} within {PROGRESS_SECONDS:g} s"
                     raise DemoFailed(_with(line, self._last_words(name)))
                 continue
             if life.progress_at is None:
@@ -249,7 +250,7 @@ class Conductor:
                 self._start(name)
 
     def _kill_a_part(self) -> None:
-        """Kill the next part that is due, if there were orders and effects since the previous one came back."""
+        """Kill the next part that is due, if there were orders and effects since the previous part was restarted."""
         if not self._parts or self._clock.now() < self._parts[0].due_at:
             return
         before = self._when_parts_were_up
@@ -260,10 +261,10 @@ class Conductor:
         self._topology.kill(part)
         self._proof.killed[part] += 1
         self._when_parts_were_up = self._books.counts()
-        self._wait_anew()
+        self._restart_bounds()
 
-    def _wait_anew(self) -> None:
-        """Restart the bound on progress, because no process could make progress until now."""
+    def _restart_bounds(self) -> None:
+        """Restart the bound on the progress of each process, because no process could make progress until now."""
         for life in self._lives.values():
             life.waited_for_since = self._clock.now()
 

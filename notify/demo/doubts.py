@@ -1,7 +1,7 @@
 """Follows transactions in doubt until they are decided, and counts those that check-back resolved.
 
-A transaction counts if it is decided and the servers' record of its checks has the deciding answer. A late outcome of
-the producer leaves no such entry, and the record of a killed server is lost, so neither counts.
+A transaction counts if it is decided and the servers' record of its checks has the deciding answer. If a late outcome
+of the producer decided it, there is no such answer; if a server was killed, its record is lost. Neither counts.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from notify.demo.proof import Proof
 from notify.demo.topology import Topology
 
 WATCHED_AFTER_SECONDS = 1.0
-"""The least age of a half that is followed; most younger halves are just being committed."""
+"""The smallest age of a half that is followed; most younger halves are about to be committed."""
 
 _DECIDED_BY = {"COMMITTED": "COMMIT", "ROLLED_BACK": "ROLLBACK"}
 
 
 class Doubts:
-    """The transactions in doubt now; resolved ones are added to the proof."""
+    """The transactions that are in doubt now. Resolved transactions are added to the proof."""
 
     def __init__(self, topology: Topology, proof: Proof) -> None:
         self._topology = topology
@@ -27,12 +27,12 @@ class Doubts:
         self._open: dict[str, Lost | None] = {}
 
     def add(self, lost: Lost) -> None:
-        """A producer died before it sent this outcome."""
+        """Add a transaction whose producer died before it sent the outcome."""
         self._proof.lost.append(lost)
         self._open[lost.transaction] = lost
 
     def look(self) -> None:
-        """List undecided transactions, and look up those that are no longer undecided."""
+        """List the undecided transactions, and look up the followed ones that are no longer undecided."""
         rows = self._topology.undecided()
         self._proof.undecided = len(rows)
         for row in rows:
@@ -41,9 +41,9 @@ class Doubts:
         for transaction_id in self._open.keys() - {row["id"] for row in rows}:
             record = self._topology.transaction(transaction_id)
             if record["state"] in _DECIDED_BY:
-                self._take(record, self._open.pop(transaction_id))
+                self._add_decided(record, self._open.pop(transaction_id))
 
-    def _take(self, record: dict[str, Any], lost: Lost | None) -> None:
+    def _add_decided(self, record: dict[str, Any], lost: Lost | None) -> None:
         state = record["state"]
         if lost is not None:
             lost.state, lost.checks = state, record["checks"]

@@ -1,7 +1,7 @@
 """The end of a process's life: the conductor kills it, or it kills itself at the worst moment.
 
-A producer kills itself with SIGKILL between half and COMMIT, or between COMMIT and outcome. It notes the transaction
-first, so that the conductor knows which transaction lost its outcome.
+A producer kills itself with SIGKILL between half and COMMIT, or between COMMIT and outcome. Before that it writes the
+transaction into a file, so that the conductor knows which transaction lost its outcome.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from notify.testing.crashes import crashing
 
 POINTS = {"after_half": "between half and COMMIT", "after_local_commit": "between COMMIT and outcome"}
-"""The client's crash points, in words."""
+"""A description of each crash point of the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A life ends after `progress` orders or effects of its own, and `seconds` since the first of them.
+    """When a life ends: after `progress` orders or effects of the process, and `seconds` after the first of them.
 
-    `point`: where the process then kills itself, one of POINTS; empty: the conductor kills it, at any moment.
+    `point`: one of POINTS, at which the process then kills itself; empty: the conductor kills it, at any moment.
     """
 
     point: str
@@ -37,9 +37,10 @@ class End:
 
 @dataclass(slots=True)
 class Lost:
-    """A transaction whose process died before it sent the outcome. `point`: in words; `state`: the final state.
+    """A transaction whose process died before it sent the outcome.
 
-    `checks`: the server's record of its checks and their answers.
+    `point`: a description from POINTS. `state`: the final state. `checks`: the servers' record of the checks of the
+    transaction and their answers.
     """
 
     transaction: str
@@ -50,10 +51,10 @@ class Lost:
 
 
 class SelfKill:
-    """Kills its own process at the point of an End; used in producers."""
+    """Kills the process that uses it, a producer, at the point of an End."""
 
     def __init__(self, end: End, process: str, notes: Path) -> None:
-        """`process`: this process's name; `notes`: the file of transactions that lost their outcome."""
+        """`process`: the name of this process. `notes`: the file of transactions that lost their outcome."""
         self._end = end
         self._process = process
         self._notes = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -64,7 +65,7 @@ class SelfKill:
         self._armed = False
 
     def committed(self) -> None:
-        """Count one more committed order. May be called from any thread."""
+        """Count a committed order. May be called from any thread."""
         with self._lock:
             self._orders += 1
             self._first_at = self._first_at or time.monotonic()
@@ -80,7 +81,7 @@ class SelfKill:
 
 
 def read_lost(notes: Path) -> list[Lost]:
-    """Every transaction noted so far, except in a line that is still being written."""
+    """Every transaction in the file, without a line that is still being written."""
     if not notes.exists():
         return []
     whole, _, _ = notes.read_text().rpartition("\n")

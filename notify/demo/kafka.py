@@ -17,21 +17,21 @@ from notify.testing.ports import free_ports
 POM = Path(__file__).parents[2] / "tests" / "kafka" / "pom.xml"
 CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
 QUICK = ("-Xms320m", "-Xmx320m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-"""Most brokers here run for minutes, too short for optimised compilation and concurrent collection to pay off."""
+"""Most brokers here run only for minutes, too short for optimised compilation and concurrent collection to pay off."""
 
 
 def jars() -> Path:
-    """The directory of Kafka's jars, fetched by Maven once. Raises Unavailable with the reason."""
+    """The directory of Kafka's jars, which Maven fetches once. Raises Unavailable with the reason."""
     directory = Path(os.environ.get("NOTIFY_KAFKA_LIB") or POM.parents[2] / ".venv" / "kafka")
     return fetched(POM, directory, "kafka_2.13-*.jar", "Kafka")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Settings of nodes beside or instead of those below.
+class NodeSettings:
+    """Settings of nodes in addition to the settings below, or in place of them.
 
-    `listener`: one more, as `NAME://127.0.0.1:9093`. `users`: passwords by name, for SASL SCRAM-SHA-512. `java`: the
-    options of the virtual machine.
+    `listener`: a further listener, as `NAME://127.0.0.1:9093`. `users`: passwords by name, for SASL SCRAM-SHA-512.
+    `java`: the options of the virtual machine.
     """
 
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -44,16 +44,20 @@ class KafkaCluster:
     """A cluster of nodes, each a broker and controller, which may be killed and started again."""
 
     def __init__(
-        self, directory: Path, nodes: int = 1, advertised: Callable[[int], int] = int, beside: Beside = Beside()
+        self,
+        directory: Path,
+        nodes: int = 1,
+        advertised: Callable[[int], int] = int,
+        node_settings: NodeSettings = NodeSettings(),
     ) -> None:
-        """`advertised`: the port by which clients reach a broker of a port, such as a proxy's. Raises Unavailable if
-        Kafka's jars are missing."""
+        """`advertised`: returns, for the port of a broker, the port that clients use, for example that of a proxy.
+        Raises Unavailable if Kafka's jars are missing."""
         self._classpath = f"{jars()}/*"
         self._directory = directory
         self._ports = free_ports(2 * nodes)
         self.nodes = nodes
         self._advertised = advertised
-        self._beside = beside
+        self._extra = node_settings
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for node in range(nodes):
             self._configure(node)
@@ -67,16 +71,16 @@ class KafkaCluster:
         return f"kafka://{self.brokers}"
 
     def data_directory(self, node: int) -> Path:
-        """Where a node keeps its partitions, each in a directory `{topic}-{partition}`."""
+        """The directory of a node's partitions; each has a directory `{topic}-{partition}` in it."""
         return self._directory / f"kafka-{node}" / "data"
 
     def _configure(self, node: int) -> None:
         broker, controller = self._ports[node], self._ports[self.nodes + node]
         voters = ",".join(f"{n + 1}@127.0.0.1:{self._ports[self.nodes + n]}" for n in range(self.nodes))
         copies = min(3, self.nodes)
-        place = self._directory / f"kafka-{node}"
-        place.mkdir(parents=True)
-        more = f",{self._beside.listener}" if self._beside.listener else ""
+        directory = self._directory / f"kafka-{node}"
+        directory.mkdir(parents=True)
+        more = f",{self._extra.listener}" if self._extra.listener else ""
         settings: dict[str, object] = {
             "process.roles": "broker,controller",
             "node.id": node + 1,
@@ -84,7 +88,7 @@ class KafkaCluster:
             "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}{more}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._advertised(broker)}{more}",
             "controller.listener.names": "CONTROLLER",
-            "log.dirs": place / "data",
+            "log.dirs": directory / "data",
             "num.partitions": 4,
             "default.replication.factor": copies,
             "min.insync.replicas": max(1, copies - 1),
@@ -97,21 +101,20 @@ class KafkaCluster:
             "group.initial.rebalance.delay.ms": 0,
             "group.min.session.timeout.ms": 1000,
             "broker.session.timeout.ms": 6000,
-            **self._beside.settings,
+            **self._extra.settings,
         }
-        file = place / "server.properties"
+        file = directory / "server.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         users = []
-        for name, password in self._beside.users.items():
+        for name, password in self._extra.users.items():
             users += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
         self._java(node, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(file), *users).wait(60)
 
     def _java(self, node: int, *arguments: str) -> subprocess.Popen[bytes]:
-        place = self._directory / f"kafka-{node}"
-        with (place / "output").open("ab") as output:
+        with (self._directory / f"kafka-{node}" / "output").open("ab") as output:
             return subprocess.Popen(
                 [
-                    "java", *self._beside.java, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self._classpath,
+                    "java", *self._extra.java, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self._classpath,
                     *arguments,
                 ],
                 stdout=output, stderr=output, start_new_session=True,
@@ -137,13 +140,13 @@ class KafkaCluster:
                 if len(admin.list_topics(timeout=5).brokers) == self.nodes:
                     return self
             except KafkaException:
-                pass  # not yet
+                pass  # the brokers do not answer yet
             time.sleep(0.3)
         self.stop()
         raise Unavailable("Kafka did not become ready")
 
     def wait_for_node(self, node: int, seconds: float = 90) -> None:
-        """Wait until a node that was started again takes connections. Raises Unavailable, with all nodes stopped."""
+        """Wait until a restarted node accepts connections. On failure stops all nodes and raises Unavailable."""
         self._wait_for_port(self._ports[node], time.monotonic() + seconds)
 
     def _wait_for_port(self, port: int, deadline: float) -> None:
@@ -160,7 +163,7 @@ class KafkaCluster:
         self._processes[node].wait(30)
 
     def signal_node(self, node: int, number: int) -> None:
-        """Send a node a signal, such as SIGSTOP, after which it must get SIGCONT."""
+        """Send a signal to a node. A SIGSTOP must be followed by a SIGCONT."""
         self._processes[node].send_signal(number)
 
     def stop(self) -> None:

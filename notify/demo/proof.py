@@ -9,12 +9,12 @@ from notify.demo.end import POINTS, Lost
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; `str()` is one line that says why."""
+    """The demo cannot continue; `str()` is one line that says why."""
 
 
 @dataclass(slots=True)
 class Proof:
-    """The counts of a run. `ok` is the verdict; `reasons` says why it is FAIL."""
+    """The counts of a run. `ok` is the verdict; `reasons` says why the verdict is FAIL."""
 
     attempts: int = 0
     committed: int = 0
@@ -28,7 +28,7 @@ class Proof:
     killed: dict[str, int] = field(default_factory=lambda: {"producer": 0, "consumer": 0})
     """How often the conductor killed each kind of process, at random moments."""
     killed_at: dict[str, int] = field(default_factory=lambda: dict.fromkeys(POINTS.values(), 0))
-    """How often producers killed themselves at each point (in words)."""
+    """How often producers killed themselves at each point, by the point's description."""
     in_doubt: dict[str, int] = field(default_factory=dict)
     """How many transactions check-back resolved to each state."""
     lost: list[Lost] = field(default_factory=list)
@@ -36,23 +36,23 @@ class Proof:
     redelivered: int = 0
     seconds: float = 0.0
     audit: dict[str, Any] | None = None
-    """The result of `notify audit`, if it was asked for."""
+    """The result of `notify audit`, if the run had an audit."""
     proved: bool = False
     """Whether the run reached the proof."""
     failure: str = ""
-    """Why the run did not reach the proof, or did not settle, in one line."""
+    """One line that says why the run did not reach the proof, or did not settle."""
     stderr: dict[str, list[str]] = field(default_factory=dict)
     """The last lines of output of each process and part."""
     directory: str = ""
-    """The directory of the run's files; only if it failed."""
+    """The directory of the run's files, if the run failed."""
 
     @property
     def resolved_by_check(self) -> int:
-        """The number of transactions that an answered check decided, by the servers' record."""
+        """The number of transactions that an answer to a check decided, by the servers' record."""
         return sum(self.in_doubt.values())
 
     def reasons(self) -> list[str]:
-        """Why the verdict is FAIL, in words; empty for PASS."""
+        """Texts that say why the verdict is FAIL; empty for PASS."""
         if not self.proved:
             return [self.failure or "there is no proof yet"]
         counts = {

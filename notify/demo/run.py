@@ -24,7 +24,7 @@ from notify.demo.topology import Embedded, Topology
 from notify.errors import NotifyError
 
 PAUSE_SECONDS = 0.004
-"""The pause of a customer between two orders."""
+"""How long a customer waits between two orders."""
 
 
 class Demo:
@@ -40,7 +40,7 @@ class Demo:
         audit: Path | None = None,
     ) -> None:
         """`dsn`: the shop's database; None: SQLite files. `topology` starts the servers. `audit`: the directory for the
-        report of an audit; None: no audit."""
+        report of the audit; None: no audit."""
         self._dsn = dsn
         self._seconds = seconds
         self._chance = random.Random(seed)
@@ -50,9 +50,9 @@ class Demo:
         self._proof = Proof()
 
     def run(self) -> Proof:
-        """Run the shop, kill its parts, wait until it settles, and count. A failed run keeps its files.
+        """Run the shop, kill its processes and servers, wait until all orders have their effects, and count.
 
-        Raises NotifyError if the database cannot be used.
+        A failed run keeps its files. Raises NotifyError if the database cannot be used.
         """
         began = time.monotonic()
         proof = self._proof
@@ -63,7 +63,7 @@ class Demo:
             with contextlib.closing(Books(shop, effects)) as books:
                 try:
                     with ExitStack() as stack:
-                        self._play(directory, stack, books, shop, effects)
+                        self._run_shop(directory, stack, books, shop, effects)
                 except (DemoFailed, NotifyError, OSError, subprocess.SubprocessError, sa.exc.SQLAlchemyError) as error:
                     proof.failure = _one_line(error)
             proof.seconds = time.monotonic() - began
@@ -74,7 +74,7 @@ class Demo:
                 shutil.rmtree(directory, ignore_errors=True)
         return proof
 
-    def _play(self, directory: Path, stack: ExitStack, books: Books, shop: str, effects: str) -> None:
+    def _run_shop(self, directory: Path, stack: ExitStack, books: Books, shop: str, effects: str) -> None:
         self._report(self._proof, "starting")
         topology = self._topology(directory, stack)
         order = {"url": topology.producer_url, "dsn": shop, "pause": PAUSE_SECONDS}

@@ -1,7 +1,7 @@
-"""The shop's tables and its two processes: one places orders, one gives points for them.
+"""The shop's tables and its two kinds of processes: a producer places orders, a consumer gives points for them.
 
-Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn, the process's name and, for orders,
-the files that it shares with the conductor: see `place_orders`.
+Run as `python -m notify.demo.shop orders|points SPEC`. SPEC is JSON with url, dsn, the name of the process and, for
+orders, the files that it shares with the conductor, see `place_orders`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOPIC = "order.placed"
 GROUP = "points"
 CALLERS = 4
 HALF_SECONDS = 5.0
-"""How long an order waits for the server: enough for a slow machine, short enough when the server was killed."""
+"""How long an order waits for the server: long enough on a slow machine, short enough if the server was killed."""
 
 
 class Base(DeclarativeBase):
@@ -51,7 +51,7 @@ class ShopOrder(Base):
     number: Mapped[str] = mapped_column(sa.String(36), unique=True)
     item: Mapped[str] = mapped_column(sa.String(40))
     process: Mapped[str] = mapped_column(sa.String(40))
-    """The producer's life that committed the order; the conductor kills only processes that made progress."""
+    """The life of the producer that committed the order; the conductor kills only processes that made progress."""
 
 
 class Points(Base):
@@ -66,7 +66,7 @@ class Points(Base):
 
 
 def open_engine(dsn: str) -> sa.Engine:
-    """An engine for the shop; SQLite waits for its lock and syncs each commit."""
+    """An engine for the shop. With SQLite it waits for the lock and syncs each commit."""
     if dsn.startswith("sqlite"):
         engine = sa.create_engine(dsn, connect_args={"timeout": 30})
         use_explicit_begin(engine)
@@ -94,8 +94,8 @@ class ChangedMind(Exception):
 def place_orders(spec: dict[str, Any]) -> None:
     """Place orders from several threads until the file `stop` exists; then make the file `stopped`.
 
-    The file `attempts` gets a line before each attempt. `end` says where this process kills itself, if it does; it
-    notes the transaction in the file `lost` first.
+    Each attempt first writes a line into the file `attempts`. `end` says whether and where this process kills itself;
+    before that it writes the transaction into the file `lost`.
     """
     engine = open_engine(spec["dsn"])
     producer = TransactionProducer(spec["url"], group="shop", engine=engine, half_timeout=HALF_SECONDS)
@@ -124,7 +124,7 @@ def place_orders(spec: dict[str, Any]) -> None:
             except ChangedMind:
                 continue
             except (NotifyError, sa.exc.SQLAlchemyError) as error:
-                # The server or the database is away, and this order was not placed.
+                # The server or the database cannot be reached, and this order was not placed.
                 print(f"no order: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
                 time.sleep(0.05)
             time.sleep(spec["pause"])
@@ -135,7 +135,7 @@ def place_orders(spec: dict[str, Any]) -> None:
     for thread in customers:
         thread.join()
     Path(spec["stopped"]).touch()
-    # The process stays and answers checks until SIGTERM.
+    # The process keeps running and answers checks until SIGTERM.
     signal.sigwait([signal.SIGTERM])
     producer.close()
 

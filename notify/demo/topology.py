@@ -1,4 +1,4 @@
-"""The servers of the demo: one embedded server, or stateless servers over a database with a queue server or Kafka."""
+"""The servers of the demo: one embedded server; or stateless servers on a database, with a queue server or Kafka."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from notify.testing.process import ServerProcess
 SERVERS = 3
 QUICK_CHECKS = {"NOTIFY_CHECK_BACKOFF_SECONDS": "1"}
 START_SECONDS = 180.0
-"""The longest start of a server, on a slow and loaded machine."""
+"""The longest time that a server may take to start, on a slow and loaded machine."""
 STOP_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
 """The longest wait until one of the servers answers an admin request."""
@@ -41,11 +41,11 @@ class Topology(Protocol):
         ...
 
     def kill(self, part: str) -> None:
-        """Kill a part, and start it again. Raises Unavailable if it does not come back."""
+        """Kill a part, and start it again. Raises Unavailable if it does not become ready."""
         ...
 
     def ended(self) -> dict[str, int]:
-        """Parts that ended by themselves, and their exit codes."""
+        """The exit codes of the parts that ended by themselves."""
         ...
 
     def last_words(self) -> dict[str, list[str]]:
@@ -55,11 +55,11 @@ class Topology(Protocol):
     def undecided(self) -> list[dict[str, Any]]: ...
 
     def lag(self, unsettled: int) -> int:
-        """The lag of the shop's group in messages; `unsettled`: committed orders without an effect yet."""
+        """The lag of the shop's group in messages. `unsettled`: how many committed orders have no effect yet."""
         ...
 
     def transaction(self, transaction_id: str) -> dict[str, Any]:
-        """A transaction's `state` and `checks`, from the servers."""
+        """The `state` and the `checks` of a transaction, from the servers."""
         ...
 
     def redelivered(self) -> int: ...
@@ -108,7 +108,7 @@ class Embedded:
 
 
 class Cluster:
-    """Three stateless servers over a database, and a bridge (or relay) to a queue server or to Kafka."""
+    """Three stateless servers on a database, and a bridge (or relay) to a queue server or to Kafka."""
 
     def __init__(self, storage: str, directory: Path, stack: ExitStack, kafka_url: str | None = None) -> None:
         """`storage`: an empty database of PostgreSQL, MySQL or MariaDB. Raises NotifyError if a part does not start."""
@@ -141,9 +141,9 @@ class Cluster:
         self._mover_output = directory / mover
         self._output = self._mover_output.open("ab")
         stack.callback(self._output.close)
-        self._moving = self._start_mover()
+        self._mover_process = self._start_mover()
         stack.callback(self._stop_mover)
-        # Clients find all other servers and the queue through any server.
+        # Clients discover all other servers and the queue through any server.
         self.producer_url = self._servers[0].url
         self.consumer_url = kafka_url or self._servers[0].url
 
@@ -151,8 +151,8 @@ class Cluster:
         return subprocess.Popen(self._mover, stdout=self._output, stderr=self._output)
 
     def _stop_mover(self) -> None:
-        self._moving.kill()
-        self._moving.wait()
+        self._mover_process.kill()
+        self._mover_process.wait()
 
     @property
     def _urls(self) -> list[str]:
@@ -171,7 +171,7 @@ class Cluster:
             _start(self._queue, part)
         else:
             self._stop_mover()
-            self._moving = self._start_mover()
+            self._mover_process = self._start_mover()
 
     @property
     def _processes(self) -> dict[str, ServerProcess]:
@@ -179,7 +179,7 @@ class Cluster:
         return servers | ({} if self._queue is None else {"queue": self._queue})
 
     def ended(self) -> dict[str, int]:
-        code = self._moving.poll()
+        code = self._mover_process.poll()
         return _ended(self._processes) | ({} if code is None else {self._mover_name: code})
 
     def last_words(self) -> dict[str, list[str]]:
@@ -203,7 +203,7 @@ class Cluster:
 
 
 def _start(server: ServerProcess, name: str) -> None:
-    """Start a server. Raises Unavailable with its last line if it does not become ready, and keeps its output."""
+    """Start a server. If it does not become ready, write its output to a file, and raise Unavailable."""
     try:
         server.start(START_SECONDS)
     except Unavailable:
@@ -222,15 +222,16 @@ def _last_words(servers: dict[str, ServerProcess]) -> dict[str, list[str]]:
 
 
 def undecided(urls: list[str]) -> list[dict[str, Any]]:
-    """Undecided transactions, from the first server that answers."""
+    """The undecided transactions, from the first server that answers."""
     rows: list[dict[str, Any]] = json.loads(_answer(urls, "/v1/admin/transactions?max=10000"))["transactions"]
     return rows
 
 
 def transaction(urls: list[str], transaction_id: str) -> dict[str, Any]:
-    """A transaction's state, and its checks from every server: each server keeps only its own, in memory."""
-    rows = [json.loads(_answer([url], f"/v1/admin/transactions/{transaction_id}")) for url in urls]
-    return {"state": rows[0]["state"], "checks": sorted((c for r in rows for c in r["checks"]), key=lambda c: c["at"])}
+    """The state of a transaction, and its checks from every server: each server records only its own, in memory."""
+    records = [json.loads(_answer([url], f"/v1/admin/transactions/{transaction_id}")) for url in urls]
+    checks = sorted((check for record in records for check in record["checks"]), key=lambda check: check["at"])
+    return {"state": records[0]["state"], "checks": checks}
 
 
 def group_lag(url: str) -> int:
@@ -246,7 +247,7 @@ def metric(url: str, name: str) -> int:
 
 
 def _answer(urls: list[str], path: str) -> bytes:
-    """The first server's answer; all servers are tried in turn. Raises Unavailable with the last reason."""
+    """The answer of the first server that answers; all are tried in turn. Raises Unavailable with the last reason."""
     until = time.monotonic() + ANSWER_SECONDS
     while True:
         for url in urls:

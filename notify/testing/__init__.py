@@ -1,4 +1,4 @@
-"""Helpers for the tests of services that use Notify.
+"""Servers and simulated faults for the tests of services that use Notify.
 
 `InMemoryServer` is a whole server in the test's own process, with a clock that the test moves:
 
@@ -8,8 +8,8 @@
         producer = TransactionProducer(server.url, group="orders", engine=engine)
 
 Under pytest the fixture `notify_server` needs no import. `ServerProcess` is a real server as a child process, which a
-test may kill and start again on the same data; `forked` starts many of them quickly. All need the extra `server`. None
-is for production: data in memory ends with the process.
+test may kill and start again on the same data; `forked` starts many of them quickly. All of them need the extra
+`server`, and none of them is for production: data in memory is lost when the process ends.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Crashed", "InMemoryServer", "ServerProcess", "Stored", "crashing"]
 
-_ROOMS = {"Crashed": "crashes", "crashing": "crashes", "ServerProcess": "process"}
+_MODULES = {"Crashed": "crashes", "crashing": "crashes", "ServerProcess": "process"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that a benchmark with a child process does not load the server into its own."""
+    """Import on first use, so that a benchmark that starts a child process does not load the server into its own."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_ROOMS.get(name, 'server')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'server')}"), name)

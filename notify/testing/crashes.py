@@ -1,11 +1,11 @@
-"""Simulates a crash of the service under test at the critical moments, without killing the test process.
+"""Simulates a crash of the tested service at the critical moments, without killing the test process.
 
 with crashing("after_local_commit"):
     with pytest.raises(Crashed):
         place_order("book")
 server.wait_until_decided()           # the check found the committed row
 
-With `crashing(point, die=…)` a separate process really dies there.
+With `crashing(point, die=…)` a separate process can really die at that moment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from notify.errors import InvalidRequest
 
 
 class Crashed(BaseException):
-    """Stands for the death of the process; no `except Exception` catches it."""
+    """Simulates the death of the process; no `except Exception` catches it."""
 
 
 POINTS = {
@@ -33,12 +33,12 @@ POINTS = {
 def crashing(point: str, die: Callable[[str], object] | None = None) -> Iterator[None]:
     """Raise Crashed at one of POINTS, in the thread that sends. Raises InvalidRequest for an unknown point.
 
-    `die` is first called there with the transaction's id, in the same thread; it may kill the process.
+    Before that, `die` is called in the same thread with the id of the transaction; it may kill the process.
     """
     if point not in POINTS:
         raise InvalidRequest(f"there is no crash point {point!r}; use one of {', '.join(POINTS)}")
-    name = {"after_half": "_insert", "after_local_commit": "committed"}[point]
-    original = getattr(Carrier, name)
+    method_name = {"after_half": "_insert", "after_local_commit": "committed"}[point]
+    original = getattr(Carrier, method_name)
 
     def crash(self: Any, *arguments: Any) -> Any:
         for bound in arguments:
@@ -48,8 +48,8 @@ def crashing(point: str, die: Callable[[str], object] | None = None) -> Iterator
                 bound.shard = None  # a dead process sends no rollback
         raise Crashed(point)
 
-    setattr(Carrier, name, crash)
+    setattr(Carrier, method_name, crash)
     try:
         yield
     finally:
-        setattr(Carrier, name, original)
+        setattr(Carrier, method_name, original)

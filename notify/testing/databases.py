@@ -1,4 +1,4 @@
-"""Real database servers for tests: from a DSN in the environment, else in a container, else started on this machine."""
+"""Real database servers for tests: named by a URL in the environment, or in a container, or started on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def _docker_answers() -> bool:
 
 @contextmanager
 def _started_here(kind: type[PostgreSqlServer] | type[MariaDbServer], durable: bool) -> Iterator[str]:
-    """The URL of a server of this machine, in a directory that is removed afterwards. Raises NotAvailable."""
+    """Start a server on this machine, in a directory that is removed at the end. Yields its URL.
+
+    Raises NotAvailable.
+    """
     directory = Path(tempfile.mkdtemp(prefix="notify-db-"))
     try:
         server = kind(directory, durable=durable).create()
@@ -42,13 +45,13 @@ def _started_here(kind: type[PostgreSqlServer] | type[MariaDbServer], durable: b
 
 @contextmanager
 def postgresql(*, durable: bool = True) -> Iterator[str]:
-    """A SQLAlchemy URL of a PostgreSQL server. Raises NotAvailable where none can be had.
+    """The SQLAlchemy URL of a PostgreSQL server. Raises NotAvailable if no server can be found or started.
 
-    Without `durable` a server that is started here syncs nothing: quicker, and enough for tests.
+    Without `durable`, a server that is started here does not sync: it is faster, and sufficient for tests.
     """
-    given = os.environ.get("NOTIFY_TEST_POSTGRESQL")
-    if given:
-        yield given
+    configured_url = os.environ.get("NOTIFY_TEST_POSTGRESQL")
+    if configured_url:
+        yield configured_url
         return
     if _docker_answers():
         from testcontainers.postgres import PostgresContainer
@@ -62,10 +65,10 @@ def postgresql(*, durable: bool = True) -> Iterator[str]:
 
 @contextmanager
 def mariadb(*, durable: bool = True) -> Iterator[str]:
-    """A SQLAlchemy URL of a MariaDB server with a binlog that can be bridged, as `postgresql` gives one."""
-    given = os.environ.get("NOTIFY_TEST_MARIADB")
-    if given:
-        yield given
+    """The SQLAlchemy URL of a MariaDB server with a binlog that a bridge can read. Otherwise like `postgresql`."""
+    configured_url = os.environ.get("NOTIFY_TEST_MARIADB")
+    if configured_url:
+        yield configured_url
         return
     if _docker_answers():
         from testcontainers.mysql import MySqlContainer
@@ -81,16 +84,16 @@ def mariadb(*, durable: bool = True) -> Iterator[str]:
 
 @contextmanager
 def mysql(*, durable: bool = True) -> Iterator[str]:
-    """A SQLAlchemy URL of a MySQL 8 server with a binlog that can be bridged. Raises NotAvailable.
+    """The SQLAlchemy URL of a MySQL 8 server with a binlog that a bridge can read. Raises NotAvailable.
 
-    `durable`: as for the others; here it is whoever runs the server who decides.
+    `durable` has no effect here: the server's own settings decide.
     """
-    given = os.environ.get("NOTIFY_TEST_MYSQL")
-    if given:
-        yield given
+    configured_url = os.environ.get("NOTIFY_TEST_MYSQL")
+    if configured_url:
+        yield configured_url
         return
     if not _docker_answers():
-        raise NotAvailable("no MySQL 8: neither NOTIFY_TEST_MYSQL nor Docker, and Debian has no package of it")
+        raise NotAvailable("no MySQL 8: neither NOTIFY_TEST_MYSQL nor Docker, and Debian has no package of MySQL")
     from testcontainers.mysql import MySqlContainer
 
     options = "--log-bin=bin --server-id=1 --binlog-row-metadata=FULL --gtid-mode=ON --enforce-gtid-consistency=ON"
@@ -103,4 +106,4 @@ SERVERS: Mapping[str, Callable[..., AbstractContextManager[str]]] = {
     "mariadb": mariadb,
     "mysql": mysql,
 }
-"""The servers by the name of their kind."""
+"""The functions above by the kind of server."""

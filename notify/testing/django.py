@@ -1,12 +1,12 @@
-"""For tests of Django projects: the messages that the transaction of a TestCase would send.
+"""Captures, in tests of Django projects, the messages that the transaction of a TestCase would send.
 
-Django's TestCase wraps each test in a transaction that is rolled back, so that nothing is ever sent:
+Django's TestCase wraps each test in a transaction that is rolled back, so that no message is ever sent:
 
     with captured_messages() as messages:
         self.client.post("/orders", {"item": "book"})
     assert [message.json() for message in messages] == [{"item": "book"}]
 
-In a TransactionTestCase transactions do commit: there `notify.testing.InMemoryServer` has what was sent.
+In a TransactionTestCase transactions do commit; look for their messages in a `notify.testing.InMemoryServer`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from notify.client.packing import give_key
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A message that would be sent with the transaction's commit. `delay` and `ttl` in seconds."""
+    """A message that would be sent with the transaction's commit. `delay` and `ttl` are in seconds."""
 
     topic: str
     body: bytes
@@ -49,10 +49,11 @@ class Captured:
 
 @contextlib.contextmanager
 def captured_messages(using: str = DEFAULT_DB_ALIAS, *, execute: bool = False) -> Iterator[list[Captured]]:
-    """The messages that were sent within the block and not rolled back with a savepoint; filled at its end.
+    """The messages that were sent in the block and not rolled back with a savepoint; the list is filled at the end.
 
-    As `captureOnCommitCallbacks` does for callbacks. With `execute` the server gets them at the end of the block, as if
-    the transaction had committed: consumers receive them, whatever becomes of the test's transaction.
+    This is for messages what `captureOnCommitCallbacks` is for callbacks. With `execute`, the messages are sent to the
+    server at the end of the block as if the transaction had committed: consumers receive them even if the test's
+    transaction is rolled back.
     """
     listener = listener_of(connections[using])
     before = len(listener.sends()[1])

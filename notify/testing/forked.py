@@ -1,12 +1,13 @@
 """Forks `notify …` from one process that has imported everything, for suites that start many servers.
 
-The imports of `notify serve` take a second of CPU. A suite pays for them once if it runs this before its first server:
+The imports of `notify serve` take a second of CPU. A suite pays for them only once if it does this before its first
+server:
 
     from notify.testing import ServerProcess, forked
 
     ServerProcess.launch = staticmethod(forked.launch)
 
-A child is a server process like any other: it has a session of its own, and signals reach only it.
+A child is an ordinary server process: it has its own session, and signals reach only this process.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from typing import IO
 
 PRELOADED = (
     "notify.server.serve", "notify.server.app",
-    # Only some processes need these. The fork server leaves out whatever is not installed.
+    # Only some processes need these. The fork server skips modules that are not installed.
     "notify.storage.sql.schema", "notify.storage.sql.shards", "notify.server.groups.kafka.engine",
     "notify.binlog_bridge.pump", "notify.relay.relay", "notify.sinks.kafka",
     "sqlalchemy.dialects.mysql.pymysql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", "pymysql",
     "pydantic.v1",  # FastAPI imports it when it adds the first route
-    "notify.testing.preloaded",  # the last one
+    "notify.testing.preloaded",  # must be the last one
 )  # fmt: skip
 
 
 class Forked:
-    """A child and its output, with the part of `subprocess.Popen` that `ServerProcess` uses."""
+    """A child process and its output, with those methods of `subprocess.Popen` that `ServerProcess` uses."""
 
     def __init__(self, process: ForkServerProcess, stdout: IO[str], arguments: Sequence[str]) -> None:
         self._process = process
@@ -52,7 +53,7 @@ class Forked:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """The exit code; negative: the signal that killed it; None while it runs."""
+        """The exit code; negative if a signal killed the child; None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -88,14 +89,14 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
 
 @cache
 def context() -> ForkServerContext:
-    """The fork server; a suite may fork other children from it, too (`context().Process(target=…)`)."""
+    """The context of the fork server. A suite can also fork other children from it (`context().Process(target=…)`)."""
     forkserver = multiprocessing.get_context("forkserver")
     forkserver.set_forkserver_preload(list(PRELOADED))
     return forkserver
 
 
 def _run(arguments: list[str], environment: dict[str, str], directory: str, writing: Connection) -> None:
-    """Run `notify`, in the child."""
+    """Run `notify` in the child."""
     from notify.cli import main
     from notify.storage import crash_point
 
@@ -107,7 +108,7 @@ def _run(arguments: list[str], environment: dict[str, str], directory: str, writ
     for number in (1, 2):
         os.dup2(writing.fileno(), number)
     writing.close()
-    # The streams of the fork server may be files, which are sought in; a pipe is not.
+    # The streams of the fork server may be files, which can seek; a pipe cannot.
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", closefd=False)
     crash_point.arm(environment.get("NOTIFY_CRASH_AT", ""))

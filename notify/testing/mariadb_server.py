@@ -1,4 +1,4 @@
-"""A MariaDB server of this machine as a child process, which a test may kill, start again, and make a replica."""
+"""A MariaDB server on this machine as a child process, which a test may kill, start again, and make a replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notify.testing.statements import execute
 
 
 class MariaDbServer:
-    """A MariaDB server in a directory, with a binlog for bridges; it may be killed, restarted, and made a replica."""
+    """A MariaDB server in a directory, with a binlog for bridges."""
 
     USER = "shop"
 
@@ -28,20 +28,20 @@ class MariaDbServer:
         durable: bool = True,
         home: Path | None = None,
     ) -> None:
-        """`home`: the directory of another MariaDB than this machine's. Raises NotAvailable where none is installed.
+        """`home`: the directory of a MariaDB to use instead of the installed one. Raises NotAvailable if there is none.
 
-        Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power.
+        Without `durable` the server does not sync: its data survives kill -9, but not a loss of power.
         """
-        where = None if home is None else f"{home}/bin:{home}/scripts"
-        program = shutil.which("mariadbd", path=where) or (None if home else shutil.which("mariadbd", path="/usr/sbin"))
-        install = shutil.which("mariadb-install-db", path=where)
+        path = None if home is None else f"{home}/bin:{home}/scripts"
+        program = shutil.which("mariadbd", path=path) or (None if home else shutil.which("mariadbd", path="/usr/sbin"))
+        install = shutil.which("mariadb-install-db", path=path)
         if program is None or install is None:
             raise NotAvailable("no MariaDB: neither NOTIFY_TEST_MARIADB, nor Docker, nor Debian's mariadb-server")
         self._program, self._install = program, install
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self.directory = directory
         self.server_id = server_id
-        # In a shared directory, a server that starts removes the temporary tables of all others.
+        # A server that starts removes all temporary tables in its tmpdir, so each server needs its own directory.
         self._common = [f"--tmpdir={directory}"] + ([] if durable else ["--innodb-flush-method=nosync"])
         self._common += [] if home is None else [f"--basedir={home}"]
         self._options = [f"--sync-binlog={int(durable)}", *self._common, *options]
@@ -50,7 +50,7 @@ class MariaDbServer:
 
     @property
     def url(self) -> str:
-        """The SQLAlchemy URL of its database `shop`, for a user with all rights."""
+        """The SQLAlchemy URL of the database `shop`, for a user with all rights."""
         return f"mysql+pymysql://{self.USER}:shop@127.0.0.1:{self.port}/shop"
 
     @property
@@ -58,19 +58,19 @@ class MariaDbServer:
         return self.directory / "s.sock"
 
     def create(self) -> MariaDbServer:
-        """Make the data directory, start, and make the database and its user."""
-        made = subprocess.run(
+        """Make the data directory, start the server, and make the database and its user."""
+        installed = subprocess.run(
             [
                 self._install, "--no-defaults", f"--datadir={self.directory}/data", f"--user={self._user}",
                 "--skip-test-db", "--auth-root-authentication-method=normal", *self._common,
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
-        if made.returncode:
-            raise RuntimeError(f"{self._install} ended with {made.returncode}: {made.stdout[-3000:]}")
+        if installed.returncode:
+            raise RuntimeError(f"{self._install} ended with {installed.returncode}: {installed.stdout[-3000:]}")
         self.start()
         self.execute(
-            "SET sql_log_bin = 0",  # replicas make their own
+            "SET sql_log_bin = 0",  # each replica makes its own database and user
             "CREATE DATABASE shop CHARACTER SET utf8mb4",
             f"CREATE USER {self.USER}@'127.0.0.1' IDENTIFIED BY 'shop'",
             f"GRANT ALL ON *.* TO {self.USER}@'127.0.0.1'",
@@ -78,7 +78,7 @@ class MariaDbServer:
         return self
 
     def start(self) -> None:
-        """Start on the same data and port, and wait until it takes connections."""
+        """Start on the same data and port, and wait until the server accepts connections."""
         self._socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(
             [
@@ -106,14 +106,14 @@ class MariaDbServer:
         self.execute("RESET MASTER")
 
     def restore_variables(self) -> None:
-        """Set what tests of bridges change back to what a bridge needs."""
+        """Set the variables that tests of bridges change back to the values that a bridge needs."""
         self.execute(
             "SET GLOBAL binlog_format = 'ROW', GLOBAL binlog_row_image = 'FULL', GLOBAL binlog_row_metadata = 'FULL', "
             "GLOBAL log_bin_compress = OFF"
         )
 
     def follow(self, primary: MariaDbServer, port: int = 0) -> None:
-        """Become a replica of another server, by GTID. `port`: of a proxy on the way; 0: none."""
+        """Become a replica of another server, by GTID. `port`: the port of a proxy in between; 0: there is no proxy."""
         self.execute(
             "SET GLOBAL read_only = ON",
             f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={port or primary.port}, MASTER_USER='{self.USER}', "
@@ -122,22 +122,22 @@ class MariaDbServer:
         )
 
     def wait_until_it_has(self, gtids: str, seconds: float = 60) -> None:
-        """Raises TimeoutError if this replica does not get there."""
+        """Wait until this replica has these GTIDs. Raises TimeoutError after `seconds`."""
         if self.execute(f"SELECT MASTER_GTID_WAIT('{gtids}', {seconds})")[0][0] != 0:
             raise TimeoutError(f"the replica does not reach {gtids}")
 
     def promote(self) -> None:
-        """Stop being a replica, take writes."""
+        """Stop being a replica, and accept writes."""
         self.execute("STOP SLAVE", "RESET SLAVE ALL", "SET GLOBAL read_only = OFF")
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill the server with SIGKILL, as if it had crashed."""
         assert self.process is not None
         self.process.kill()
         self.process.wait(60)
 
     def stop(self) -> None:
-        """Stop it if it runs."""
+        """Stop the server if it runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             self.process.wait(60)

@@ -1,4 +1,4 @@
-"""A MySQL 8 server that somebody else runs, whose binlog tests may reset."""
+"""A running MySQL 8 server whose binlog tests may reset."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from notify.testing.statements import execute
 
 
 class MySqlServer:
-    """A server by the URL of a user with all rights. It is neither started nor stopped here."""
+    """A MySQL server, given by the URL of a user with all rights. This class neither starts nor stops the server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -22,7 +22,7 @@ class MySqlServer:
         self.execute("RESET BINARY LOGS AND GTIDS" if is_new else "RESET MASTER")
 
     def restore_variables(self) -> None:
-        """Set what tests of bridges change back to what a bridge needs."""
+        """Set the variables that tests of bridges change back to the values that a bridge needs."""
         self.execute(
             "SET GLOBAL binlog_format = 'ROW', GLOBAL binlog_row_image = 'FULL', GLOBAL binlog_row_metadata = 'FULL', "
             "GLOBAL binlog_transaction_compression = OFF"

@@ -12,15 +12,15 @@ _TRIES = 200
 
 
 def free_ports(count: int = 1) -> list[int]:
-    """Ports of 127.0.0.1 on which nothing listens now. Raises OSError if there are too few.
+    """Ports of 127.0.0.1 on which no process listens now. Raises OSError if there are too few.
 
-    They are below the kernel's range for outgoing connections, because an outgoing connection could take a port of that
-    range while its server is away.
+    The ports lie below the kernel's range for outgoing connections: a port of that range could be taken by an outgoing
+    connection while its server is down.
     """
     ports: list[int] = []
-    chance = random.SystemRandom()
+    generator = random.SystemRandom()
     for _ in range(_TRIES):
-        port = chance.randrange(_LOWEST, _first_ephemeral())
+        port = generator.randrange(_LOWEST, _first_ephemeral())
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -42,4 +42,4 @@ def _first_ephemeral() -> int:
     try:
         return max(_LOWEST + 1000, int(_EPHEMERAL.read_text().split()[0]))
     except (OSError, ValueError, IndexError):
-        return 32_768  # no Linux, or no /proc
+        return 32_768  # not Linux, or /proc is missing

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of this machine as a child process, which a test may kill and start again."""
+"""A PostgreSQL server on this machine as a child process, which a test may kill and start again."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from notify.testing.reachable import NotAvailable, wait_for
 
 
 class PostgreSqlServer:
-    """A PostgreSQL server in a directory; it may be killed and started again."""
+    """A PostgreSQL server in a directory."""
 
     def __init__(self, directory: Path, *, durable: bool = True, settings: Sequence[str] = ()) -> None:
-        """Raises NotAvailable where PostgreSQL is not installed.
+        """Raises NotAvailable if PostgreSQL is not installed.
 
-        Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power. `settings`:
-        more, as `name=value`.
+        Without `durable` the server does not sync: its data survives kill -9, but not a loss of power. `settings`:
+        further settings, as `name=value`.
         """
         self._programs = self.programs()
         self._settings = [word for setting in settings for word in ("-c", setting)]
         self._unsynced = [] if durable else ["-c", "fsync=off", "-c", "full_page_writes=off"]
         self.directory = directory
         self.port = free_port()
-        # PostgreSQL refuses to run as root: then Debian's user runs it. None: the user of this process.
+        # PostgreSQL refuses to run as root, so root runs it as Debian's user. None: the user of this process.
         self._user = "postgres" if os.getuid() == 0 else None
         if self._user is not None:
             shutil.chown(directory, self._user)
@@ -35,7 +35,7 @@ class PostgreSqlServer:
 
     @staticmethod
     def programs() -> Path:
-        """The directory of the newest version's programs. Raises NotAvailable."""
+        """The directory with the programs of the newest installed version. Raises NotAvailable."""
         programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
         if not programs:
             raise NotAvailable("no PostgreSQL: neither NOTIFY_TEST_POSTGRESQL, nor Docker, nor Debian's postgresql")
@@ -43,11 +43,11 @@ class PostgreSqlServer:
 
     @property
     def url(self) -> str:
-        """The SQLAlchemy URL of its database `postgres`."""
+        """The SQLAlchemy URL of the database `postgres`."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
 
     def create(self) -> PostgreSqlServer:
-        """Make the data directory and start."""
+        """Make the data directory and start the server."""
         subprocess.run(
             [
                 self._programs / "initdb", "-D", self.directory / "data", "-A", "trust", "-U", "postgres", "-E", "UTF8",
@@ -60,7 +60,7 @@ class PostgreSqlServer:
         return self
 
     def follow(self, primary: PostgreSqlServer) -> PostgreSqlServer:
-        """Become a standby of another server, with a copy of its data, and start."""
+        """Copy the data of another server, and start as its standby."""
         subprocess.run(
             [
                 self._programs / "pg_basebackup", "-D", self.directory / "data", "-h", "127.0.0.1",
@@ -73,7 +73,7 @@ class PostgreSqlServer:
         return self
 
     def start(self) -> None:
-        """Start on the same data and port, and wait until it takes connections."""
+        """Start on the same data and port, and wait until the server accepts connections."""
         self.process = subprocess.Popen(
             [
                 self._programs / "postgres", "-D", self.directory / "data", "-p", str(self.port), "-k", self.directory,
@@ -84,11 +84,11 @@ class PostgreSqlServer:
         wait_for(self.url)
 
     def kill(self) -> None:
-        """Kill the whole server as a crash of its machine does, and wait for its children to end."""
+        """Kill the whole server, as if its machine had crashed, and wait until its child processes have ended."""
         assert self.process is not None
         self.process.kill()
         self.process.wait(60)
-        # Its children end by themselves; until then a new one is refused.
+        # The child processes end by themselves. A new server cannot start before.
         deadline = time.monotonic() + 60
         pid = self.directory / "data" / "postmaster.pid"
         while time.monotonic() < deadline and self._children():
@@ -98,16 +98,16 @@ class PostgreSqlServer:
     def _children(self) -> bool:
         """Whether a process of this server still runs (Linux)."""
         data = str(self.directory / "data")
-        for place in Path("/proc").glob("[0-9]*/cwd"):
+        for cwd in Path("/proc").glob("[0-9]*/cwd"):
             try:
-                if os.readlink(place) == data:
+                if os.readlink(cwd) == data:
                     return True
             except OSError:
                 continue
         return False
 
     def stop(self) -> None:
-        """Stop it if it runs."""
+        """Stop the server if it runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(2)
             self.process.wait(60)

@@ -1,7 +1,7 @@
-"""Prepares `notify …` for children of the process that imports it: all commands, each of whose modules a child would
-import for itself, and a garbage collector that passes over all that was imported.
+"""Prepares the process that imports this module for children that run `notify …`.
 
-The fork server of a suite imports it after everything else, see `notify.testing.forked`.
+It imports the modules of all commands, so that no child has to, and freezes the imported objects for the garbage
+collector. The fork server of a suite imports this module last, see `notify.testing.forked`.
 """
 
 import gc
@@ -9,6 +9,6 @@ import gc
 from notify.cli import main
 
 main.command()
-# A child that collects its garbage would copy each page of what it shares with the fork server.
+# Otherwise a garbage collection in a child would copy each page that the child shares with the fork server.
 gc.collect()
 gc.freeze()

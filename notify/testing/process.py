@@ -1,4 +1,4 @@
-"""`notify serve` as a child process, for tests that kill and restart a server, for the benchmarks and the demo."""
+"""`notify serve` as a child process: for tests that kill and restart a server, for benchmarks, and for the demo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from notify.testing.ports import free_port
 
 
 class Child(Protocol):
-    """The part of `subprocess.Popen[str]` that is used here."""
+    """The part of `subprocess.Popen[str]` that `ServerProcess` uses."""
 
     @property
     def pid(self) -> int: ...
@@ -50,7 +50,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Child:
 
 
 class ServerProcess:
-    """A server process on a free port. `url` is its address once it is ready.
+    """A server process on a free port. `url` is the server's address once the server is ready.
 
     server = ServerProcess(tmp_path / "data").start()
     ...
@@ -60,7 +60,7 @@ class ServerProcess:
     """
 
     launch: ClassVar[staticmethod[[Sequence[str], Mapping[str, str]], Child]] = staticmethod(launch)
-    """Starts a process; `notify.testing.forked.launch` is a quicker one."""
+    """Starts a process; `notify.testing.forked.launch` does so faster."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ServerProcess:
         flags: Sequence[str] = (),
         ca: Path | None = None,
     ) -> None:
-        """`port` 0: a free one, kept over restarts; `ca`: the authority of the server's certificate, if it has one."""
+        """`port` 0: a free port, which restarts keep. `ca`: the authority of the server's certificate, if any."""
         self._tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
         self.data_dir = data_dir
         self._port = port or free_port()
@@ -83,7 +83,7 @@ class ServerProcess:
         self._reader: threading.Thread | None = None
 
     def start(self, seconds: float = 120.0) -> ServerProcess:
-        """Start the server and wait until it is ready. Raises Unavailable with its last output."""
+        """Start the server and wait until it is ready. Raises Unavailable, with the server's last output."""
         started = time.perf_counter()
         arguments = ["serve", "--port", str(self._port), "--data-dir", str(self.data_dir), *self._flags]
         self.process = self.launch(arguments, os.environ | self._environment)
@@ -116,7 +116,7 @@ class ServerProcess:
             return False
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill the server with SIGKILL, as if it had crashed."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self._wait(60)
@@ -142,16 +142,16 @@ class ServerProcess:
         return code
 
     def cpu_seconds(self) -> float:
-        """CPU time of the process so far (Linux)."""
+        """The CPU time of the process so far, in seconds (Linux)."""
         assert self.process is not None
         return usage.cpu_seconds(self.process.pid)
 
     def workers(self) -> list[int]:
-        """The processes of its workers, in no order; empty without `--workers` (Linux)."""
+        """The process ids of the workers, in no order; empty without `--workers` (Linux)."""
         assert self.process is not None
         return usage.children(self.process.pid)
 
     def anonymous_bytes(self) -> int:
-        """RssAnon of the process (Linux)."""
+        """The memory of the process without mapped files (RssAnon), in bytes (Linux)."""
         assert self.process is not None
         return usage.anonymous_bytes(self.process.pid)

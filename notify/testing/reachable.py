@@ -1,4 +1,4 @@
-"""Whether a database server can run here, and takes connections."""
+"""Waits until a database server accepts connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NotAvailable(Exception):
 
 
 def wait_for(url: str, seconds: float = 120) -> None:
-    """Wait until a connection to the database works. Raises the last failure."""
+    """Wait until a connection to the database works. Raises the last OperationalError after `seconds`."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     deadline = time.monotonic() + seconds
     while True:
@@ -27,7 +27,7 @@ def wait_for(url: str, seconds: float = 120) -> None:
 
 
 def wait_for_file(path: Path, seconds: float = 120) -> None:
-    """Wait for the socket's file, because PyMySQL leaks its socket when a connect fails."""
+    """Wait for the file of the server's socket, because PyMySQL leaks a socket when it fails to connect."""
     deadline = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > deadline:

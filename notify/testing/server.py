@@ -1,4 +1,4 @@
-"""The server in memory: real HTTP on a free port of loopback, the real core, and MemoryStore."""
+"""The in-memory server: real HTTP on a free port of loopback, the real core, and MemoryStore."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from notify.server.data.routes import DataRoutes
 from notify.server.running import Running
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
-from notify.storage.records import State
+from notify.storage.records import State, StoredMessage
 from notify.wire import Outcomes, decode_payload
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class _Halves(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message as the server has it. `state`: PREPARED, COMMITTED, ROLLED_BACK or PARKED."""
+    """A message in the server. `state`: PREPARED, COMMITTED, ROLLED_BACK or PARKED."""
 
     id: str
     topic: str
@@ -73,14 +73,14 @@ class Stored:
 
 
 class _Faults:
-    """Loses the outcomes and answers that a test asks for, and counts answered and unanswered requests."""
+    """Loses the outcomes and answers that a test wants lost, and counts answered and unanswered requests."""
 
-    def __init__(self, behind: DataAnswers) -> None:
-        """`behind` answers what is not lost."""
-        self._behind = behind
+    def __init__(self, inner: DataAnswers) -> None:
+        """`inner` answers the requests that are not lost."""
+        self._inner = inner
         self.lose_outcomes = False
         self._lost: set[str] = set()
-        """Ids of transactions whose outcome is lost for good, also where it is sent, or sent again, later."""
+        """The ids of transactions whose outcome is lost each time that it is sent."""
         self.lose_answers = ""
         self.is_down = False
         self.under_way: Counter[str] = Counter()
@@ -101,34 +101,34 @@ class _Faults:
             self._lost.update(half.id for half in halves.transactions)
         if request.path == "/v1/transactions/outcomes" and self._is_lost(request):
             return Answer.problem(Unavailable("the test loses this outcome"))
-        answer = await self._behind.answer(request)
+        answer = await self._inner.answer(request)
         if self.lose_answers and request.path == self.lose_answers:
             return Answer.problem(Unavailable("the test loses this answer; the request was carried out"))
         return answer
 
     def _is_lost(self, request: Request) -> bool:
-        """Whether an outcome of a request gets lost. Answers to checks do not."""
+        """Whether the request has an outcome that gets lost. Answers to checks never get lost."""
         outcomes = _decoded(request, Outcomes)
-        sent = {o.id for o in outcomes.outcomes if o.check is None} if outcomes else set()
+        sent = {outcome.id for outcome in outcomes.outcomes if outcome.check is None} if outcomes else set()
         if self.lose_outcomes:
             self._lost |= sent
         return not sent.isdisjoint(self._lost)
 
 
 class _TestedApp(App):
-    """A server whose requests to data routes pass `faults`, once it has started."""
+    """A server that passes each request to a data route through `faults`."""
 
     faults: _Faults
 
     async def start(self) -> None:
         await super().start()
         if isinstance(self.data, DataRoutes):
-            self.data.invites_outcomes = False  # so that an outcome can be lost without the halves of others
+            self.data.invites_outcomes = False  # an outcome in a request of halves could only get lost with the halves
         self.data = self.faults = _Faults(self.data)
 
 
 def _decoded(request: Request, kind: type[T]) -> T | None:
-    """The body of a request; None where it is malformed: the server refuses it."""
+    """The decoded body of a request; None if it is malformed, which the server refuses."""
     is_packed = any(b"msgpack" in value for name, value in request.headers if name == b"content-type")
     decode = msgspec.msgpack.decode if is_packed else msgspec.json.decode
     with contextlib.suppress(msgspec.DecodeError):
@@ -137,13 +137,13 @@ def _decoded(request: Request, kind: type[T]) -> T | None:
 
 
 class InMemoryServer:
-    """A server for one test or many. Use it in a `with` statement, or call `start` and `stop`."""
+    """A server for one test or for several. Use it in a `with` statement, or call `start` and `stop`."""
 
     def __init__(self, **settings: Any) -> None:
-        """`settings`: those of `notify serve`, such as `check_attempts=2`. Raises InvalidRequest."""
+        """`settings`: settings of `notify serve`, such as `check_attempts=2`. Raises InvalidRequest."""
         self._directory = tempfile.TemporaryDirectory(prefix="notify-test-")
-        quick = {"check_backoff_seconds": 0.1, "check_backoff_max_seconds": 0.2, "alarm_disk_share": 0.0}
-        self._settings = Settings(**(quick | settings | {"data_dir": self._directory.name, "port": 0}))
+        defaults = {"check_backoff_seconds": 0.1, "check_backoff_max_seconds": 0.2, "alarm_disk_share": 0.0}
+        self._settings = Settings(**(defaults | settings | {"data_dir": self._directory.name, "port": 0}))
         self._offset_us = 0
         self._frozen_us: int | None = None
         self._store = MemoryStore(self._clock)
@@ -162,7 +162,7 @@ class InMemoryServer:
         return self
 
     def restart(self) -> None:
-        """Stop and start again at the same address with the same data; as after any restart, leases are gone."""
+        """Stop and start again at the same address with the same data. Leases are lost, as after any restart."""
         self._end()
         self._serve(int(self.url.rpartition(":")[2]))
 
@@ -175,7 +175,7 @@ class InMemoryServer:
         listening = socket.create_server(("127.0.0.1", port))
         self.url = self._app.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self._server = server = uvicorn.Server(config)
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # the test's own stay
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # keep those of the test
 
         def run() -> None:
             with listening:
@@ -190,7 +190,7 @@ class InMemoryServer:
             time.sleep(0.002)
 
     def stop(self) -> None:
-        """Stop the server; its data is gone."""
+        """Stop the server. Its data is lost."""
         if self._server is not None:
             self._end()
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
@@ -211,7 +211,7 @@ class InMemoryServer:
 
     @property
     def admin_token(self) -> str:
-        """The first token, which may make others. Only a started server with `access=True` has one."""
+        """The first token, which has the right to make others. Only a started server with `access=True` has it."""
         return (Path(self._directory.name) / first_token.FILE).read_text().strip()
 
     # --- time -------------------------------------------------------------------------------------------------
@@ -222,9 +222,9 @@ class InMemoryServer:
         return datetime.fromtimestamp(self._clock() / 1_000_000, UTC)
 
     def advance(self, seconds: float) -> None:
-        """Advance the server's clock: delays, retries, leases and checks that are due by then happen at once.
+        """Advance the server's clock, and let all delays, retries, leases and checks that are then due happen.
 
-        When it returns they are done: expired leases are free, and delayed messages are in their queues.
+        They have happened when this returns: leases have expired, and delayed messages are in their queues.
         """
         if seconds < 0:
             raise ValueError("seconds must not be negative")
@@ -244,10 +244,10 @@ class InMemoryServer:
 
     @contextlib.contextmanager
     def losing_outcomes(self) -> Iterator[None]:
-        """Lose all outcomes that producers send by themselves, so that the server has to check.
+        """Lose all outcomes except answers to checks, so that the server has to check.
 
-        The outcomes of transactions that begin meanwhile are lost for good, also where they are sent later. This tests
-        your service's answers to checks.
+        The outcomes of transactions that begin in the block are also lost if they are sent after it. This tests your
+        service's answers to checks.
         """
         self._app.faults.lose_outcomes = True
         try:
@@ -277,14 +277,15 @@ class InMemoryServer:
 
     def messages(self, topic: str | None = None) -> list[Stored]:
         """The messages that can be delivered, of one topic or of all, in the order of their queues."""
-        return [m for m in self._stored(topic) if m.state == State.COMMITTED.name]
+        return [message for message in self._stored(topic) if message.state == State.COMMITTED.name]
 
     def halves(self, topic: str | None = None) -> list[Stored]:
         """The messages of undecided transactions, of one topic or of all."""
-        return [m for m in self._stored(topic) if m.state in (State.PREPARED.name, State.PARKED.name)]
+        undecided = (State.PREPARED.name, State.PARKED.name)
+        return [message for message in self._stored(topic) if message.state in undecided]
 
     def under_way(self, path: str) -> int:
-        """How many requests to a data route are not answered yet, such as those of waiting consumers."""
+        """How many requests to a data route are not answered yet, for example because consumers wait."""
         return self._app.faults.under_way[path]
 
     def answered(self, path: str) -> int:
@@ -309,9 +310,9 @@ class InMemoryServer:
             time.sleep(0.01)
 
     def inside(self, act: Callable[[Running], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on the server's parts, in its event loop. Raises Unavailable if it is not started.
+        """Run a coroutine on the server's parts, in its event loop. Raises Unavailable if the server is not started.
 
-        For tests of the server itself: its parts change from version to version.
+        This is for tests of the server itself: its parts change from version to version.
         """
 
         if self._server is None:
@@ -331,17 +332,20 @@ class InMemoryServer:
 
     async def _look(self, core: Core, topic: str | None) -> list[Stored]:
         stored: list[Stored] = []
-        for t in core.queues.topics():
-            if topic not in (None, t.name):
+        for known_topic in core.queues.topics():
+            name = known_topic.name
+            if topic not in (None, name):
                 continue
-            for queue in range(t.queues):
-                for m in core.queues.read(t.name, queue, 0, 1_000_000, 1 << 40):
-                    stored.append(_seen(m, State.COMMITTED))
+            for queue in range(known_topic.queues):
+                queued = core.queues.read(name, queue, 0, 1_000_000, 1 << 40)
+                stored += [_stored_message(message, State.COMMITTED) for message in queued]
         for transaction in await core.store.undecided(None, None, None, 1_000_000):
-            stored += [_seen(m, transaction.state) for m in transaction.messages if topic in (None, m.topic)]
+            messages = [message for message in transaction.messages if topic in (None, message.topic)]
+            stored += [_stored_message(message, transaction.state) for message in messages]
         return stored
 
 
-def _seen(m: Any, state: State) -> Stored:
-    p = decode_payload(m.payload)
-    return Stored(ids.message_id(m.transaction_id, m.message_no), m.topic, p.body, p.key, p.tag, state.name)
+def _stored_message(message: StoredMessage, state: State) -> Stored:
+    payload = decode_payload(message.payload)
+    message_id = ids.message_id(message.transaction_id, message.message_no)
+    return Stored(message_id, message.topic, payload.body, payload.key, payload.tag, state.name)

@@ -14,23 +14,23 @@ def cpu_seconds(pid: int) -> float:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that the main thread of a process has started, and that it has not yet heard the end of."""
+    """The child processes of a process's main thread whose end it has not waited for yet."""
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def anonymous_bytes(pid: int) -> int:
-    """RssAnon of a process: its own memory, without the files that it maps. 0 once it has ended."""
+    """The memory of a process without mapped files (RssAnon); 0 once the process has ended."""
     match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(match[1]) * 1024 if match else 0
 
 
 def resident_mb(root: int) -> float:
-    """Resident memory of a process and all its descendants, in MiB."""
+    """The resident memory of a process and all its descendants, in MiB."""
     return sum(resident_by_program(root).values())
 
 
 def resident_by_program(root: int) -> dict[str, float]:
-    """As resident_mb, by the name of the program (at most 15 characters of it)."""
+    """Like `resident_mb`, by the name of the program (its first 15 characters)."""
     children: dict[int, list[int]] = {}
     pages: dict[int, int] = {}
     names: dict[int, str] = {}

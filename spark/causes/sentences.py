@@ -28,7 +28,7 @@ _SENTENCES = {
     "DISORDER": "{who} settled {n}{of} out of order, {when}",
     "ORPHAN_ROW": "{who}: {n} with a row and without its counterpart, {when}",
     "FORGOTTEN": "{who}: {n} with a row, lost by the log with its disk, {when}",
-    "ALTERED": "{who}: {n}{of} whose local row is not what was sent, {when}",
+    "ALTERED": "{who}: {n}{of} whose local row differs from the message sent, {when}",
     "MISDATED": "{who}: {n} whose local row and id have different times, {when}",
     "PENDING": "{who}: {n} not judged yet, {when}",
     "REDELIVERED": "{who} got {n}{of} more than once, {when}",

@@ -73,7 +73,7 @@ DISASTERS = (
     Disaster("swapped", "segments of two servers", harm.segment_of_another_log(2),
              "exchanged with another", also=_DAMAGE),
     Disaster("swapped", "the first segments of two servers", harm.segment_of_another_log(0),
-             "another log's"),
+             "belongs to another log"),
     Disaster("missing", "the first segment", harm.segment_gone(0), "first segments are missing"),
     Disaster("missing", "a middle segment", harm.segment_gone(2), "are missing", also=_DAMAGE),
     Disaster("missing", "the last segment", harm.segment_gone(-1), "it was cut"),

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 
-from notify.demo.kafka import Beside, KafkaCluster
+from notify.demo.kafka import KafkaCluster, NodeSettings
 from notify.kafka.rights import Need, Needs
 from notify.testing.ports import free_port
 from tests.support.authority import Authority
@@ -78,7 +78,7 @@ class SecuredKafka:
             "auto.create.topics.enable": "false",
         }  # fmt: skip
         listener = f"SECURED://{self.brokers}"
-        self.cluster = KafkaCluster(directory, beside=Beside(settings, listener, {ADMIN: PASSWORD}))
+        self.cluster = KafkaCluster(directory, node_settings=NodeSettings(settings, listener, {ADMIN: PASSWORD}))
         self.cluster.start()
         self._admin = AdminClient({"bootstrap.servers": self.cluster.brokers, "log_level": 0})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from notify.bench.peers.driver import DrivenPeer, Driver, jar_version
 from notify.bench.peers.system import Work
-from notify.demo.kafka import Beside, KafkaCluster, jars
+from notify.demo.kafka import KafkaCluster, NodeSettings, jars
 
 JAVA = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
 SETTINGS = {"log.flush.interval.messages": 1, "num.partitions": 8, "transaction.state.log.num.partitions": 8}
@@ -27,7 +27,7 @@ class Kafka:
     @contextmanager
     def started(self, directory: Path, work: Work) -> Iterator[DrivenPeer]:
         with ExitStack() as stack:
-            cluster = KafkaCluster(directory, beside=Beside(settings=SETTINGS, java=JAVA))
+            cluster = KafkaCluster(directory, node_settings=NodeSettings(settings=SETTINGS, java=JAVA))
             stack.callback(cluster.stop)
             cluster.start()
             log_level = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
