@@ -99,11 +99,11 @@ def look_again(
 def _purged(plan: Plan, inputs: Inputs, coverage: Coverage, result: Result) -> tuple[int, int]:
     """Up to which instant local rows, and inbox rows, were purged since the audit began; 0: nothing was purged."""
     marks = [database.purged() for database in inputs.databases]
-    known = (coverage.terms.rows_from_us, coverage.terms.inbox_from_us)
+    before = (coverage.terms.rows_from_us, coverage.terms.inbox_from_us)
     moved = [0, 0]
     for number, rows in enumerate(("local rows", "inbox rows")):
         newest_us = max(mark[number] for mark in marks)
-        if newest_us <= known[number]:
+        if newest_us <= before[number]:
             continue
         moved[number] = newest_us
         text = f"{rows} from before {instant_text(newest_us)} were purged while the audit read them"

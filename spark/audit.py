@@ -272,7 +272,7 @@ class Audit:
             log.prepare(self._spark, self._scratch, REREAD_BYTES if is_part else EVERYTHING, sources)
             self.result.reasons += [f"log {log.name}: {problem}" for problem in log.problems]
         refuse_foreign(self._inputs)
-        # Once for the times of ids, and once more for the times of the records.
+        # Twice the slack: once for the times of ids, and once for the times of the records.
         slack_us = 2 * (SKEW_US + round(max(self._plan.max_transaction_seconds, self._plan.deliver_seconds) * 1e6))
         for kafka in self._inputs.kafka:
             self._progress(f"asking Kafka at {kafka.brokers}")

@@ -169,7 +169,7 @@ def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | Non
 
 
 def _learn_bridge(catalog: Catalog, new: Bridged) -> None:
-    """Add a bridge's record. Of a run of records without a gap only the first and the last stay.
+    """Add a bridge's record. In a run of records without a gap only the first and the last stay.
 
     The last one then says that it follows the first, as in a segment (spark.bridged), so that the gaps stay the same.
     """

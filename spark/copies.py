@@ -68,7 +68,7 @@ class Copies(Protocol):
         """Free the facts: nobody will ask for them again."""
 
     def longest_unread(self, copied: Iterable[SegmentFile], most_bytes: int) -> list[SegmentFile]:
-        """Of the segments with a copy, those compared with it longest ago come first; at most `most_bytes` together."""
+        """The segments that were compared with their copies the longest ago, up to `most_bytes` together."""
 
     def compared(self, segment: SegmentFile) -> None:
         """Record that the segment was just compared with its copy and is equal."""

@@ -44,7 +44,7 @@ class StoredCopies:
     """Copies below a URL. The pickled form, for workers, has no facts."""
 
     url: str
-    known: dict[str, msgspec.Raw] = field(default_factory=dict, repr=False)
+    facts: dict[str, msgspec.Raw] = field(default_factory=dict, repr=False)
     """The facts of each copy as JSON, by its name."""
 
     @classmethod
@@ -64,10 +64,10 @@ class StoredCopies:
         return Store(self.url)
 
     def has(self, segment: SegmentFile) -> bool:
-        return copy_name(segment) in self.known
+        return copy_name(segment) in self.facts
 
     def facts_of(self, segment: SegmentFile) -> Scanned:
-        return decode_facts(self.known[copy_name(segment)])
+        return decode_facts(self.facts[copy_name(segment)])
 
     def write(self, segment: SegmentFile, tables: Mapping[str, pa.Table], facts: Scanned) -> None:
         for name, table in tables.items():
@@ -75,15 +75,15 @@ class StoredCopies:
 
     def note(self, made: Mapping[str, Scanned]) -> None:
         if made:
-            self.known |= {name: msgspec.Raw(msgspec.json.encode(facts)) for name, facts in made.items()}
-            self._store.replace(_FACTS, msgspec.json.encode(self.known))
+            self.facts |= {name: msgspec.Raw(msgspec.json.encode(scanned)) for name, scanned in made.items()}
+            self._store.replace(_FACTS, msgspec.json.encode(self.facts))
 
     def keep(self, wanted: set[str]) -> None:
-        unwanted = sorted(set(self.known) - wanted)[:MOST_FORGOTTEN]
+        unwanted = sorted(set(self.facts) - wanted)[:MOST_FORGOTTEN]
         for name in unwanted:
-            del self.known[name]
+            del self.facts[name]
         if unwanted:
-            self._store.replace(_FACTS, msgspec.json.encode(self.known))
+            self._store.replace(_FACTS, msgspec.json.encode(self.facts))
         for name in unwanted:
             for table in TABLES:
                 self._store.delete(f"{name}/{table}.parquet")
@@ -99,7 +99,7 @@ class StoredCopies:
         """Does nothing: a new copy replaces the old one."""
 
     def release(self) -> None:
-        self.known.clear()
+        self.facts.clear()
 
     def rows(
         self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[tuple[SegmentFile, int]]

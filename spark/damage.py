@@ -95,8 +95,8 @@ def examine(data: bytes, position: int) -> Iterator[Broken]:
         yield from examine(data[following:], position + following)
         return
     # The caller knows the position and the length of the frame; the header may be wrong.
-    known = (FRAME_MAGIC, len(body), crc, records, position, durable, time_us)
-    if frame_is_sound(known, body):
+    expected = (FRAME_MAGIC, len(body), crc, records, position, durable, time_us)
+    if frame_is_sound(expected, body):
         wrong = [
             name
             for name, is_right in (("magic", magic == FRAME_MAGIC), ("length", length == len(body)))
@@ -104,7 +104,7 @@ def examine(data: bytes, position: int) -> Iterator[Broken]:
         ]
         yield Broken(position, end, f"the frame's {' and '.join(wrong) or 'position'} is wrong", body, time_us)
         return
-    fixed = _one_byte(FRAME_HEADER.pack(*known), body)
+    fixed = _one_byte(FRAME_HEADER.pack(*expected), body)
     if fixed is None:
         yield Broken(position, end, f"more than one of {len(data)} bytes is wrong", None, time_us)
         return

@@ -96,7 +96,7 @@ def cut(cluster: Cluster, whole: Mapping[Partition, Extent], from_us: int, until
 
 
 def deleted(cluster: Cluster, parts: Mapping[Partition, Extent]) -> dict[Partition, Extent]:
-    """What remains of the parts whose first records have been deleted, as by retention. Raises Unavailable."""
+    """The remaining offsets of those parts whose first records were deleted, as by retention. Raises Unavailable."""
     with_records = {place: part for place, part in parts.items() if part.high > part.low}
     present = known_topics(cluster, CALL_SECONDS)
     now = extents(cluster, sorted({place.topic for place in with_records} & present.keys()))

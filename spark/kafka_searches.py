@@ -52,8 +52,8 @@ def disorder(
     subscriptions = small_table(spark, columns, ordered)
     late = _late(spark, kafka, reduce(DataFrame.unionAll, effects), subscriptions)
     cases = []
-    rows, count = searches.most_of(searches.within(late, span))
-    for row in rows:
+    late_rows, count = searches.most_of(searches.within(late, span))
+    for row in late_rows:
         cases.append(
             Found(
                 "DISORDER", ids.to_text(bytes(row["id"])), row["no"],

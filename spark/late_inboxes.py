@@ -29,11 +29,16 @@ def begins_us(subscribed: Subscribed) -> int:
 
 
 def with_late_inboxes(
-    spark: SparkSession, rows: DataFrame, logs: Sequence[LogInput], groups: Groups, known: Collection[str], from_us: int
+    spark: SparkSession,
+    rows: DataFrame,
+    logs: Sequence[LogInput],
+    groups: Groups,
+    inboxes: Collection[str],
+    from_us: int,
 ) -> DataFrame:
     """Rows of messages with masks `before_inbox0`, …: the groups that acknowledged it before their inbox began.
 
-    `known`: the groups with inbox rows; other groups are in no mask. `from_us`: acknowledgements from before this
+    `inboxes`: the groups with inbox rows; other groups are in no mask. `from_us`: acknowledgements from before this
     instant are not judged, because inbox rows were purged.
     """
     blocks = range(groups.blocks)
@@ -43,7 +48,7 @@ def with_late_inboxes(
             place,
             [{"until": until} | {name: groups.bit(group, b) for b, name in enumerate(names)} for group, until in late],
         )
-        for place, late in _late(logs, set(known), from_us)
+        for place, late in _late(logs, set(inboxes), from_us)
     ]
     if not table:
         return rows.withColumns({f"before_inbox{b}": F.lit(0).cast("bigint") for b in blocks})
@@ -61,14 +66,14 @@ def _mask(inboxes: Column, bit: str) -> Column:
     return F.aggregate(inboxes, F.lit(0).cast("bigint"), lambda mask, inbox: mask.bitwiseOR(inbox[bit]))
 
 
-def _late(logs: Sequence[LogInput], known: set[str], from_us: int) -> Iterator[tuple[int, list[tuple[str, int]]]]:
+def _late(logs: Sequence[LogInput], inboxes: set[str], from_us: int) -> Iterator[tuple[int, list[tuple[str, int]]]]:
     """Each queue with late inboxes: the groups, and the instants at which their inboxes begin."""
     for number, log in enumerate(logs):
         by_topic: dict[str, list[tuple[str, int]]] = {}
         for subscribed in log.catalog.subscriptions.values():
             # A purge moves the instant, too: to the mark in the database, and by a margin for clocks.
             group, from_inbox_us = subscribed.group, begins_us(subscribed)
-            if group in known and from_inbox_us > from_us + (_SKEW_US if from_us else 0):
+            if group in inboxes and from_inbox_us > from_us + (_SKEW_US if from_us else 0):
                 by_topic.setdefault(subscribed.topic, []).append((group, from_inbox_us))
         for topic, name in log.catalog.topics.items():
             if name in by_topic:

@@ -38,7 +38,10 @@ def corrupt(log: LogInput, holds: Callable[[int], bool]) -> tuple[list[Found], i
 
 
 def gaps(name: str, bridges: Iterable[Bridged]) -> Iterable[Found]:
-    """Where a bridge did not continue from its last position. `name`: the input; `bridges`: its records, in order."""
+    """Findings for bridges that did not continue from their last position. `name`: the name of the input.
+
+    `bridges`: the records of the input's bridges, in order.
+    """
     last: dict[str, Bridged] = {}
     for bridged in bridges:
         source, since = bridged.source, bridged.since

@@ -31,8 +31,8 @@ _PLANNING = {
     # Tables of messages must be sorted or hashed, and never broadcast by mistake.
     "spark.sql.autoBroadcastJoinThreshold": str(16 << 20),
     "spark.sql.files.maxPartitionBytes": str(64 << 20),
-    # A shipped log has a small copy for each minute. By default Spark looks for each file in a task of its own, before
-    # every read, and reads at most 16 of them in one task.
+    # A shipped log has a small copy for each minute. By default Spark runs a task for each file to find it before every
+    # read, and reads at most 16 files in one task.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(LISTING_TASKS),
     "spark.sql.files.openCostInBytes": str(1 << 20),
 }

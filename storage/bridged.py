@@ -33,18 +33,19 @@ class IdsInUse(Conflict):
         self.ids = transaction_ids
 
 
-def check_bridge(known: BridgeState, batch: BridgeBatch) -> None:
+def check_bridge(recorded: BridgeState, batch: BridgeBatch) -> None:
     """Raises Conflict unless the batch comes from the bridge that writes now and continues at the recorded position."""
-    source = known.source
-    if (batch.claim and batch.epoch <= known.epoch) or batch.epoch < known.epoch:
+    source = recorded.source
+    if (batch.claim and batch.epoch <= recorded.epoch) or batch.epoch < recorded.epoch:
         raise stale_epoch(
-            f"source {source!r} has a bridge of epoch {known.epoch}: another bridge has taken over; stop one of the two"
+            f"source {source!r} has a bridge of epoch {recorded.epoch}: another bridge has taken over; stop one of the "
+            "two"
         )
-    if batch.epoch > known.epoch and not batch.claim:
+    if batch.epoch > recorded.epoch and not batch.claim:
         raise stale_epoch(f"source {source!r}: epoch {batch.epoch} was never claimed; claim it first")
-    if batch.expected_position != known.position:
+    if batch.expected_position != recorded.position:
         raise Conflict(
-            f"source {source!r} stands at {known.position!r}, not at {batch.expected_position!r}",
+            f"source {source!r} stands at {recorded.position!r}, not at {batch.expected_position!r}",
             "unexpected_position",
         )
 

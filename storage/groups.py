@@ -11,7 +11,7 @@ from notify.storage.runs import OffsetRuns
 
 @dataclass(slots=True)
 class Subscription:
-    """How a group receives the messages of a topic. Its start is not here: it became an offset for each queue."""
+    """How a group receives the messages of a topic. The start of a subscription becomes an offset in each queue."""
 
     group: str
     topic: str

@@ -18,7 +18,7 @@ class Flush(enum.IntEnum):
 
 
 class Backlog(enum.IntEnum):
-    """What happens to a message to a topic whose slowest group lags as far behind as the topic allows."""
+    """The policy for messages to a topic whose slowest group lags as far behind as the topic allows."""
 
     REFUSE = 0  # 429: the producer sends it again later
     HOLD = 1  # the request waits for a moment, then 429

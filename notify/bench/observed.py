@@ -79,7 +79,7 @@ class _Collector(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        """Does not log."""
 
 
 class Watcher:

@@ -51,9 +51,9 @@ class Captured:
 def captured_messages(using: str = DEFAULT_DB_ALIAS, *, execute: bool = False) -> Iterator[list[Captured]]:
     """The messages that were sent in the block and not rolled back with a savepoint; the list is filled at the end.
 
-    This is for messages what `captureOnCommitCallbacks` is for callbacks. With `execute`, the messages are sent to the
-    server at the end of the block as if the transaction had committed: consumers receive them even if the test's
-    transaction is rolled back.
+    Django's `captureOnCommitCallbacks` does the same for callbacks. With `execute`, the messages are sent to the server
+    at the end of the block as if the transaction had committed: consumers receive them even if the test's transaction
+    is rolled back.
     """
     listener = listener_of(connections[using])
     before = len(listener.sends()[1])
