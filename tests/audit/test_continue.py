@@ -68,7 +68,7 @@ def test_it_goes_on_only_with_the_same_inputs(tmp_path: Path) -> None:
         assert proved.begun(PLAN, report, inputs, goes_on=False) == (PLAN, None)
         with pytest.raises(InvalidRequest, match="leave --from and --to out"):
             proved.begun(replace(PLAN, from_us=5), report, inputs, goes_on=True)
-        with pytest.raises(InvalidRequest, match="the databases are not those"):
+        with pytest.raises(InvalidRequest, match="the earlier audits had other databases"):
             proved.begun(PLAN, report, replace(inputs, databases=others.databases), goes_on=True)
         replaced = [LogInput(other.log, trade.log.name)]
         with pytest.raises(InvalidRequest, match=r"lacks the segment at \d+ that an audit has read"):

@@ -98,7 +98,7 @@ def test_objects_that_are_missing_or_damaged_are_reasons(own_store: Path, tmp_pa
     one.write_bytes(data)
     other.unlink()
     harmed = prepared(f"file://{own_store}", tmp_path / "copies")
-    assert [p for p in harmed.problems if one.name in p and "not those of the manifest" in p], harmed.problems
+    assert [p for p in harmed.problems if one.name in p and "differ from the manifest" in p], harmed.problems
     assert [p for p in harmed.problems if other.name in p and "not in the store" in p], harmed.problems
     assert len(harmed.problems) == 2 and len(list(harmed.unread(0))) == 2
     repaired = bytes(b ^ (n == 200) for n, b in enumerate(data))
@@ -151,7 +151,7 @@ def test_segments_that_are_dropped_while_they_are_read_are_told(own_store: Path,
     parts = reader.partitions()
     drop(own_store, 3)
     log.prepare(None, tmp_path / "copies")
-    assert [problem for problem in log.problems if "because of its age (ship_keep): repeat" in problem], log.problems
+    assert [problem for problem in log.problems if "because of their age (ship_keep): repeat" in problem], log.problems
     with pytest.raises(Unavailable, match=r"ship_keep"):
         list(reader.read(parts[0]))
     assert list(reader.read(parts[4]))
