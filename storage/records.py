@@ -92,7 +92,7 @@ class Decided(msgspec.Struct, gc=False):
 
 
 class PartlyDecided(Unavailable):
-    """Some outcomes of a `decide` could not be recorded; the others have their results."""
+    """Some outcomes of a `decide` could not be recorded. `results` has their errors, and the results of the others."""
 
     def __init__(self, results: Sequence[Decided | NotifyError]) -> None:
         reason = next((result for result in results if isinstance(result, NotifyError)), None)

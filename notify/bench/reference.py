@@ -1,12 +1,12 @@
-"""The reference of the bars: what this machine does at this moment with the least that a durable transaction takes.
+"""The reference of the bars: how fast this machine is now at the least work that a durable transaction needs.
 
-A timing on a shared machine says nothing by itself: an hour later the same commit may be half as fast. So each run that
-has a bar is preceded by the reference, and the bar is a ratio of the two. The reference does what every server of
-durable messages has to do, and nothing else: a client sends requests over a socket to another process, which decodes
-their items, writes a record with a checksum for each of them, syncs the file, and answers each item. A transaction of
-the reference is two such items, as a half message and its outcome are: one with a body, and one with an id alone.
+A timing on a shared machine means little by itself: an hour later the same commit may be half as fast. Therefore the
+reference runs before each run that has a bar, and the bar is a ratio of the two. The reference does only what every
+server of durable messages must do: a client sends requests over a socket to another process, which decodes their items,
+writes a record with a checksum for each item, syncs the file, and answers each item. A transaction of the reference is
+two items, as a half message and its outcome are: one item with a body, and one with only an id.
 
-Run as `python -m notify.bench.reference` with the path of a file, it is the server.
+Run as `python -m notify.bench.reference` with the path of a file, this module is the server.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BODY_BYTES = 256
 ID_BYTES = 16
 SECONDS = 1.0
 ANSWER_SECONDS = 30.0
-"""How long one request may take at most."""
+"""The longest time of one request."""
 _LENGTH = struct.Struct("<I")
 
 
 class _Record(msgspec.Struct, array_like=True):
-    """One item of a request: an id, and a body, which is empty in place of an outcome."""
+    """One item of a request: an id and a body, which is empty if the item is an outcome."""
 
     id: bytes
     body: bytes
@@ -61,7 +61,7 @@ class Reference:
 
 
 def measure(callers: int, seconds: float = SECONDS) -> Reference:
-    """Run the reference for so many seconds with so many items in a request. Raises NotifyError if it cannot run."""
+    """Run the reference for `seconds`, with `callers` items in each request. Raises NotifyError if it cannot run."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         client, server = socket.socketpair()
@@ -105,7 +105,7 @@ class _Line:
 
 
 def _exchange(line: _Line, callers: int, seconds: float) -> list[float]:
-    """The seconds of each transaction of `callers` items; the first tenth of the time is not counted."""
+    """The seconds of each exchange of `callers` transactions; those in the first tenth of the time do not count."""
     bodies = [os.urandom(BODY_BYTES) for _ in range(callers)]
     times: list[float] = []
     begin = time.perf_counter() + 0.1 * seconds
@@ -122,15 +122,15 @@ def _exchange(line: _Line, callers: int, seconds: float) -> list[float]:
 
 
 def _ask(line: _Line, records: list[_Record]) -> None:
-    """Send a request and read its answer. Raises OSError, also where the answer names other items."""
+    """Send a request and read its answer. Raises OSError, also if the answer has other ids."""
     line.send(_encode(records))
     answer = line.receive()
     if answer is None or _decode_ids(answer) != [record.id for record in records]:
-        raise OSError("its server did not answer what it was asked")
+        raise OSError("its server sent a wrong answer")
 
 
 def serve(path: Path, connection: socket.socket) -> None:
-    """Answer the requests of one connection until its end; the records go into the file `path`."""
+    """Answer the requests of one connection until it ends, and write their records to the file `path`."""
     line = _Line(connection)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -148,7 +148,7 @@ def serve(path: Path, connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Serve the connection whose descriptor argv[2] names, with the file argv[1]."""
+    """Serve the connection with the file descriptor in argv[2], with the file in argv[1]."""
     with socket.socket(fileno=int(sys.argv[2])) as connection:
         serve(Path(sys.argv[1]), connection)
 
