@@ -209,11 +209,9 @@ BAD = [finding.name for finding in FINDINGS if finding.is_bad]
 
 
 def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
-    """Add the conditions that several classes share, as columns.
-
-    `life` also has `made_us` and the masks `expected0`, … (the groups that should receive the message), `readers0`, …
-    (the groups that ever subscribed to its queue) and `before_inbox0`, … (the groups whose inbox began later).
-    """
+    """Add the conditions that several classes share, as columns. `life` also has `made_us` and masks of groups:
+    `expected0`, … should receive the message, `readers0`, … ever subscribed to its queue, and the inboxes of
+    `before_inbox0`, … began later."""
     has_row = _c("t_state").isNotNull()
     state = F.coalesce(_c("t_state"), F.lit(0)).bitwiseAND(UNKNOWN)
     committed_here = state == COMMITTED

@@ -92,8 +92,7 @@ class SegmentScan:
                 self._examine(disk, segment, damage, times)
         finally:
             disk.close(fd)
-        # Sorted, so that segments with the same groups number them alike. Instances of a broadcast, which have no bit,
-        # come last.
+        # Segments with the same groups number them alike. Instances of a broadcast, which have no bit, come last.
         self._group_names = sorted(self._group_numbers, key=lambda name: ("@" in name, name))
         table = np.frombuffer(b"".join(self._entries), ENTRY_TYPE)
         sources = np.repeat(np.array(self._sources, np.int64), np.array(self._counts, np.int64))
