@@ -86,11 +86,11 @@ class Catalog:
         catalog.topics = {topic.number: topic.name for topic in state.topics}
         catalog.queues = {topic.number: topic.queues for topic in state.topics}
         catalog.producer_groups = dict(enumerate(state.producer_groups))
-        for saved_one in state.subscriptions:
-            key = (saved_one.group, saved_one.topic)
-            is_filtered = bool(saved_one.tags or saved_one.filter)
+        for subscription in state.subscriptions:
+            key = (subscription.group, subscription.topic)
+            is_filtered = bool(subscription.tags or subscription.filter)
             catalog.subscriptions[key] = Subscribed(
-                *key, saved_one.mode, [], 0, saved_one.inbox_from_us, is_filtered=is_filtered
+                *key, subscription.mode, [], 0, subscription.inbox_from_us, is_filtered=is_filtered
             )
             catalog.ever.add(key)
         return catalog
