@@ -273,7 +273,7 @@ def test_a_topic_does_not_grow_without_end() -> None:
         await s.send("t", "first")
         for queues in range(2, MOST_GROWN + 2):
             s.topics.put_soon(Topic("t", queues=queues))
-        with pytest.raises(InvalidRequest, match="at once"):
+        with pytest.raises(InvalidRequest, match="in one step"):
             s.topics.put_soon(Topic("t", queues=200))
         s.store.trim("t", 0, 1)  # no message from before the growth is left
         s.topics.put_soon(Topic("t", queues=200))
