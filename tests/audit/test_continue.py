@@ -49,7 +49,7 @@ def test_an_audit_reads_what_came_since_the_last_one(
     assert 9 <= second.totals["committed"] <= 15, "the rest was not read"
     assert read and all(span is not None for span in read), "no table is asked for all its producer groups"
     (note,) = [text for text in second.notes if "continues where the audit of" in text]
-    assert "100 messages committed" in note and "1 audits, with no finding" in note
+    assert "1 audits judged 100 messages committed" in note and "with no finding" in note
     third, _ = go_on(spark, trade, report)
     assert [text for text in third.notes if "2 audits, with 1 ACKED_NO_EFFECT" in text], third.notes
 
