@@ -32,6 +32,7 @@ from notify.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    WrongShard,
 )
 from notify.urls import server_address
 from notify.wire import MSGPACK, Item, Items, Problem
@@ -349,6 +350,7 @@ _BY_CODE: dict[str, type[NotifyError]] = {
     IdInUse.code: IdInUse,
     OutcomeConflict.code: OutcomeConflict,
     StaleReceipt.code: StaleReceipt,
+    WrongShard.code: Unavailable,  # whoever has the shard is away, or keys are being divided anew
 }
 _BY_STATUS: dict[int, type[NotifyError]] = {
     401: Unauthorized,

@@ -8,6 +8,7 @@ import pytest
 
 from notify.client.answers import AnswerReader
 from notify.client.http import HttpClient, error_of
+from notify.errors import Unavailable
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
@@ -58,3 +59,9 @@ def test_what_is_said_before_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) 
 def test_a_request_that_came_too_slowly_may_be_repeated() -> None:
     """Proxies say 408 to a connection that was silent: nothing was carried out, and it is not for what it contains."""
     assert error_of(408, "http_408", "").retryable
+
+
+def test_an_outcome_that_another_server_knows_may_be_sent_again() -> None:
+    """Its own server is away, and the others of the registry refuse it: `commit()` raised InvalidRequest."""
+    error = error_of(421, "wrong_shard", "this is shard b; send the outcome to a")
+    assert (type(error), error.retryable, error.code, error.status) == (Unavailable, True, "wrong_shard", 421)
