@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -119,16 +120,16 @@ class Batcher(Generic[Item, Result]):
         entries = [waiting.popleft() for _ in range(len(waiting))] if len(waiting) <= most else []
         lent: Along[Item, Result] = Along([item for item, _ in entries])
         self._away += len(entries)
-        ended: asyncio.CancelledError | None = None
+        is_cancelled = False
         try:
             yield lent
-        except asyncio.CancelledError as error:
-            ended = error
+        except asyncio.CancelledError:
+            is_cancelled = True
             raise
         finally:
             self._away -= len(entries)
-            if ended is not None:
-                self._end(ended, entries)
+            if is_cancelled:
+                self._returned += entries  # nothing is begun: see _request
             elif lent.results is not None:
                 self._deliver(entries, lent.results)
             else:
@@ -149,9 +150,19 @@ class Batcher(Generic[Item, Result]):
     def _start(self) -> None:
         self._scheduled = False
         while (self._waiting or self._returned) and len(self._running) < self._in_flight:
-            task = self._loop.create_task(self._request(self._take()))
+            batch = self._take()
+            task = self._loop.create_task(self._request(batch))
             self._running.add(task)
             self._unbegun += 1
+            task.add_done_callback(functools.partial(self._let_go, batch))
+
+    def _let_go(self, batch: list[tuple[Item, asyncio.Future[Result]]], task: asyncio.Task[None]) -> None:
+        """Let go of a request that was cancelled before it began: `_request` has not run, and told nobody."""
+        if task in self._running:
+            self._running.discard(task)
+            self._unbegun -= 1
+            for _, future in batch:
+                _refuse(future, Unavailable("the request was cancelled before it began"))
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
         waiting = self._returned or self._waiting
@@ -168,30 +179,24 @@ class Batcher(Generic[Item, Result]):
 
     async def _request(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         self._unbegun -= 1
+        is_cancelled = False
         try:
             if batch:
                 self._deliver(batch, await self._results([item for item, _ in batch]))
-        except asyncio.CancelledError as error:
-            self._end(error, batch)
-            raise
         except BaseException as error:
             failure = _as_notify_error(error)
             for _, future in batch:
                 _refuse(future, failure)
+            if isinstance(error, asyncio.CancelledError):
+                is_cancelled = True
+                raise
         finally:
             task = asyncio.current_task()
             if task is not None:
                 self._running.discard(task)
-            self._start()
-
-    def _end(self, error: asyncio.CancelledError, entries: list[tuple[Item, asyncio.Future[Result]]]) -> None:
-        """Fail these entries and all that wait, because the loop ends and has cancelled a request. No request begins
-        that the loop would not finish."""
-        failure = _as_notify_error(error)
-        for entry in (*entries, *self._returned, *self._waiting):
-            _refuse(entry[1], failure)
-        self._returned.clear()
-        self._waiting.clear()
+            # The loop ends, most likely, and would not see through what is begun now: `submit` and `drain` begin again.
+            if not is_cancelled:
+                self._start()
 
     def _deliver(
         self, batch: list[tuple[Item, asyncio.Future[Result]]], results: Sequence[Result | Later | NotifyError]
@@ -229,6 +234,8 @@ class Batcher(Generic[Item, Result]):
             if self._running:
                 await asyncio.wait(list(self._running))
             else:
+                if self._waiting or self._returned:
+                    self._start_later()
                 await asyncio.sleep(LATER_LOOK_SECONDS if self._away else 0)
 
 

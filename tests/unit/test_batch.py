@@ -154,18 +154,18 @@ def test_it_is_known_when_a_request_is_about_to_leave() -> None:
     asyncio.run(scenario())
 
 
-def test_where_the_loop_ends_all_are_told_and_nothing_is_begun() -> None:
-    """Items that waited, or were in another's request, were begun while the loop ended, and failed with it."""
+def test_a_request_that_is_cancelled_begins_no_other_before_a_drain() -> None:
+    """A loop that ends cancels all tasks. Items that waited, or were in another's request, were begun then."""
 
     async def scenario() -> None:
         gone: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
         requests: list[list[int]] = []
 
-        def hang(items: list[int]) -> asyncio.Future[Sequence[int]]:
+        async def hang_at_first(items: list[int]) -> Sequence[int]:
             requests.append(items)
-            return gone
+            return [2 * item for item in items] if gone.done() else await gone
 
-        hung: Batcher[int, int] = Batcher(hang, in_flight=1)
+        hung: Batcher[int, int] = Batcher(hang_at_first, in_flight=1)
         carried = Carried()
 
         async def carry() -> None:
@@ -182,8 +182,27 @@ def test_where_the_loop_ends_all_are_told_and_nothing_is_begun() -> None:
         await asyncio.wait(tasks)
         for _ in range(CARRIER_TURNS + 2):
             await asyncio.sleep(0)  # a turn of the loop
-        assert [type(future.exception()) for future in (first, away, waiting)] == [Unavailable] * 3
-        assert hung.is_idle and carried.batcher.is_idle and carrying.cancelled()
+        assert isinstance(first.exception(), Unavailable) and carrying.cancelled()
         assert requests == [[1]] and carried.requests == [] and len(asyncio.all_tasks()) == 1
+        await hung.drain()
+        await carried.batcher.drain()
+        assert (await waiting, await away) == (4, 20)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_cancelled_before_it_begins_is_told_of_and_not_waited_for() -> None:
+    """A service that cancels its tasks and closes its producer hung: `drain` looped, without a turn of the loop."""
+
+    async def scenario() -> None:
+        carried = Carried()
+        lost = carried.batcher.submit(1)
+        await asyncio.sleep(0)  # a turn of the loop: the request's task is there
+        (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+        task.cancel()
+        await asyncio.wait([task])
+        await carried.batcher.drain()
+        assert isinstance(lost.exception(), Unavailable) and carried.requests == []
+        assert not carried.batcher.is_about_to_send and await carried.batcher.submit(2) == 4
 
     asyncio.run(scenario())
