@@ -155,7 +155,7 @@ def test_the_storage_of_another_cluster_is_told(sharded: Trade, tmp_path: Path) 
         over_kafka = Inputs(inputs.databases, (), (), inputs.storages)
         assert Proof(over_kafka, result, 0, 1 << 52).of_storages()
     (reason,) = result.reasons
-    assert "storage shard-b is shard b by its name" in reason
+    assert "storage shard-b has the name of shard b" in reason
 
 
 def test_a_storage_whose_halves_were_deleted_is_missed(sharded: Trade, tmp_path: Path) -> None:
