@@ -16,7 +16,7 @@ BARS = {
     "head_latency_ratio": (2, True),
 }
 """Each figure's bar, and whether the bar is an upper bound."""
-DRAIN, READY = 0.75, 400.0
+DRAIN, READY = 0.45, 1600.0
 """Bars of the drain's rate by the reference's, and of the start after kill -9 by a transaction of the reference."""
 
 
