@@ -52,7 +52,7 @@ class Alarms:
     def __init__(
         self, ledger: Ledger, url: str, clock: Callable[[], float], send: Callable[[str, Alarm], None] = post
     ) -> None:
-        """Raises InvalidRequest for a URL that is none."""
+        """Raises InvalidRequest if the URL is not one of http or https."""
         if url and (not url.startswith(("http://", "https://")) or has_user(url)):
             raise InvalidRequest(
                 f"--alarm-url {place_of(url)!r} is no http:// or https:// URL without a user and a password"

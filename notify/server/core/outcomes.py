@@ -54,7 +54,7 @@ class Outcomes:
         self._jitter = jitter or random.Random()
 
     async def record(self, group: str, outcomes: Sequence[OutcomeItem]) -> list[Item]:
-        """Record outcomes, chunk of which may answer checks; the items are in the order of the outcomes."""
+        """Record outcomes, some of which may answer checks; the items are in the order of the outcomes."""
         check_name("producer_group", group)
         check_count(outcomes)
         items: list[Item | None] = []
