@@ -204,13 +204,16 @@ class SqlShards:
         if self._only is not None:
             return await self._only.decide(outcomes, now_us, forced, tokens)
         by_shard: dict[str, list[int]] = {}
-        for i, outcome in enumerate(outcomes):
+        for place, outcome in enumerate(outcomes):
             shard = shards.get(outcome[0])
             for name in (shard,) if shard is not None else self.by_name:
-                by_shard.setdefault(name, []).append(i)
+                by_shard.setdefault(name, []).append(place)
         # At the same time: a shard that is slow or away holds up no outcome of the others.
         answers = await asyncio.gather(
-            *[self._decide_at(shard, [outcomes[i] for i in some], now_us, tokens) for shard, some in by_shard.items()]
+            *[
+                self._decide_at(shard, [outcomes[place] for place in places], now_us, forced, tokens)
+                for shard, places in by_shard.items()
+            ]
         )
         return one_answer_each(len(outcomes), zip(by_shard.values(), answers, strict=True))
 
@@ -219,11 +222,12 @@ class SqlShards:
         shard: str,
         outcomes: Sequence[tuple[bytes, str | None, State]],
         now_us: int,
+        forced: bool,
         tokens: Mapping[bytes, int],
     ) -> Sequence[Decided | NotifyError]:
         """The result for each; an error is that of the shard."""
         try:
-            return await self._at(shard).decide(outcomes, now_us, tokens=tokens)
+            return await self._at(shard).decide(outcomes, now_us, forced, tokens)
         except NotifyError as error:
             return [error] * len(outcomes)
 
