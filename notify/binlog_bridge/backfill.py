@@ -67,7 +67,7 @@ class Backfill:
         """Send unmoved messages to a target that knows ids, then set its position to that of the snapshot.
 
         Returns the new position. `position`: the queue's position. `since_us`: the time from which rows are sent, by
-        the source's clock; None: the time of the queue's position.
+        the source's clock; None: LONGEST_TRANSACTION_US before the time of the queue's position.
         """
         snapshot = Snapshot(self._engine)
         try:

@@ -125,7 +125,7 @@ class Bridge:
     async def run(self, *, once: bool = False, fill: bool = False, fill_since_us: int | None = None) -> Totals:
         """Run until cancelled, or with `once` until the source has been silent for a second. `fill`: backfill first.
 
-        `fill_since_us`: the start of the backfill, by the source's clock; None: the time of the queue's position.
+        `fill_since_us`: the start of the backfill, by the source's clock; None: the queue's position decides it.
         Raises Purged, Unreadable, Superseded or InvalidRequest, which an operator has to resolve.
         """
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -185,7 +185,7 @@ class Bridge:
                 ) from error
 
     def _next_candidate_or(self, error: Purged) -> None:
-        """Switch to the next candidate, which may have the position. Raises the error after PURGED_SECONDS."""
+        """Switch to another candidate, if there is one and PURGED_SECONDS are not over; otherwise raises the error."""
         now = time.monotonic()
         self._purged_since = self._purged_since or now
         if len(self._engines) == 1 or now - self._purged_since > PURGED_SECONDS:

@@ -78,7 +78,7 @@ class Refusals:
             for page in cut(outbox_places, RETRIED_BYTES):
                 with engine.connect() as connection:
                     messages = readable(connection, outbox, [place.id for place in page])
-                yield messages  # the connection is closed, also if the bridge stops while the messages are sent
+                yield messages  # no connection is held while they are sent, nor by a bridge that stops then
 
     def has_any(self, engine: Engine) -> bool:
         """Whether anything is on the list, decided or not. Raises SQLAlchemyError."""

@@ -117,9 +117,8 @@ class Cluster:
         """The URL of this cluster with all settings, including those of the file: it may contain secrets."""
         own = {} if self.partitions < 0 else {PARTITIONS: str(self.partitions)}
         settings = sorted({**self.settings, **own}.items())
-        query = urllib.parse.urlencode(
-            settings, quote_via=urllib.parse.quote
-        )  # a space is encoded as %20, not as a plus
+        # A space is encoded as %20, not as a plus.
+        query = urllib.parse.urlencode(settings, quote_via=urllib.parse.quote)
         return f"{SCHEME}{self.brokers}?{query}" if query else f"{SCHEME}{self.brokers}"
 
     def producer(self, own: Mapping[str, Any]) -> Producer:

@@ -3,7 +3,7 @@
 The note of a letter that was sent is written in one transaction with the message. Each topic is compacted and has one
 partition. A record's key is `{group}/{partition}@{offset}` of the letter. Its value begins with the letter's id,
 because a dead-letter topic that is deleted and made again has other messages at these offsets. After the id of a
-dropped letter, a line says who dropped it, and why. An audit ignores drops: the letter is as dead as before.
+dropped letter, a line says who dropped it, and why. An audit ignores drops: to it the letter is still dead.
 """
 
 from __future__ import annotations

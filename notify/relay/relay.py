@@ -116,7 +116,7 @@ class Relay:
         if not self._rows.outboxes or is_due:
             await in_thread(self._rows.find)
         if self._may_lack_queues is not None and SERVER in self._rows.outboxes:
-            # The target may be a server of this same database, where its messages are already, and would be marked.
+            # The target may be a server of this same database: it has these messages, which would be marked as moved.
             await self._may_lack_queues.check_queues()
             self._may_lack_queues = None
         if is_due or (once and self.total.refused > self.listed):

@@ -59,7 +59,7 @@ class HeldBack:
     def hold(self, transaction: BridgedTransaction, *, topics: bool = False) -> None:
         """Hold back all later transactions that share a key with this one.
 
-        With `topics`, also hold back its whole topic, unless it has several: only one of them may be full.
+        With `topics`, also hold back its whole topic, unless it has several, of which perhaps only one is full.
         """
         self._wait(transaction)
         if topics and len({m.topic for m in transaction.messages}) == 1:

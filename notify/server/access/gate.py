@@ -93,7 +93,7 @@ class Access:
         self._principals: dict[str, Principal] = {}
         self._verified_lately: OrderedDict[bytes, tuple[Principal, Credential | None, float]] = OrderedDict()
         self.used_us: dict[str, int] = {}
-        """When each credential was last used (microseconds since 1970, by id); the caller empties it on recording."""
+        """When each credential was last used (microseconds since 1970, by id), until that is recorded."""
         self._refusals = LogRate(REFUSALS_A_SECOND)
         self._lookup = Lookup(look)
         self._unknown = Unknown()
@@ -317,8 +317,8 @@ class Access:
     async def _subject_credential(self, subject: str, is_needed: bool) -> Credential | None:
         """The valid credential for a provider's subject, if there is one.
 
-        Raises Unavailable if the records cannot be read and the credential `is_needed`: without it, the rights in the
-        token are enough.
+        Raises Unavailable if the records cannot be read and the credential `is_needed`; else the rights in the token
+        are enough.
         """
         credential = self._by_proof.get(("subject", subject))
         if credential is None or not credential.holds(self.clock()):

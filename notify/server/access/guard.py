@@ -68,7 +68,7 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
 
 
 def token_of_cookie(header: bytes) -> bytes:
-    """The authorization header that the console's cookie replaces; empty if there is no such cookie.
+    """The authorization header that the console's cookie stands for; empty if there is no such cookie.
 
     Tokens have no quotes, so that nothing is unquoted here: Python's SimpleCookie took minutes for some headers.
     """

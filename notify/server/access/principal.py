@@ -139,6 +139,6 @@ class Principal:
 EVERYONE = Principal("anyone", None)
 """The principal of all requests while access is off."""
 NOBODY = Principal("nobody", ())
-"""The principal of requests without a valid credential, on paths that need none."""
+"""The principal of requests without a credential that was looked at, such as on paths that need none."""
 UNVERIFIED = Principal("unverified", ())
 """The principal of requests whose credential is still being verified."""

@@ -88,7 +88,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/groups/{name}/dead-letters/failures")
     async def failures(name: str) -> dict[str, Any]:
-        """List the causes of a group's dead letters: an exception type and a function, or a text without a place.
+        """List the causes of a group's dead letters: one exception type and one function each, or one text.
 
         `looked_at` of `of` letters have been counted so far; `others` of them belong to no listed failure group.
         """

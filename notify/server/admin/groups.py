@@ -109,7 +109,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @services.put("/groups/{name}/subscriptions/{topic}", dependencies=[Depends(guard.check_subscriber)])
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
-        """Make or change a subscription; a topic with `*` is a pattern, which also follows topics made later."""
+        """Make or change a subscription; a topic with `*` is a pattern, which follows new topics from their start."""
         subscriptions = desk.core.subscriptions
         wanted = subscriptions.checked(name, topic, write.subscription())
 

@@ -14,7 +14,7 @@ from notify.server.core.pushes import MOST_AT_ONCE, MOST_BATCH, Push
 
 
 class PushWrite(Write):
-    url: str = Field(max_length=2000, description="the webhook; its host must be on the allow-list")
+    url: str = Field(max_length=2000, description="the webhook; its host must be on the allow-list; calls are signed")
     batch: int = Field(1, ge=1, le=MOST_BATCH, description="the most messages in a call")
     at_once: int = Field(4, ge=1, le=MOST_AT_ONCE, description="the most calls that each server makes at once")
 

@@ -38,7 +38,9 @@ class Lost(BaseModel):
     tag: str | None = None
     headers: dict[str, str] | None = None
     deliver_at: AwareDatetime | None = Field(None, description="when to deliver it, if that is still to come")
-    ttl: float | None = Field(None, description="seconds from its delivery on; default: the rest of the half's ttl")
+    ttl: float | None = Field(
+        None, description="seconds from its delivery on; without a topic: the rest of the half's ttl"
+    )
 
 
 class Republish(Write):
@@ -109,9 +111,8 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
             items.append(item)
 
         async def do() -> Any:
-            results = iter(
-                await send_to_group(desk.core, name, ready, force=True)
-            )  # what force allows was checked above
+            # The checks above cover what `force` allows.
+            results = iter(await send_to_group(desk.core, name, ready, force=True))
             for item in items:
                 if "status" not in item:
                     item |= next(results)

@@ -25,7 +25,7 @@ class SettingsWrite(Write):
     values: dict[str, bool | int | float | str | None] = Field(
         min_length=1, max_length=100, description="by name; null: the value at the server's start"
     )
-    after: int | None = Field(None, ge=0, le=1 << 62, description="the newest revision you know: else 409")
+    after: int | None = Field(None, ge=0, le=1 << 62, description="the revision you know; 409 if another one is newer")
 
 
 class Rollback(Write):

@@ -24,8 +24,8 @@ def leave_first_token(records: Records, directory: Path, now_us: int) -> None:
 
     If several servers do so at the same time, one of them makes the credential, and the others leave no file. The token
     is on the disk before its credential is recorded. After a crash between these steps the next start deletes the file;
-    after a crash behind them it gives the file its final name. So there is never a credential whose token nobody has.
-    Raises OSError and the database's errors.
+    after a later crash it gives the file its final name. So there is never a credential whose token nobody has. Raises
+    OSError and the database's errors.
     """
     if not records.credentials():
         number = tokens.new_id()

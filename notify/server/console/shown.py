@@ -23,7 +23,7 @@ DAY_SECONDS = 86_400.0
 
 
 def moment(text: str | None) -> str:
-    """An RFC 3339 instant as a time ago, or as a date if it is a day or more away; its title has the full instant."""
+    """An RFC 3339 instant as the time since or until then, from a day on as a date; its title has the full instant."""
     if not text:
         return "–"
     ago = time.time() - datetime.fromisoformat(text).timestamp()

@@ -31,7 +31,7 @@ class Cleaning:
         self._offsets.update(offsets)
 
     def clean(self) -> None:
-        """Send a request every CLEAN_SECONDS; logs if the brokers refused the last request."""
+        """Send a request every CLEAN_SECONDS; log if the brokers refused the last request."""
         if time.monotonic() - self._cleaned_at < CLEAN_SECONDS or not self._offsets:
             return
         self._cleaned_at = time.monotonic()

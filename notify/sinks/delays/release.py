@@ -41,7 +41,7 @@ STEP_SECONDS = 30
 """A releaser whose step takes longer loses its partitions. By default a hanging client keeps them for five minutes,
 because it still sends heartbeats."""
 TRANSACTION_SECONDS = 10
-"""When the brokers abort the transaction of a killed releaser; readers of its topics wait until then."""
+"""After this time the brokers abort the transaction of a killed releaser; readers of its topics wait until then."""
 PROPAGATION_SECONDS = 3
 BATCH_RECORDS = 1000
 BATCH_BYTES = 4 << 20
@@ -59,7 +59,7 @@ RETRIED = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TRANSPORT, Ka
 
 @dataclass(slots=True)
 class Released:
-    """Counts: messages released to their topics, moves to another wheel, and messages that topics refused forever."""
+    """Counts: messages released to their topics, moves to another wheel, and messages that topics refused for good."""
 
     released: int = 0
     moved: int = 0

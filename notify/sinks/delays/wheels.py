@@ -40,7 +40,7 @@ class Wheel:
     slot_us: int
     slots: int
     horizon_us: int
-    """The longest time until a record is due that is put here."""
+    """How far in the future a record that is put here may be due."""
     ahead_us: int
     """How long before it is due a record moves to the next finer wheel: that wheel's horizon."""
 
