@@ -119,7 +119,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         whole_from_us=0 if plan.from_us or plan.to_us else from_us,
     )
     result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, closed_before_us)
-    # The message of a transaction may be queued until the longest time that the transaction may last.
+    # A message may be queued as long after its transaction began as the transaction may last.
     result.judged_us = min(result.closed_us, terms.settled_before_us - longest_us)
     _range(result, plan)
     span = _span(plan, from_us, to_us, terms.ahead_us)

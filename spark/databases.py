@@ -345,7 +345,7 @@ class Database:
     # --- queries ----------------------------------------------------------------------------------------------
 
     def odd_ids(self, table: sa.Table, span: Span | None) -> list[str]:
-        """Conditions for the rows whose ids have no time, or a time of the span in upper case.
+        """Conditions for the rows whose ids have no time, or are in upper case and have a time of the span.
 
         Conditions that no row meets are left out.
         """

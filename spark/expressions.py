@@ -55,9 +55,10 @@ class Expressions:
         return f"({shape} AND {is_uuid} AND {_is_version_7(column)} AND {number} !~ '[^0-9]')"
 
     def id_bytes(self, column: str, *, guarded: bool) -> str:
-        """The 16 bytes of a transaction id or of the one in a message id; for another text NULL or other bytes.
+        """The 16 bytes of a transaction id or of the one in a message id.
 
-        PostgreSQL fails on other texts, unless the expression is `guarded`, which takes three times as long.
+        Another text gives NULL or another number of bytes. PostgreSQL fails on it, unless the expression is `guarded`,
+        which takes three times as long.
         """
         text = column if column == "transaction_id" else f"substr({column}, 1, {_ID_CHARACTERS})"
         if self.kind != "postgresql":

@@ -36,7 +36,7 @@ def with_late_inboxes(
     inboxes: Collection[str],
     from_us: int,
 ) -> DataFrame:
-    """Rows of messages with masks `before_inbox0`, …: the groups that acknowledged it before their inbox began.
+    """Rows of messages with masks `before_inbox0`, …: groups that acknowledged the message before their inbox began.
 
     `inboxes`: the groups with inbox rows; other groups are in no mask. `from_us`: acknowledgements from before this
     instant are not judged, because inbox rows were purged.

@@ -38,7 +38,7 @@ class Pace:
         self._is_copy = True
 
     def wait(self) -> None:
-        """Return once the copy is current enough. Raises Unavailable if that is not known within 10 minutes."""
+        """Return once the copy is current enough. Raises Unavailable if it is not, or nobody knows, after 10 min."""
         if not self._most_lag_us or not self._is_copy:
             return
         why = ""

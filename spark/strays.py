@@ -19,10 +19,10 @@ MOST = 1000
 
 
 def strays(database: Database, from_us: int, slack_us: int) -> list[Found]:
-    """A finding MISDATED for each local row written after `from_us` whose id is more than `slack_us` older.
+    """A finding MISDATED for each local row written from `from_us` on whose id is from before it.
 
-    Tombstones are left out, because a check may be answered long after its half. Reads all rows with older ids that
-    were not purged.
+    The id must be more than `slack_us` older than the row. Tombstones are left out, because a check may be answered
+    long after its half. Reads all rows with older ids that were not purged.
     """
     if half_message.name not in database.tables:
         return []

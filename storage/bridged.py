@@ -60,6 +60,6 @@ def refuse_foreign(source: str, foreign: Sequence[bytes]) -> None:
     if foreign:
         raise Conflict(
             f"no bridge of source {source!r} prepared half {ids.to_text(foreign[0])}: only its producers decide it "
-            f"({len(foreign)} of such halves)",
+            f"(such halves in the batch: {len(foreign)})",
             "foreign_half",
         )

@@ -45,7 +45,7 @@ class Shippable(Protocol):
     """A log on a disk whose finished segments can be copied elsewhere while the log is written."""
 
     def begin_segment(self) -> int:
-        """Have the open segment finished soon, if it is not empty. Returns the position behind its last byte.
+        """Have the open segment finished soon, if it is not empty. Returns a position before which all of it lies.
 
         Raises DiskFull, Unavailable or StorageFailed if a new segment cannot be begun now.
         """

@@ -58,7 +58,7 @@ class OffsetRuns:
         self.offsets += end - first
 
     def absorb(self, floor: int) -> int:
-        """Drop the offsets below `floor` and the run that begins there.
+        """Drop the offsets below `floor`, and the run that contains it.
 
         Returns the first offset from `floor` on that was not in the set.
         """

@@ -80,7 +80,7 @@ class CheckStore(Protocol):
         ...
 
     def next_check_us(self, producer_group: str) -> int | None:
-        """A time at or before which the group's next check is due; None if the group has no undecided transaction."""
+        """When the group's next check is due, or an earlier time; None if the group has no undecided transaction."""
         ...
 
 

@@ -22,7 +22,7 @@ from notify.demo.proof import DemoFailed, Proof
 from notify.demo.topology import Topology
 
 SECONDS = 18.0
-"""By default processes are killed for this time after the first order."""
+"""By default processes are killed for at least this time after the first order."""
 ORDERS = 500
 """The number of orders to commit; a shorter run needs fewer."""
 RESOLVED = ("COMMITTED", "ROLLED_BACK")
@@ -32,7 +32,7 @@ FIRST_ORDER_SECONDS = 180.0
 PROGRESS_SECONDS = 180.0
 """The longest time from a process's start to its first order or effect."""
 GOALS_SECONDS = 600.0
-"""The longest time from the end of the killing until the goals are met."""
+"""The longest time from the end of the run's `seconds` until the goals are met; the killing continues until then."""
 SETTLE_SECONDS = 300.0
 LOOK_SECONDS = 0.2
 
@@ -86,7 +86,7 @@ class Conductor:
         seconds: float = SECONDS,
         clock: Clock | None = None,
     ) -> None:
-        """`report` is called a few times a second with the proof so far. `seconds`: how long processes are killed."""
+        """`report` is called a few times a second with the proof so far. `seconds`: how long to kill at least."""
         self._children = children
         self._topology = topology
         self._books = books

@@ -203,7 +203,7 @@ class Cluster:
 
 
 def _start(server: ServerProcess, name: str) -> None:
-    """Start a server. If it does not become ready, write its output to a file, and raise Unavailable."""
+    """Start a server. Raises Unavailable with its last line if it does not become ready; a file then has its output."""
     try:
         server.start(START_SECONDS)
     except Unavailable:
