@@ -18,7 +18,7 @@ from notify.storage.sql import administration
 
 
 def open_database(data_dir: str) -> Engine:
-    """Open the database in this directory. A missing file is made, readable for its owner only; so are missing tables.
+    """Open the database in this directory. Make missing tables, and a missing file for its owner only.
 
     Raises OSError, and StorageFailed if the file cannot be written or is not a database.
     """

@@ -84,7 +84,7 @@ class Shipping:
         return self._ended_unreadable + self.standing.unreadable
 
     def behind(self) -> tuple[int, int, float]:
-        """The loss of the disk would take (finished segments, bytes, seconds) that the store does not list."""
+        """(finished segments, bytes, seconds) that the store does not list: what a loss of the disk would take."""
         segments, size = self._store.behind(self.standing.listed_to or 0)
         if not size:
             return 0, 0, 0.0
@@ -121,7 +121,8 @@ class Shipping:
         """Begin to ship. At the first start with a store this raises InvalidRequest if the URL names no store, or the
         store holds another log.
 
-        A log that was shipped there before does not wait for the store: it is tried again, and an alarm says so.
+        If the log was shipped there before, the start does not wait for the store. If the store does not answer, it is
+        tried again, and an alarm says so.
         """
         self._store.hold_from(0)
         is_known = await in_thread(self._is_known)

@@ -1,4 +1,4 @@
-"""Requests that the server sends to webhooks: only to addresses on an allow-list, signed, dated, without redirects.
+"""Requests that the server sends to webhooks: only to an allow-list, signed, timestamped, without redirects.
 
 The signature is `Notify-Signature: t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA-256 of `SECONDS.BODY` under the
 setting `webhook_secret`. A receiver compares it in constant time and refuses requests older than a few minutes.

@@ -72,7 +72,7 @@ class Connections:
         return len(self._open)
 
     def admit(self, connection: Connection, now: float) -> Place:
-        """The place of a new connection; `now` is the loop's time. An idle connection may be closed for it."""
+        """The place of a new connection; `now` is the loop's time. A silent or an idle one may be closed for it."""
         if self._is_full():
             # A connection that has only just come may be about to ask: then the new one gets an operator's place.
             self._make_room(now - SILENT_SECONDS, now)

@@ -89,7 +89,7 @@ class Pushes:
             self._running[(group, push)] = tasks
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """The webhooks by group, each with since when it fails and why; null and "" if it does not."""
+        """The webhooks by group, each with the time since when it fails, and why; null and "" if it does not."""
         rows = {}
         for group, push in sorted(self._running):
             failure = self.failing.get(group)

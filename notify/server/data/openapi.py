@@ -27,7 +27,7 @@ ROUTES: list[tuple[str, str, type, type | None]] = [
     (SUBSCRIPTION + "/inbox", "Tell from when on the group's inbox is whole", wire.WholeInbox, None),
 ]
 METHODS = dict.fromkeys((SUBSCRIPTION, SUBSCRIPTION + "/inbox", REFUSED), "put")
-"""The methods of routes other than POST."""
+"""The methods of routes whose method is not POST."""
 
 
 _ID = "01912d68-783e-7a03-8467-5661c1243ad4"

@@ -22,7 +22,8 @@ close. A message that keeps failing is one gap, however many messages after it a
 READ_BYTES = 8 << 20
 MOST_SKIPPED = 50_000
 MOST_EVALUATED = 2_000
-"""The most messages that are looked at in one turn for a few that match, by tags (MOST_SKIPPED) or by an expression."""
+"""The most messages that are looked at in one turn for a few that match, without order (MOST_SKIPPED) and with order; a
+filter has its own bound (`Filter.at_once`)."""
 WIDEST_SCAN = 8192
 
 
@@ -73,7 +74,7 @@ class Cursor:
         self.change(subscription)
 
     def change(self, subscription: Subscription) -> None:
-        """Continue at the same position with another filter or other bounds."""
+        """Continue at the same position with other tags, another filter or other bounds."""
         self.subscription = subscription
         self._hashes = frozenset(tag_hash(tag) for tag in subscription.tags)
         self._filter = None

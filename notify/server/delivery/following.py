@@ -39,7 +39,7 @@ class Following:
         topics.tell(self.topic_changed)
 
     def may_come_back(self, group: str) -> bool:
-        """Whether a group may have had active consumers when this server started, within ACTIVE_US from now."""
+        """Whether this server started less than ACTIVE_US ago, and a group may have had active consumers then."""
         return group in self._recovered and self._clock() - self._started_us < ACTIVE_US
 
     async def subscribe(self, subscription: Subscription, start: Start | None) -> Subscription:

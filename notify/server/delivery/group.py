@@ -280,7 +280,7 @@ class Group:
                 self._settling.give_back(lease, now_us)
 
     def leave(self, name: str, may: Callable[[str], bool] | None = None) -> None:
-        """End the ownership of topics of an instance that stops, except of topics of which it still leases messages.
+        """End the ownership of topics of an instance that stops, except of topics of which it still holds messages.
 
         `may`: whether the consumer may consume a topic.
         """

@@ -63,7 +63,7 @@ def although(s: Subscription, force: bool) -> Subscription:
 def whole_from(queues: Store, s: Subscription, from_us: int, now_us: int, is_fresh: bool) -> int:
     """From when on an inbox, reported with rows from `from_us` on, is complete.
 
-    Messages settled before the report have no rows in it. Raises Conflict if a new subscription starts earlier.
+    Messages settled before the inbox began have no rows in it. Raises Conflict if a new subscription starts earlier.
     """
     if s.inbox_from_us != NEVER_TOLD:
         return max(s.inbox_from_us, from_us)

@@ -73,7 +73,7 @@ class Instance:
         self.per_second: float | None = None
         """Messages that it finishes in a second, a moving average; None until it is known."""
         self.bounds: dict[str, Bound] = {}
-        """Bounds by topic whose leases expired. A bound grows with each message of the topic that is finished."""
+        """Bounds by topic, if its leases expired. A bound grows with each message of the topic that is finished."""
         self._busy_us = 0
         self._busy_since_us = now_us
         self._finished_in_window = 0

@@ -1,4 +1,4 @@
-"""Settling: ends leases because the consumer settles the messages, or because they expired."""
+"""Settling: ends leases because the consumer settles their messages, or because the leases expired."""
 
 from __future__ import annotations
 

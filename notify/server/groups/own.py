@@ -36,7 +36,7 @@ def own_engine(core: Core) -> QueueEngine:
 
 
 class OwnGroups:
-    """The groups of the server's own queues. Methods without an answer for it raise WrongRole if it has none."""
+    """The groups of the server's own queues. If it has none, methods that need queues raise WrongRole."""
 
     def __init__(self, core: Core, letters: OwnLetters) -> None:
         self._core = core

@@ -32,7 +32,7 @@ from notify.wire import microseconds
 
 LOT_BYTES = 8 << 20
 FIRST_WINDOW, LARGEST_WINDOW, LOOKED_AT = 500, 8_000, 20_000
-"""For the newest letters: the first and the largest window that is read, and the most letters of one call."""
+"""For the newest letters: the first and the largest window that is read. The most letters that one call reads."""
 HELD_BYTES = LIMITS.reply_bytes
 """The most bytes of letters held for a page, plus one letter."""
 NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and drop the letter"
@@ -111,7 +111,7 @@ class KafkaLetters:
         return await self._thread.call(find)
 
     def _newest(self, name: str, wanted: Wanted, span: tuple[int, int], most: int) -> tuple[list[Letter], int]:
-        """(the newest matching letters in a span of numbers, the number for the next call, 0: there are no more).
+        """(the newest matching letters in a span of numbers, the number for the next call; 0: there are no more).
 
         Kafka can only be read forwards: so windows are read, each before the last one. There may be fewer than `most`
         if few match, or if letters are large.

@@ -56,7 +56,7 @@ class Redriven:
                 self._by_group[record.topic].setdefault(group, {})[spot] = value.partition("\n")[0]
 
     def send(self, group: str, letters: Sequence[Letter]) -> list[int]:
-        """Redrive letters to their group's retry topic; a status for each: 201, 200 if it was before, 410 if dropped.
+        """Redrive letters to their group's retry topic; a status for each: 201, 200 if redriven before, 410 if dropped.
 
         Raises KafkaException, Unavailable: then either none or all were sent.
         """

@@ -92,7 +92,7 @@ class Snapshot:
 def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
     """Take a snapshot. Groups with a dead-letter topic are Notify's. Raises KafkaException, TimeoutError.
 
-    `in_part`: leave out partitions and groups without a leader, instead of raising. Kafka's client may abort its
+    `in_part`: leave out partitions and groups without a leader, instead of raising. Kafka's client may abort the
     process in this call: a server makes the call in another process (notify/kafka/asker.py).
     """
     unknown: set[str] | None = set() if in_part else None
