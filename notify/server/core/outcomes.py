@@ -140,7 +140,7 @@ class Outcomes:
         answers: Sequence[int | None],
         shards: Sequence[str | None],
     ) -> Sequence[Decided | NotifyError]:
-        """The result of each decision; an error concerns one decision only.
+        """The result of each decision, or the error for which this one was not recorded.
 
         `answers` and `shards` have, for each decision, the check's token that it answers, and the shard it names.
         """
