@@ -62,9 +62,9 @@ def new_id() -> bytes:
 
 
 def derived(transaction_id: bytes, salt: bytes) -> bytes:
-    """An id that is computed from another id and a salt, for a message that is sent again: each repetition gets it.
+    """An id that is computed from another id and a salt, for a message that is sent again.
 
-    It contains the same time as the original id.
+    Repeating this gives the same id, which contains the same time as the original id.
     """
     digest = bytearray(blake2b(transaction_id + salt, digest_size=16).digest())
     digest[:6] = transaction_id[:6]

@@ -132,7 +132,7 @@ def show_write(name: str, answer: dict[str, Any], as_json: bool) -> None:
 
 
 def watched(every: float, look: Callable[[], None]) -> None:
-    """Call `look` every `every` seconds until Ctrl-C, or once if it is 0. A terminal is cleared before each call."""
+    """Call `look` once if `every` is 0; otherwise at this interval in seconds until Ctrl-C, on a cleared terminal."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             if every and is_terminal():

@@ -86,7 +86,7 @@ def _log_to_stderr() -> None:
     """Let the server's code log to stderr: commands that open a log run it, and its log is not part of their output."""
     try:
         import structlog
-    except ImportError:  # without the extra server there is no server code to run
+    except ImportError:  # with the extra cli alone there is no server code to run
         return
     if not structlog.is_configured():
         structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(cast(TextIO, STDERR)))

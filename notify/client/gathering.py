@@ -113,7 +113,7 @@ class Gathering:
     def _take(self) -> Batch:
         """The next batch; it is empty if all its messages were cancelled.
 
-        A message in its second or later attempt is a batch of its own. If it failed before, it would fail the batch
+        A message in its second or later attempt is a batch of its own. If it failed before, it may fail the batch
         again; and if the process dies with a batch, each message of the batch has used up an attempt.
         """
         topic = next(iter(self._waiting))

@@ -1,4 +1,5 @@
-"""Finds and deletes the rows of half_message that are old enough to be purged, and notes that they may be gone."""
+"""Finds and deletes the rows of half_message that are old enough to be purged, and notes for half_message and
+notify_inbox that old rows may be gone."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def send(message: Message, *, using: str | None = None) -> None:
 
 
 def publish(message: Message) -> str:
-    """Send a message without a transaction and return its id; see DjangoProducer.publish."""
+    """Send a message without a transaction and return its id, once it is durable; see DjangoProducer.publish."""
     return producer().publish(message)
 
 

@@ -26,7 +26,7 @@ from notify.kafka.topic_ids import TopicIds
 log = logging.getLogger("notify.consumer")
 
 REVOKE_SECONDS = 120.0
-"""The longest wait for the handlers of a revoked partition, for which the whole group waits; otherwise `lease`."""
+"""The longest wait for the handlers of a revoked partition, if `lease` is longer: the whole group waits for them."""
 
 
 class Assignment:
@@ -43,7 +43,7 @@ class Assignment:
         ids: TopicIds,
         threads: HandlerThreads,
     ) -> None:
-        """`threads` note what is for audits."""
+        """`threads` write the notes for audits."""
         self._plan = plan
         self._partitions = partitions
         self._handling = handling

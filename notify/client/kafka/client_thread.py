@@ -53,7 +53,8 @@ class ClientThread:
         return await asyncio.wrap_future(done)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, and serve calls until it has ended. Call this in the thread, from a callback.
+        """Run a coroutine in the loop, and serve calls until it has ended. Call this in the thread: within a
+        call, or from a callback.
 
         Raises RuntimeError if the loop is closed: an abandoned client calls back when it ends.
         """

@@ -166,7 +166,7 @@ class Feed:
     async def pause(self, places: Iterable[Place]) -> None:
         """Stop fetching these partitions, if they still have to be paused when the call is made.
 
-        A reset may have moved a partition meanwhile. It is fetched again, and nobody would resume it.
+        A reset may have moved a partition meanwhile. It is fetched again, and once paused, nobody would resume it.
         """
 
         def pause(partitions: list[TopicPartition]) -> None:

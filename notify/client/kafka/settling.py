@@ -30,7 +30,7 @@ from notify.kafka.rights import REFUSED
 log = logging.getLogger("notify.consumer")
 
 GATHER_SECONDS, GATHER_MAX_SECONDS = 0.05, 0.5
-"""The bounds of the pause between two commits: handlers that end within it are committed together."""
+"""The bounds of the pause between two commits: records that are done within it are committed together."""
 SHARE = 4
 """The pause after a commit is this many times as long as the commit, during which nothing is fetched."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0

@@ -160,7 +160,7 @@ class Starts:
         return self._offsets(starts | self._forgotten(starts))
 
     def _forgotten(self, places: Collection[Place]) -> dict[Place, Start]:
-        """The noted starts of partitions that the group has read before, although Kafka has forgotten its offsets."""
+        """Where the group continues, by its notes, in partitions whose offsets Kafka has forgotten."""
         if self._noted is None or not places:
             return {}
         try:

@@ -17,7 +17,7 @@ FORGET_AT = 1024
 """The number of done offsets at which those below the position are dropped."""
 NOTED = 512
 """After a process died, the attempts of this many records are noted before they begin. About as many records end
-between two commits at most, so that the record that killed the process is among them."""
+between two commits at most, so that the record that killed the process is among them, now or after further ones."""
 
 
 @dataclass(slots=True)
