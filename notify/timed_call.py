@@ -45,15 +45,21 @@ class _Deadline:
     def __init__(self, seconds: float) -> None:
         self.is_over = False
         self._connections: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self._cut)
+        self._timer = threading.Timer(seconds, self.cut)
         self._timer.daemon = True
         self._timer.start()
 
     def watch(self, connection: socket.socket) -> None:
-        """Add a connection of the call."""
-        self._connections.append(connection)
+        """Add a connection of the call; one that is made when the time is over is closed at once.
 
-    def _cut(self) -> None:
+        A duplicate is kept, because TLS detaches the connection's own socket before its handshake.
+        """
+        self._connections.append(connection.dup())
+        if self.is_over:
+            self.cut()
+
+    def cut(self) -> None:
+        """The time is over: close the call's connections."""
         self.is_over = True
         for connection in list(self._connections):
             with contextlib.suppress(OSError):  # the connection is closed already
@@ -62,6 +68,8 @@ class _Deadline:
     def end(self) -> None:
         """Stop the timer, once the call is over."""
         self._timer.cancel()
+        for connection in self._connections:
+            connection.close()
 
 
 class _Plain(urllib.request.HTTPHandler):
@@ -70,14 +78,7 @@ class _Plain(urllib.request.HTTPHandler):
         self._deadline = deadline
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        deadline = self._deadline
-
-        class Watched(http.client.HTTPConnection):
-            def connect(self) -> None:
-                super().connect()
-                deadline.watch(self.sock)
-
-        return self.do_open(Watched, req)
+        return self.do_open(_watched(self._deadline), req)
 
 
 class _Secure(urllib.request.HTTPSHandler):
@@ -86,11 +87,18 @@ class _Secure(urllib.request.HTTPSHandler):
         self._deadline = deadline
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        deadline = self._deadline
+        class Secure(http.client.HTTPSConnection, _watched(self._deadline)):  # type: ignore[misc]
+            """Its connect calls that of the watched class first, and begins TLS then."""
 
-        class Watched(http.client.HTTPSConnection):
-            def connect(self) -> None:
-                super().connect()
-                deadline.watch(self.sock)
+        return self.do_open(Secure, req)
 
-        return self.do_open(Watched, req)
+
+def _watched(deadline: _Deadline) -> type[http.client.HTTPConnection]:
+    """Connections that the deadline closes, from the moment at which they are made."""
+
+    class Watched(http.client.HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            deadline.watch(self.sock)
+
+    return Watched

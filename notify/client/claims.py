@@ -205,8 +205,9 @@ class Guard:
 
 
 def is_claimed(connection: sa.Connection, group: str, messages: Sequence[ReceivedMessage]) -> bool:
-    """Whether the inbox has a claim of one of these messages."""
-    return bool(_existing(connection, group, [row for message in messages for row in _rows_of(message)]))
+    """Whether the inbox has a claim of one of these messages, with the number of the same replay."""
+    rows = [row for message in messages for row in _rows_of(message)]
+    return not _existing(connection, group, rows).isdisjoint(rows)
 
 
 def refuse_partial(is_claimed: bool, error: BaseException) -> None:

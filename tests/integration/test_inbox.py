@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,26 @@ def test_a_transaction_that_ends_behind_the_session_is_noticed(
             inbox.run("g", MESSAGE, ending)
     assert inbox.run("g", MESSAGE, effect) is (how is not commit_in_sql)
     assert len(items(shop_engine)) == 1
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_a_replay_that_rolls_back_by_itself_is_tried_again(shop_engine: sa.Engine, in_batches: bool) -> None:
+    """It became a dead letter: the claim of the first delivery was taken for the replay's."""
+    inbox = Inbox(shop_engine)
+    assert inbox.run("g", MESSAGE, effect)
+    replayed = replace(MESSAGE, replay=1)
+
+    def ending(session: Session) -> None:
+        roll_back_in_sql(session)
+        raise ValueError("after the rollback")
+
+    with pytest.raises(Exception) as failure:
+        if in_batches:
+            inbox.run_batch("g", [replayed], lambda messages, session: ending(session))
+        else:
+            inbox.run("g", replayed, lambda message, session: ending(session))
+    assert not isinstance(failure.value, DeadLetter)
+    assert inbox.run("g", replayed, effect) and len(items(shop_engine)) == 2
 
 
 def commit_by_the_driver(session: Session) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from notify.timed_call import answer_to
+from notify.timed_call import _Deadline, answer_to
 from tests.support.clock import PATIENCE_SECONDS
 
 HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
@@ -53,6 +53,28 @@ def test_an_answer_without_end_is_cut(first: bytes) -> None:
         with pytest.raises(OSError):
             answer_to(url, 0.3, 1 << 30)
         assert time.monotonic() - began < PATIENCE_SECONDS / 3
+
+
+def test_a_handshake_without_end_is_cut() -> None:
+    """The time of each read began anew, and the connection was not looked after before the handshake's end."""
+    record = b"\x16\x03\x03\x40\x00"  # the head of a handshake's record of 16 KiB
+    with answering(record, b"x") as url:
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            answer_to(url.replace("http:", "https:"), 0.3, 10)
+        assert time.monotonic() - began < PATIENCE_SECONDS / 3
+
+
+def test_a_connection_that_is_made_too_late_is_closed_at_once() -> None:
+    """It was never closed where it was made after the time: a second address, or a redirect."""
+    deadline = _Deadline(PATIENCE_SECONDS)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        deadline.cut()
+        deadline.watch(ours)
+        theirs.settimeout(PATIENCE_SECONDS)
+        assert theirs.recv(1) == b""
+        deadline.end()
 
 
 def test_no_more_is_read_than_is_wanted() -> None:
