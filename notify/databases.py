@@ -122,7 +122,7 @@ def at_level(connection: Connection, level: str) -> Connection:
         raise sa.exc.OperationalError(statement, None, error, connection_invalidated=True) from error
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """The driver's text of an error, on one line, without the statement and the link that SQLAlchemy adds."""
     return (str(getattr(error, "orig", None) or error).strip() or repr(error)).splitlines()[0]
 

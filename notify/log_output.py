@@ -37,12 +37,12 @@ class LogOutput:
         try:
             stream.flush()
         except BrokenPipeError:
-            _discard(stream)
+            discard(stream)
         except (OSError, ValueError):
             pass
 
 
-def _discard(stream: TextIO) -> None:
+def discard(stream: TextIO) -> None:
     """Redirect a stream to /dev/null: otherwise each line would fail, and so would the flush at the process's end."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -19,7 +19,7 @@ def answer_to(request: urllib.request.Request | str, seconds: float, most: int, 
     Raises OSError; for a status other than success it is an HTTPError.
     """
     deadline = _Deadline(seconds)
-    handlers: list[Any] = [_Plain(deadline), _Secure(deadline), *([] if follow else [_Stay])]
+    handlers: list[Any] = [_Watching(deadline), *([] if follow else [_Stay])]
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
             body: bytes = answer.read(most)
@@ -72,33 +72,24 @@ class _Deadline:
             connection.close()
 
 
-class _Plain(urllib.request.HTTPHandler):
+class _Watching(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Makes connections that the deadline closes, from the moment at which they are made."""
+
     def __init__(self, deadline: _Deadline) -> None:
         super().__init__()
-        self._deadline = deadline
+
+        class Plain(http.client.HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                deadline.watch(self.sock)
+
+        class Secure(http.client.HTTPSConnection, Plain):
+            """Its connect calls that of Plain, and begins TLS then."""
+
+        self._plain, self._secure = Plain, Secure
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_watched(self._deadline), req)
-
-
-class _Secure(urllib.request.HTTPSHandler):
-    def __init__(self, deadline: _Deadline) -> None:
-        super().__init__()
-        self._deadline = deadline
+        return self.do_open(self._plain, req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        class Secure(http.client.HTTPSConnection, _watched(self._deadline)):  # type: ignore[misc]
-            """Its connect calls that of the watched class first, and begins TLS then."""
-
-        return self.do_open(Secure, req)
-
-
-def _watched(deadline: _Deadline) -> type[http.client.HTTPConnection]:
-    """Connections that the deadline closes, from the moment at which they are made."""
-
-    class Watched(http.client.HTTPConnection):
-        def connect(self) -> None:
-            super().connect()
-            deadline.watch(self.sock)
-
-    return Watched
+        return self.do_open(self._secure, req)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 
+from notify.databases import reason_of
 from notify.errors import Unavailable
 
 READ_SECONDS = 3600
@@ -26,9 +27,8 @@ def bounded(name: str) -> Iterator[None]:
     except sa.exc.DBAPIError as error:
         if not _is_too_long(error.orig):
             raise
-        message = str(error.orig).strip().splitlines()[0]
         raise Unavailable(
-            f"database {name}: a query of the audit took longer than it may ({message}); the audit allows "
+            f"database {name}: a query of the audit took longer than it may ({reason_of(error)}); the audit allows "
             f"{READ_SECONDS:,} s, and the database may allow less. Audit a shorter time with --from and --to"
         ) from error
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
 from notify.client.table import half_message, has_digest, notify_inbox, notify_source
-from notify.databases import database_now, is_gone
+from notify.databases import database_now, is_gone, reason_of
 from notify.errors import InvalidRequest, Unavailable
 from notify.spark import jdbc
 from notify.spark.bounds import READ_SECONDS, bounded
@@ -75,7 +75,7 @@ class Database:
             if server_half_message.name in self.tables:
                 check_version(self._reading, exactly=True)
         except sa.exc.SQLAlchemyError as error:
-            raise Unavailable(f"database {self.name}: {_short(error)}") from None
+            raise Unavailable(f"database {self.name}: {reason_of(error)}") from None
 
     def _check(self, connection: sa.Connection) -> None:
         """Raises InvalidRequest if a table lacks columns."""
@@ -257,7 +257,7 @@ class Database:
                 columns = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
         except sa.exc.SQLAlchemyError as error:
             kind = Unavailable if is_gone(getattr(error, "orig", None)) else InvalidRequest
-            raise kind(f"--effects on database {self.name}: {_short(error)}") from None
+            raise kind(f"--effects on database {self.name}: {reason_of(error)}") from None
         if "message_id" not in columns:
             raise InvalidRequest(
                 f"the query of --effects must return a column message_id; it returns {', '.join(columns)}"
@@ -392,7 +392,3 @@ def _with_ids(rows: DataFrame) -> DataFrame:
     """The rows whose id is a UUID of version 7; malformed.py reports the others."""
     version = F.substring("id", 7, 1)
     return rows.where((F.length("id") == 16) & (version >= F.lit(b"\x70")) & (version < F.lit(b"\x80")))
-
-
-def _short(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]

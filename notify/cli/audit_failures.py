@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import typer
 
-from notify.cli.printed import forget_output, say, say_json
+from notify.cli.printed import say, say_json
 from notify.errors import NotifyError, Unavailable
+from notify.log_output import discard
 
 
 @contextmanager
@@ -45,7 +47,7 @@ def never_one(as_json: bool) -> Iterator[None]:
         raise typer.Exit(2) from None
     except OSError as error:
         # `spark_errors` turns errors of the audit's files into Unavailable, so this is an error of stdout or stderr.
-        forget_output()
+        discard(sys.stdout)
         with suppress(OSError):
             say(f"notify: the result could not be printed: {error}", err=True)
         raise typer.Exit(2) from None
@@ -61,7 +63,7 @@ def _say_failed(as_json: bool, why: str) -> None:
         try:
             say_json({"verdict": "", "failed": why, "exit_code": 2})
         except OSError:
-            forget_output()
+            discard(sys.stdout)
 
 
 def cause_of(error: Exception) -> str:

@@ -16,10 +16,10 @@ import typer.main
 
 from notify import __version__
 from notify.cli import of_database, of_files
-from notify.cli.printed import ERRORS_AS_JSON, forget_output, say, say_json
+from notify.cli.printed import ERRORS_AS_JSON, say, say_json
 from notify.errors import NotifyError
 from notify.extras import remedy
-from notify.log_output import STDERR
+from notify.log_output import STDERR, discard
 
 _OUTPUT_LOST = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})
 """Errors of writing to stdout: its reader is gone, or its disk is full, so that nobody has seen the answer."""
@@ -34,7 +34,7 @@ class Commands(typer.core.TyperGroup):
         except OSError as error:
             if error.filename is not None or error.errno not in _OUTPUT_LOST:
                 raise
-            forget_output()
+            discard(sys.stdout)
             if error.errno != errno.EPIPE:
                 with suppress(OSError):
                     say(f"notify: the output cannot be written: {error.strerror}", err=True)

@@ -17,7 +17,9 @@ def error_for(error: BaseException) -> NotifyError | None:
     alchemy: Any = sys.modules.get("sqlalchemy.exc")
     if alchemy is None or not isinstance(error, alchemy.DBAPIError):
         return None
-    reason = str(error.orig).strip().partition("\n")[0]
+    from notify.databases import reason_of  # SQLAlchemy is there, and this imports it
+
+    reason = reason_of(error)
     state, number = getattr(error.orig, "sqlstate", None), (getattr(error.orig, "args", ()) or (None,))[0]
     if state == _NO_TABLE_STATE or number == _NO_TABLE_CODE or "no such table" in reason:
         return InvalidRequest(

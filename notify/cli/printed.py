@@ -12,7 +12,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import typer
@@ -32,15 +31,6 @@ ERRORS_AS_JSON = "notify.errors_as_json"
 def say(text: str, *, err: bool = False) -> None:
     """Print a line."""
     typer.echo(visible(text), err=err)
-
-
-def forget_output() -> None:
-    """Redirect stdout to /dev/null: otherwise the flush at the process's end would fail too, with another exit code."""
-    with suppress(OSError, ValueError):
-        stdout = sys.stdout.fileno()
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, stdout)
-        os.close(devnull)
 
 
 def say_paragraph(text: str, indent: int = 0) -> None:

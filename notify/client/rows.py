@@ -46,40 +46,20 @@ class HalfRows:
             "mode": self._mode,
             "state": "COMMITTED",
             "shards": shard or "",
+            "relayed": UNSENT if self._mode == "outbox" else RELAYED,
         }
-        if not self._with_bodies:
-            rows = [
-                fixed
-                | {
-                    "message_no": number,
-                    "topic": message.topic,
-                    "key": message.key,
-                    "tag": message.tag,
-                    "relayed": RELAYED,
-                }
-                for number, message in enumerate(messages)
-            ]
-            self._add_digests(connection, rows, messages)
-            self._insert_marks(connection, rows)
-            return
         rows = [
-            fixed
-            | {
-                "message_no": number,
-                "topic": message.topic,
-                "key": message.key,
-                "tag": message.tag,
-                "headers": encode_headers(message.headers),
-                "body": message.body,
-                "delay": message.delay,
-                "deliver_at": naive_utc(message.deliver_at),
-                "ttl": message.ttl,
-                "relayed": UNSENT if self._mode == "outbox" else RELAYED,
-            }
+            fixed | {"message_no": number, "topic": message.topic, "key": message.key, "tag": message.tag}
             for number, message in enumerate(messages)
         ]
+        if self._with_bodies:
+            for row, message in zip(rows, messages, strict=True):
+                row |= _body_columns(message)
         self._add_digests(connection, rows, messages)
-        connection.execute(_INSERT, rows)
+        if self._with_bodies:
+            connection.execute(_INSERT, rows)
+        else:
+            self._insert_marks(connection, rows)
 
     def _add_digests(self, connection: Connection, rows: list[dict[str, Any]], messages: list[PackedMessage]) -> None:
         if self._with_digest is None:
@@ -99,6 +79,17 @@ class HalfRows:
         order = self._mark.positiontup
         parameters: list[Any] = rows if order is None else [tuple([row[name] for name in order]) for row in rows]
         connection.exec_driver_sql(self._mark.string, parameters[0] if len(parameters) == 1 else parameters)
+
+
+def _body_columns(message: PackedMessage) -> dict[str, Any]:
+    """The columns that only rows with bodies have."""
+    return {
+        "headers": encode_headers(message.headers),
+        "body": message.body,
+        "delay": message.delay,
+        "deliver_at": naive_utc(message.deliver_at),
+        "ttl": message.ttl,
+    }
 
 
 def encode_headers(headers: dict[str, str] | None) -> str | None:

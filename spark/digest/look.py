@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
+from notify.databases import reason_of
 from notify.errors import Unavailable
 from notify.spark.coverage import Coverage
 from notify.spark.digest.comparison import Compared, Comparison, Equal
@@ -78,7 +79,7 @@ class FirstLook:
         try:
             tables, logs = self._digests()
         except (sa.exc.SQLAlchemyError, TooManyParts, Unavailable) as error:
-            return Looked(problem=str(getattr(error, "orig", None) or error).strip().splitlines()[0])
+            return Looked(problem=reason_of(error))
         read = {group for table in tables for group in table.producer_groups}
         if self._coverage.span is None:
             with_rows = read
