@@ -75,8 +75,7 @@ def list_dead(
     as_json: bool = AS_JSON,
 ) -> None:
     """List a group's dead letters with the reasons."""
-    query = f"?max={max}" + (f"&failure={quote(failure)}" if failure else "")
-    result = call(url, "GET", "groups", group_name, "dead-letters", query=query)
+    result = _listed(url, group_name, f"?max={max}" + (f"&failure={quote(failure)}" if failure else ""))
     _check_known(url, group_name, result["messages"])
     show_rows(result, as_json, "messages", COLUMNS, wide)
 
@@ -181,6 +180,16 @@ def edit(
     changes |= {"id": id} | given(replay_effects=replay_effects, force=force)
     sent = call(url, "POST", "groups", group_name, "dead-letters", "edit", body=write(reason, dry_run, **changes))
     show_write("dead-letters.edit", sent, as_json)
+
+
+def _listed(url: str, group_name: str, query: str) -> dict[str, Any]:
+    """The first page of a list that has letters. Over Kafka a page may be empty although letters follow."""
+    offset: int | str = 0
+    while True:
+        result = call(url, "GET", "groups", group_name, "dead-letters", query=f"{query}&offset={quote(str(offset))}")
+        if result["messages"] or result["next_offset"] in (0, offset):
+            return result
+        offset = result["next_offset"]
 
 
 def _wanted(**conditions: str) -> dict[str, str]:

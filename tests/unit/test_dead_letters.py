@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
+from notify.cli import dead_letter
 from notify.server.jobs.dead_letters import DeadLetters
 from notify.server.jobs.runner import Jobs
 from notify.server.jobs.wanted import LOOKED_AT_ONCE, Wanted
@@ -14,6 +17,7 @@ from notify.storage.records import StoredMessage
 from notify.testing import InMemoryServer
 from notify.wire import Payload, encode_msgpack
 from tests.support.clock import eventually_async
+from tests.support.commands import cli
 from tests.support.groups import publish, subscribe
 from tests.support.http import post
 
@@ -95,3 +99,34 @@ def test_letters_of_one_message_in_two_groups_are_both_sent_again() -> None:
             post(server.url, f"/v1/admin/groups/{group}/dead-letters/redrive", {"reason": "r"})
             again = post(server.url, f"/v1/groups/{group}/receive", asked)["messages"]
             assert [message["body"] for message in again] == ["body"], group
+
+
+@pytest.mark.parametrize("ends_with", ["w:7,x:-", 90])
+def test_the_command_looks_behind_empty_pages(monkeypatch: pytest.MonkeyPatch, ends_with: str | int) -> None:
+    """Over Kafka a page may be empty although letters follow: the command said that there was none."""
+    letter = {"id": "m1", "dead_at": "2026-11-26T00:00:00Z", "topic": "t", "redriven": False}
+    pages: dict[str, dict[str, Any]] = {
+        "0": {"messages": [], "next_offset": ends_with},
+        str(ends_with): {"messages": [letter], "next_offset": 91},
+    }
+
+    def call(url: str, method: str, *parts: str, query: str) -> dict[str, Any]:
+        return pages[parse_qs(query.removeprefix("?"))["offset"][0]]
+
+    monkeypatch.setattr(dead_letter, "call", call)
+    assert cli("dead-letter", "list", "g", "--json") == (0, pages[str(ends_with)])
+
+
+@pytest.mark.parametrize("end", [0, 90])
+def test_the_command_ends_at_the_list_s_end(monkeypatch: pytest.MonkeyPatch, end: int) -> None:
+    """One server's list ends where its offset does not move; the list of workers says 0."""
+    asked: list[str] = []
+
+    def call(url: str, method: str, *parts: str, query: str = "") -> dict[str, Any]:
+        asked.append(query)
+        assert len(asked) < 9, "it asks without an end"
+        return {"messages": [], "next_offset": 90 if len(asked) == 1 else end}
+
+    monkeypatch.setattr(dead_letter, "call", call)
+    assert cli("dead-letter", "list", "g", "--json") == (0, {"messages": [], "next_offset": end})
+    assert asked == ["?max=100&offset=0", "?max=100&offset=90", ""]

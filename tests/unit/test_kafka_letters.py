@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,3 +109,44 @@ def test_a_list_is_bounded_in_bytes_and_in_what_it_looks_at(monkeypatch: pytest.
     assert numbers == [x.number for x in held]
     page, offset = group._listed("g", Wanted(contains="nothing like it"), 0, most)
     assert (page, offset) == ([], held[9].number + 1)
+
+
+class Here:
+    """Calls functions at once instead of in the thread of Kafka's client, and counts them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        self.calls += 1
+        return function()
+
+
+def listing(held: list[Letter]) -> tuple[Any, Here]:
+    group, here = letters_of(held), Here()
+    group._thread = here
+    group._shown = lambda name, chosen: [x.id for x in chosen]
+    return group, here
+
+
+def test_a_page_of_a_list_is_empty_only_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stopped at an empty page missed the letters behind those that one call looks at."""
+    monkeypatch.setattr(dead_letters, "LOOKED_AT", 10)
+    group, here = listing([letter(number, "found" if number == 73 else "else") for number in range(90)])
+    page = asyncio.run(group.listed("g", Wanted(contains="found"), 0, 5))
+    assert (page, here.calls) == ({"messages": ["m73"], "next_offset": 80}, 8)
+    page = asyncio.run(group.listed("g", Wanted(contains="found"), 80, 5))
+    assert (page, asyncio.run(group.listed("g", Wanted(contains="found"), 90, 5))) == (
+        {"messages": [], "next_offset": 90},
+        {"messages": [], "next_offset": 90},
+    )
+
+
+def test_a_search_that_takes_long_answers_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "LOOKED_AT", 10)
+    monkeypatch.setattr(dead_letters, "SEARCH_SECONDS", 0.0)
+    group, _ = listing([letter(number, "found" if number == 13 else "else") for number in range(90)])
+    page = asyncio.run(group.listed("g", Wanted(contains="found"), 0, 5))
+    assert page == {"messages": [], "next_offset": 10}
+    page = asyncio.run(group.listed("g", Wanted(contains="found"), 10, 5))
+    assert page["messages"] == ["m13"]

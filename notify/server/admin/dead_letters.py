@@ -75,8 +75,9 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     ) -> dict[str, Any]:
         """List a group's dead letters that match, from an offset on; `next_offset` continues the list.
 
-        With `newest`, the newest come first; `next_before`, given as `before`, continues the list, and 0 ends it. Over
-        Kafka an answer may have fewer than `max` letters although the list goes on.
+        The list ends where `next_offset` is the offset that was asked for, or 0. With `newest`, the newest come first;
+        `next_before`, given as `before`, continues the list, and 0 ends it. An answer may have fewer than `max` letters
+        although the list goes on, and over Kafka none, after a search of 5 s.
         """
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -35,6 +36,8 @@ FIRST_WINDOW, LARGEST_WINDOW, LOOKED_AT = 500, 8_000, 20_000
 """For the newest letters: the first and the largest window that is read. The most letters that one call reads."""
 HELD_BYTES = LIMITS.reply_bytes
 """The most bytes of letters held for a page, plus one letter."""
+SEARCH_SECONDS = 5.0
+"""How long a list looks for a letter that matches, plus one call, before it answers with an empty page."""
 NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and drop the letter"
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
@@ -80,11 +83,16 @@ class KafkaLetters:
         return heapq.nlargest(most, rows, key=lambda row: row["count"])
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
-        def find() -> dict[str, Any]:
+        def find(offset: int) -> dict[str, Any]:
             chosen, next_offset = self._listed(name, wanted, offset, most)
             return {"messages": self._shown(name, chosen), "next_offset": next_offset}
 
-        return await self._thread.call(find)
+        deadline = time.monotonic() + SEARCH_SECONDS
+        while True:  # other requests get their turn between two calls
+            page = await self._thread.call(partial(find, offset))
+            if page["messages"] or page["next_offset"] == offset or time.monotonic() >= deadline:
+                return page
+            offset = page["next_offset"]
 
     def _listed(self, name: str, wanted: Wanted, offset: int, most: int) -> tuple[list[Letter], int]:
         """(the matching letters from a number on, the number for the next call).
