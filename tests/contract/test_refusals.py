@@ -29,7 +29,7 @@ REFUSALS = (
     StorageFailed("the disk failed"),
 )
 REFUSED = (Unavailable, StorageFailed)
-APPENDS = ("settle_soon", "attempted", "dead_letter_soon", "subscribe_soon", "create_topic_soon")
+APPENDS = ("settle_soon", "attempted", "dead_letter_soon", "subscribe_soon", "create_topic_soon", "pause")
 
 
 class Refusing:
@@ -182,6 +182,27 @@ def test_a_full_disk_loses_no_lease(run: Callable[..., None]) -> None:
         assert delivery.groups["g"].lag() == 0
         await b.store.sync()
         assert len(b.store.read(DEAD_LETTER_PREFIX + "g", 0, 0, 10, 1 << 20)) == 3
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_pause_that_is_refused_changes_nothing(run: Callable[..., None], paused: bool) -> None:
+    """Until the next restart a group was paused, or went on, although the request had failed."""
+
+    async def scenario(b: Bench) -> None:
+        store: Any = Refusing(b.store, random.Random(1))
+        store.share = 1.0
+        delivery = Delivery(store, lambda: T0, Metrics(), Topics(store))
+        await delivery.following.subscribe(Subscription("g", "t"), "earliest")
+        await delivery.pause("g", not paused)
+        store.refuses = True
+        with pytest.raises(NotifyError):
+            await delivery.pause("g", paused)
+        assert delivery.is_paused("g") is not paused
+        store.refuses = False
+        await delivery.pause("g", paused)
+        assert delivery.is_paused("g") is paused
 
     run(scenario)
 

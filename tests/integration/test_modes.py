@@ -203,14 +203,17 @@ def test_another_instance_is_not_refused_once_an_exclusive_one_has_left(
     refused(x, 409, "topic_is_taken")
 
 
-def test_a_poll_of_an_instance_that_leaves_ends(frozen_server: InMemoryServer, unique: str) -> None:
+@pytest.mark.parametrize("mode", ["failover", "broadcast"])
+def test_a_poll_of_an_instance_that_leaves_ends(frozen_server: InMemoryServer, unique: str, mode: str) -> None:
     """Messages that it would be handed would be leased to nobody."""
-    subscribe(frozen_server.url, unique, unique, "failover")
+    subscribe(frozen_server.url, unique, unique, mode)
     x, y = Caller(frozen_server.url, unique, "x"), Caller(frozen_server.url, unique, "y")
+    if mode == "broadcast":
+        assert x.receive(unique) == y.receive(unique) == []
     with waiting(frozen_server, x, unique) as received:
         leave(x)
+        publish(frozen_server.url, unique, ["1"])
     assert received == []
-    publish(frozen_server.url, unique, ["1"])
     assert bodies(y.receive(unique)) == ["1"]
 
 

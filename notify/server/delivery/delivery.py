@@ -126,6 +126,7 @@ class Delivery:
         group = self.groups.get(name)
         if group is not None:
             self._waiters.leave(name, instance)
+            self._waiters.leave(f"{name}@{instance}", instance)  # of its broadcast topics
             group.leave(instance, may)
             self._waiters.serve(name)
             self._schedule.note(group)
@@ -158,10 +159,10 @@ class Delivery:
         """Pause a group, or resume it. A pause outlasts restarts. Raises NotFound."""
         if name not in self.groups:
             raise NotFound(f"there is no group {name!r}")
+        await self._store.pause(name, paused)
         groups = [self.groups[name], *self.followers.instances_of(name)]
         for group in groups:
             group.paused = paused
-        await self._store.pause(name, paused)
         if not paused:
             for group in groups:
                 self._waiters.serve(group.name)

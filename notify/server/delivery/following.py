@@ -15,6 +15,7 @@ from notify.server.delivery.instances import ACTIVE_US
 from notify.server.delivery.start import Start, offset_of
 from notify.server.topics import Topics, is_meant
 from notify.storage.groups import Priorities, Subscription
+from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.topics import Topic
 
@@ -59,9 +60,29 @@ class Following:
             subscription = dataclasses.replace(subscription, epoch=existing.epoch)
         self._store.subscribe_soon(subscription, offsets)
         self._followers.follow(subscription, moved=offsets is not None)
+        self._change_made_from(subscription)
         self._serve(subscription.group)
         await self._store.sync()
         return subscription
+
+    def _change_made_from(self, subscription: Subscription) -> None:
+        """Give a subscription's settings to the subscriptions that were made from it: those of a broadcast's instances,
+        or the one to the retry topic."""
+        s = subscription
+        changes: dict[str, Any] = {
+            "max_attempts": s.max_attempts, "retry_min_us": s.retry_min_us, "retry_max_us": s.retry_max_us,
+        }  # fmt: skip
+        if s.mode == "broadcast":
+            made = [self._store.subscription(i.name, s.topic) for i in self._followers.instances_of(s.group)]
+            changes |= {"tags": s.tags, "filter": s.filter}
+        else:
+            made = [self._store.subscription(s.group, retry_topic(s.group, s.topic))]
+            changes["mode"] = s.mode
+        for before in made:
+            if before is not None and (changed := dataclasses.replace(before, **changes)) != before:
+                self._store.subscribe_soon(changed, None)
+                self._followers.follow(changed, moved=False)
+                self._serve(changed.group)
 
     def offset_of(self, topic: str, queue: int, start: Start) -> int:
         """The offset of a queue at which a subscription starts. Raises InvalidRequest if `start` is not a position."""
@@ -108,6 +129,7 @@ class Following:
                 changed = dataclasses.replace(followed, **_settings(pattern))
                 self._store.subscribe_soon(changed, None)
                 self._followers.follow(changed, moved=False)
+                self._change_made_from(changed)
         self._serve(pattern.group)
 
     def has_pattern(self, group: str) -> bool:

@@ -1,0 +1,67 @@
+"""Changed settings of a subscription hold for what was made from it: a broadcast's instances, and the retry topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from notify.testing import InMemoryServer
+from tests.support.groups import Caller, bodies, publish, redrive, subscribe
+from tests.support.http import post
+
+
+def test_an_instance_of_a_broadcast_gets_what_the_present_filter_lets_through(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
+    url, x = frozen_server.url, Caller(frozen_server.url, unique, "x")
+    subscribe(url, unique, unique, "broadcast", tags=["red"], filter='headers.size == "small"')
+    assert x.receive(unique) == []
+    subscribe(url, unique, unique, "broadcast", tags=["blue"], max_attempts=1)
+    post(url, "/v1/messages", {"messages": [{"topic": unique, "body": tag, "tag": tag} for tag in ("red", "blue")]})
+    received = x.receive(unique)
+    assert bodies(received) == ["blue"]
+    assert x.settle(received, "retry", delay=0) == [200]
+    assert x.receive(unique) == [], "one attempt is all that is left"
+
+
+@pytest.mark.parametrize("topic", ["{}", "{}.*"])
+def test_redriven_letters_go_by_the_present_settings(frozen_server: InMemoryServer, unique: str, topic: str) -> None:
+    """They went by those of the first redrive: whoever allowed more attempts got none."""
+    url, x = frozen_server.url, Caller(frozen_server.url, unique, "x")
+    name = topic.format(unique).replace("*", "a")
+
+    def attempt() -> list[dict[str, Any]]:
+        received = x.receive(name)
+        assert not received or x.settle(received, "retry") == [200]
+        return received
+
+    subscribe(url, unique, topic.format(unique), max_attempts=1, start="earliest")
+    publish(url, name, ["bad"])
+    assert bodies(attempt()) == ["bad"]
+    redrive(url, unique, reason="a test")
+    assert bodies(attempt()) == ["bad"]
+    subscribe(url, unique, topic.format(unique), max_attempts=3, retry_min=7, retry_max=7)
+    redrive(url, unique, reason="a test")
+    assert bodies(attempt()) == ["bad"]
+    frozen_server.advance(6)
+    assert attempt() == []
+    frozen_server.advance(1.1)
+    assert [m["attempt"] for m in attempt()] == [2]
+
+
+def test_redriven_letters_go_to_the_owner_alone_once_the_group_has_one(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
+    url, x, y = frozen_server.url, Caller(frozen_server.url, unique, "x"), Caller(frozen_server.url, unique, "y")
+    subscribe(url, unique, unique, start="earliest")
+    publish(url, unique, ["bad"])
+    assert x.settle(x.receive(unique), "dead_letter") == [200]
+    redrive(url, unique, reason="a test")
+    assert x.settle(x.receive(unique), "dead_letter") == [200]
+    subscribe(url, unique, unique, "failover", force=True)
+    publish(url, unique, ["good"])
+    assert bodies(x.receive(unique)) == ["good"]
+    redrive(url, unique, reason="a test")
+    assert y.receive(unique) == []
+    assert bodies(x.receive(unique)) == ["bad"]
