@@ -6,6 +6,7 @@ The disk may be full, or the reader gone: the process that reads a pipe has ende
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from typing import TextIO
@@ -36,10 +37,9 @@ class LogOutput:
             return
         try:
             stream.flush()
-        except BrokenPipeError:
-            discard(stream)
-        except (OSError, ValueError):
-            pass
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                discard(stream)
 
 
 def discard(stream: TextIO) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import typer
 
-from notify.cli.printed import say, say_json
+from notify.cli.printed import OutputLost, say, say_json
 from notify.errors import NotifyError, Unavailable
 from notify.log_output import discard
 
@@ -19,7 +19,7 @@ def spark_errors() -> Iterator[None]:
     """Turn errors of Spark, files and databases into Unavailable with one line."""
     try:
         yield
-    except NotifyError:
+    except (NotifyError, OutputLost):
         raise
     except OSError as error:
         raise Unavailable(f"the audit could not be finished: {error}") from error
@@ -45,8 +45,7 @@ def never_one(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         _say_failed(as_json, "interrupted")
         raise typer.Exit(2) from None
-    except OSError as error:
-        # `spark_errors` turns errors of the audit's files into Unavailable, so this is an error of stdout or stderr.
+    except OutputLost as error:
         discard(sys.stdout)
         with suppress(OSError):
             say(f"notify: the result could not be printed: {error}", err=True)
@@ -62,7 +61,7 @@ def _say_failed(as_json: bool, why: str) -> None:
     if as_json:
         try:
             say_json({"verdict": "", "failed": why, "exit_code": 2})
-        except OSError:
+        except OutputLost:
             discard(sys.stdout)
 
 

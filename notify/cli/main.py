@@ -6,7 +6,8 @@ import errno
 import io
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NoReturn, TextIO, cast
 
@@ -16,29 +17,22 @@ import typer.main
 
 from notify import __version__
 from notify.cli import of_database, of_files
-from notify.cli.printed import ERRORS_AS_JSON, say, say_json
+from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
 from notify.errors import NotifyError
 from notify.extras import remedy
 from notify.log_output import STDERR, discard
-
-_OUTPUT_LOST = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})
-"""Errors of writing to stdout: its reader is gone, or its disk is full, so that nobody has seen the answer."""
 
 
 class Commands(typer.core.TyperGroup):
     """All commands. With `--json`, a command's error is also printed as JSON, on stdout."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _output_errors():  # --help prints here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _output_errors():
             return self._run(ctx)
-        except OSError as error:
-            if error.filename is not None or error.errno not in _OUTPUT_LOST:
-                raise
-            discard(sys.stdout)
-            if error.errno != errno.EPIPE:
-                with suppress(OSError):
-                    say(f"notify: the output cannot be written: {error.strerror}", err=True)
-        ctx.exit(2)
 
     def _run(self, ctx: Any) -> Any:
         try:
@@ -57,6 +51,19 @@ class Commands(typer.core.TyperGroup):
                 raise error from raised
             say_json({"error": {"code": error.code, "status": error.status, "detail": str(error)}})
         ctx.exit(2)
+
+
+@contextmanager
+def _output_errors() -> Iterator[None]:
+    """Exit with code 2 where nobody gets the output: code 1 would say that the answer is bad news."""
+    try:
+        yield
+    except OutputLost as error:
+        discard(sys.stdout)
+        if error.errno != errno.EPIPE:
+            with suppress(OSError):
+                say(f"notify: the output cannot be written: {error.strerror}", err=True)
+        raise typer.Exit(2) from None
 
 
 app = typer.Typer(
@@ -172,6 +179,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # print a character that the locale lacks as its number
             with suppress(OSError):  # a stream that was made for a file may be a pipe now
                 stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = cast(TextIO, Output(sys.stdout)), cast(TextIO, Output(sys.stderr))
     try:
         command()(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:
@@ -181,6 +189,9 @@ def main() -> None:
         if sentence is None:
             raise
         _fail(sentence)
+    except OutputLost:  # of typer's own sentence about a wrong flag
+        discard(sys.stderr)
+        sys.exit(2)
 
 
 def _fail(why: str) -> NoReturn:

@@ -1,18 +1,18 @@
 """The only module that prints. It makes text from servers, databases and messages safe for rich and for terminals.
 
 A key may be `[/red]`, which rich takes for markup, or contain escape sequences, which move a terminal's cursor or set
-its title. All text passes `visible`; tests/unit/test_printed.py checks that no command prints in another way.
+its title. All text passes `visible`; tests/unit/test_printed.py checks that no command prints in another way. Under
+`notify.cli.main.main` all output, also typer's, goes to an `Output`.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 import typer
 from rich.cells import cell_len, set_cell_size
@@ -26,6 +26,36 @@ GAP = 2
 """The number of blanks between columns."""
 ERRORS_AS_JSON = "notify.errors_as_json"
 """The key in a command's context under which `--json` is noted."""
+
+
+class OutputLost(OSError):
+    """Standard output or standard error cannot be written: its reader is gone, or its disk is full."""
+
+
+class Output:
+    """Standard output or standard error. Raises OutputLost if it cannot be written, unlike any other file."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _as_lost():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _as_lost():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _as_lost() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputLost(error.errno, error.strerror) from error
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -43,16 +73,9 @@ def say_json(value: Any) -> None:
     typer.echo(json.dumps(value))
 
 
-class _Console(Console):
-    """Raises BrokenPipeError if the reader is gone; rich would exit with code 1, which means bad news."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
 def console(*, stderr: bool = False) -> Console:
     """A console without markup, emoji and highlighting."""
-    return _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def cell(value: Any, style: str = "") -> Text:

@@ -128,6 +128,7 @@ def test_no_messages_asked_for_is_not_no_messages(memory: InMemoryServer, unique
         ("closed", "topic list", 0, ""),
         ("unread", "topic list", 2, ""),
         ("unread", "overview", 2, ""),  # rich prints it
+        ("full", "topic list --help", 2, "the output cannot be written"),  # typer prints it
     ],
 )
 def test_an_output_that_nobody_gets_is_no_bad_news(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import re
 import subprocess
@@ -15,11 +16,14 @@ from typing import Any
 import pytest
 
 import notify.cli
-from notify.cli import api, dead_letter, group, main, message, printed, topic, transaction
+from notify.cli import api, backup, dead_letter, group, main, message, printed, topic, transaction
+from notify.cli.audit_failures import spark_errors
 from notify.cli.overview import screen_of
-from notify.cli.printed import Rows, cell, console, say
+from notify.cli.printed import Output, OutputLost, Rows, cell, console, say
+from notify.log_output import discard
 from notify.told import told
 from notify.visible import visible
+from tests.support.commands import cli
 
 HOSTILE = [
     "[/red]",
@@ -181,6 +185,30 @@ def test_a_locale_without_a_character_is_shown_its_number() -> None:
         check=False,
     )
     assert shown.returncode == 0 and b"kafka://host:port,\\u2026" in shown.stdout, shown.stderr
+
+
+def test_a_full_disk_of_a_file_is_none_of_the_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While `notify backup` copied, it was said that the output cannot be written."""
+
+    def full(*words: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(backup, "call", full)
+    code, answer = cli("backup", str(tmp_path / "copy"), "--reason", "nightly")
+    assert (code, answer["text"]) == (
+        2, "notify: a file cannot be written: No space left on device. Make room on its disk"
+    )  # fmt: skip
+
+
+def test_an_output_that_is_lost_is_no_fault_of_an_audit() -> None:
+    """A watch whose reader was gone raised an alarm, as if an input were missing."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as unread:
+        unread.write("a line")
+        with pytest.raises(OutputLost), spark_errors():
+            Output(unread).flush()
+        discard(unread)
 
 
 def test_a_command_starts_where_its_output_was_a_file_and_is_a_pipe(
