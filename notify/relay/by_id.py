@@ -45,7 +45,8 @@ class ById:
             last = page.end
             sent = [t for t in page.transactions if not held_back.holds(t)] if held_back else page.transactions
             stored, refusals = [], page.unreadable
-            for transaction, item in zip(sent, await self._sink.put(sent) if sent else (), strict=True):
+            items = await self._sink.put(sent, page.source) if sent else []
+            for transaction, item in zip(sent, items, strict=True):
                 if item.status in STORED:
                     stored.append(transaction.id)
                 elif is_for_now(item):

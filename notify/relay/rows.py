@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection, Engine
 
 from notify import refused
 from notify.databases import REFUSED, RELAYED, is_gone
@@ -38,6 +38,8 @@ class Page:
     unreadable: list[Refusal] = field(default_factory=list)
     end: Place | None = None
     is_last: bool = True
+    source: str = ""
+    """The database's source id; "" if it has none."""
 
 
 class Rows:
@@ -113,7 +115,7 @@ class Rows:
                     unreadable.append(
                         Refusal(place.id, *group_topic_count, TooLarge.status, "request_too_large", detail)
                     )
-            return Page(transactions, unreadable, chosen[-1], is_last)
+            return Page(transactions, unreadable, chosen[-1], is_last, _source_of(connection))
 
     def note(self, outbox: Outbox, sent: Sequence[str], refusals: Sequence[Refusal]) -> None:
         """In one transaction, mark the ids that the target has, and list the refused transactions."""
@@ -134,6 +136,13 @@ class Rows:
             for outbox in self.outboxes:
                 refused.tidy(connection, outbox)
             return refused.report(connection)
+
+
+def _source_of(connection: Connection) -> str:
+    try:
+        return source_name(connection)
+    except InvalidRequest:
+        return ""
 
 
 def is_away(error: sa.exc.SQLAlchemyError) -> bool:

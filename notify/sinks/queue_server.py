@@ -131,8 +131,8 @@ class QueueSink:
 
     # --- by id ------------------------------------------------------------------------------------------------
 
-    async def put(self, transactions: Sequence[BridgedTransaction]) -> list[Item]:
-        putting = _Putting(await self._server(), self._is_worker)
+    async def put(self, transactions: Sequence[BridgedTransaction], source: str = "") -> list[Item]:
+        putting = _Putting(await self._server(), source, self._is_worker)
         for step in steps_of(transactions):
             for group, group_transactions in step.items():
                 await putting.put(group, group_transactions)
@@ -189,9 +189,11 @@ class QueueSink:
 class _Putting:
     """One call of `put`: the server's answers so far, and the transactions that wait because of them."""
 
-    def __init__(self, http: HttpClient, is_worker: bool) -> None:
-        """`is_worker`: whether the server is one of several workers."""
+    def __init__(self, http: HttpClient, source: str, is_worker: bool) -> None:
+        """`source`: the id of the transactions' database, or "". `is_worker`: whether the server is one of several
+        workers."""
         self._http = http
+        self._source = source
         self._is_worker = is_worker
         self.items: dict[str, Item] = {}
         """The items by id; a transaction that was not sent because the server did not answer has no item."""
@@ -262,6 +264,8 @@ class _Putting:
         request: dict[str, Any]
         if group:
             path, request = "/v1/transactions", {"producer_group": group, "transactions": raws}
+            if self._source:
+                request["source"] = self._source
             item_ids = [t.id for t, _ in transactions]
         else:
             path, request = "/v1/messages", {"messages": raws}

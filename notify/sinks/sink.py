@@ -42,9 +42,10 @@ class Sink(Protocol):
 class PutsById(Protocol):
     """A target that recognises ids: several movers may put the same transactions, and each one is stored once."""
 
-    async def put(self, transactions: Sequence[BridgedTransaction]) -> list[Item]:
+    async def put(self, transactions: Sequence[BridgedTransaction], source: str = "") -> list[Item]:
         """Store committed transactions, each as a whole and once; an item for each transaction, in order.
 
+        `source`: the id of the database that they come from, "" if it has none; it is stored with them.
         Status 200 or 201: it is stored. 429 or 5xx: put it again later; later transactions with one of its keys were
         not stored either. Another 4xx: it will never be accepted. Requests are cut to fit the target's bounds. Raises
         Unavailable if nothing is known of any transaction, Unauthorized or Forbidden.

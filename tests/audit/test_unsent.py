@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.client import Message, TransactionProducer
+from notify.client import Message, TransactionProducer, create_tables
 from notify.client.table import half_message
 from notify.relay.relay import Relay
 from notify.spark.audit import Audit
@@ -29,6 +29,7 @@ from tests.audit.audited import AT_ONCE, PLAN, wait_until_closed
 from tests.audit.shop import TOPIC, Shop
 from tests.audit.trade import COUNT, make_trade, row_of
 from tests.support.databases import empty_database
+from tests.support.shop import make_engine
 
 
 def found(result: Result) -> dict[str, set[str]]:
@@ -76,6 +77,27 @@ def test_what_the_relay_has_not_sent_is_not_lost(spark: Any, database_urls: dict
         inputs = Inputs([database], [LogInput(server.data_dir)])
         second = Audit(spark, AT_ONCE, inputs, tmp_path / "scratch").run()
         assert found(second)["UNSENT"] == {refused}
+
+
+def test_a_log_names_the_database_whose_messages_a_relay_brought(tmp_path: Path) -> None:
+    """Otherwise an audit says that no log has a message of the database, and misses that its rows were wiped."""
+    with contextlib.ExitStack() as stack:
+        server = ServerProcess(tmp_path / "data").start()
+        stack.callback(server.stop)
+        url = f"sqlite:///{tmp_path}/shop.db"
+        engine = make_engine(url)
+        stack.callback(engine.dispose)
+        create_tables(engine)
+        producer = TransactionProducer(server.url, group="orders", engine=engine, mode="outbox")
+        stack.callback(producer.close)
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(TOPIC, "1"))
+        asyncio.run(Relay(engine, server.url).run(once=True))
+        database = stack.enter_context(contextlib.closing(Database(url, "shop")))
+        log = LogInput(server.data_dir)
+        log.prepare(None, tmp_path / "scratch")
+        sent = log.sent()
+    assert list(sent) == [database.source_id()] and list(sent[database.source_id()]) == ["orders"]
 
 
 def never_repeated(inputs: Inputs, transactions: list[str], scratch: Path) -> dict[str, str]:

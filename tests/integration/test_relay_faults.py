@@ -491,9 +491,9 @@ def relay_that_freezes(dsn: str, url: str, when: str) -> None:
     if when == "before it sends":
         put = QueueSink.put
 
-        async def freezes_first(self: QueueSink, transactions: Any) -> Any:
+        async def freezes_first(self: QueueSink, *arguments: Any) -> Any:
             freeze()
-            return await put(self, transactions)
+            return await put(self, *arguments)
 
         QueueSink.put = freezes_first  # type: ignore[method-assign]
     else:
