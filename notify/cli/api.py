@@ -93,6 +93,19 @@ def call(
     return answer
 
 
+def check_answers(url: str) -> None:
+    """Raises NotifyError if no server at `url` answers; a producer would try again for 10 s before it says so."""
+
+    async def ask() -> None:
+        http = Servers(url, "transactions")
+        try:
+            await http.refresh()
+        finally:
+            await http.aclose()
+
+    asyncio.run(ask())
+
+
 def write(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
     """The body of a write; the user's name is added to the reason."""
     return {"reason": signed(reason), "dry_run": dry_run} | fields

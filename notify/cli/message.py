@@ -13,6 +13,7 @@ from notify.cli.api import (
     WIDE,
     Columns,
     call,
+    check_answers,
     pairs,
     place_of,
     seconds,
@@ -57,6 +58,7 @@ def send_message(
 ) -> None:
     """Send a message without a transaction, for example to try a consumer."""
     headers = pairs(header)
+    check_answers(url)
     with TransactionProducer(url, group="notify-cli") as producer:
         message_id = producer.publish(Message(topic, body, key=key, tag=tag, headers=headers, delay=delay))
     show({"id": message_id, "topic": topic}, as_json)

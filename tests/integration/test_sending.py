@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from notify.cli import message
 from notify.testing import InMemoryServer
+from notify.testing.ports import free_port
 from tests.support.commands import cli
 from tests.support.groups import Caller, bodies, die, publish, subscribe
 from tests.support.http import admin, ask, refusal
@@ -37,6 +41,17 @@ def test_a_message_is_sent_to_a_topic(frozen_server: InMemoryServer, unique: str
     assert refusal(url, "POST", path, body="x", tag="no tag", dry_run=True)[1] == "invalid_name"
     (action,) = [a for a in admin(url, "GET", "actions?what=message.send")["actions"] if a["target"] == unique]
     assert action["result"]["items"][0]["id"] == item["id"]
+
+
+def test_a_message_to_no_server_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's producer tried again for 10 s, and said nothing meanwhile."""
+
+    def producer(*words: object, **options: object) -> None:
+        raise AssertionError("a producer tries again")
+
+    monkeypatch.setattr(message, "TransactionProducer", producer)
+    code, answer = cli("message", "send", "greetings", "hello", "--url", f"http://127.0.0.1:{free_port()}")
+    assert code == 2 and "is it started, and is this its address?" in answer["text"]
 
 
 def test_a_corrected_letter_goes_to_its_group_alone_once(frozen_server: InMemoryServer, unique: str) -> None:
