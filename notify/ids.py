@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -98,6 +99,42 @@ def from_text(text: str) -> bytes:
     if _TEXT.match(text) is None:
         raise InvalidId(f"{text[:60]!r} is not a UUID of version 7 (lower case, with dashes)")
     return bytes.fromhex(text.replace("-", ""))
+
+
+_WIDTH = 37
+"""The characters of an id and of the line feed behind it."""
+_DASHES_AT = (8, 13, 18, 23)
+_VARIANTS = frozenset("89ab")
+FEW_IDS = 5
+"""Fewer ids are quicker checked one by one."""
+
+
+def from_texts(texts: Sequence[str]) -> list[bytes] | None:
+    """The 16 bytes of each id; None if `from_text` would refuse one of them.
+
+    Many ids are checked together, one column after another, which costs a third of a call of `from_text` for each.
+    """
+    count = len(texts)
+    if count < FEW_IDS:
+        try:
+            return [from_text(text) for text in texts]
+        except InvalidId:
+            return None
+    joined = "\n".join(texts)
+    if len(joined) != _WIDTH * count - 1 or joined.count("\n") != count - 1 or joined != joined.lower():
+        return None
+    if joined[36::_WIDTH] != "\n" * (count - 1) or joined[14::_WIDTH] != "7" * count:
+        return None
+    if not _VARIANTS.issuperset(joined[19::_WIDTH]) or any(joined[at::_WIDTH] != "-" * count for at in _DASHES_AT):
+        return None
+    try:
+        joined_bytes = bytes.fromhex(joined.replace("-", ""))
+    except ValueError:
+        return None
+    # A space in place of a digit is skipped, as the line feeds are: then some bytes are missing.
+    if len(joined_bytes) != 16 * count:
+        return None
+    return [joined_bytes[at : at + 16] for at in range(0, 16 * count, 16)]
 
 
 def message_id(transaction_id: bytes, message_no: int) -> str:

@@ -51,13 +51,14 @@ class Halves:
     def put_soon(self, transactions: Sequence[NewTransaction], now_us: int) -> tuple[list[PutResult], Flush]:
         """Everything of `put` but the wait; the results, and what has to be waited for."""
         size = 4096
-        flush = Flush.MEMORY
+        # Python 3.11 takes 0.1 µs to read a member of an enumeration: once a call, not once a half.
+        flush, strictest = Flush.MEMORY, Flush.SYNC
         topics = self._state.topics
         for t in transactions:
             size += 128
             for m in t.messages:
                 size += len(m.payload) + 2 * ENTRY_SIZE
-                if flush is not Flush.SYNC:
+                if flush is not strictest:
                     flush = max(flush, topics[m.topic].policy.flush)
         self._journal.reserve(size)
         results: list[PutResult] = []
@@ -67,32 +68,39 @@ class Halves:
         parts = self._state.parts
         decided = parts.live.decided
         highest = parts.highest_decided()
+        stored = PutResult(Put.STORED, State.PREPARED, flush)
+        stored_as_committed = PutResult(Put.STORED, State.COMMITTED, flush)
         seen: set[bytes] = set()
         for t in transactions:
-            if t.id in seen:
+            transaction_id = t.id
+            if transaction_id in seen:
                 # The same id twice in one request: the second is compared once the first is stored.
                 self._store(run, now_us)
                 run, run_entries = [], 0
                 seen.clear()
                 decided = parts.live.decided
-            if t.id in pending or t.id in decided or (t.id[:8] <= highest and parts.has_decided(t.id)):
+            if (
+                transaction_id in pending
+                or transaction_id in decided
+                or (transaction_id[:8] <= highest and parts.has_decided(transaction_id))
+            ):
                 results.append(self.compare(t))
                 results[-1].flush = flush
                 continue
             if run and (
                 run_entries + len(t.messages) > ENTRIES_PER_RECORD
-                or t.committed != run[0].committed
-                or t.producer_group != run[0].producer_group
-                or t.instance != run[0].instance
-                or t.source != run[0].source
-                or t.check_after_us != run[0].check_after_us
+                or t.committed != (first := run[0]).committed
+                or t.producer_group != first.producer_group
+                or t.instance != first.instance
+                or t.source != first.source
+                or t.check_after_us != first.check_after_us
             ):
                 self._store(run, now_us)
                 run, run_entries = [], 0
             run.append(t)
-            seen.add(t.id)
+            seen.add(transaction_id)
             run_entries += len(t.messages)
-            results.append(PutResult(Put.STORED, State.COMMITTED if t.committed else State.PREPARED, flush))
+            results.append(stored_as_committed if t.committed else stored)
         if run:
             self._store(run, now_us)
         return results, flush

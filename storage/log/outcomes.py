@@ -58,7 +58,8 @@ class Outcomes:
         opened = journal.open
         live = opened.part
         numbers = state.producer_numbers
-        committed_result = Decided(True, State.COMMITTED, True)
+        committed = State.COMMITTED
+        committed_result = Decided(True, committed, True)
         rolled_back_result = Decided(True, State.ROLLED_BACK, True)
         for (transaction_id, group, outcome), pending in zip(outcomes, undecided, strict=True):
             if pending is not None and group is not None and pending.producer.group != group:
@@ -72,7 +73,7 @@ class Outcomes:
                 results.append(self._decided_before(transaction_id, group))
                 continue
             live.decided[transaction_id] = numbers.get(pending.producer.group, 0)
-            if outcome == State.COMMITTED:
+            if outcome is committed:
                 halves += pending.entries
                 results.append(committed_result)
             else:

@@ -6,29 +6,27 @@ import heapq
 from collections import deque
 from collections.abc import Container, Sequence
 
+import msgspec
+
 from notify.storage.checks import Due, new_token
 from notify.storage.log.entry import topic_of
 from notify.storage.log.queues import TopicsById
 from notify.storage.log.records import Sender
 
 
-class Pending:
+class Pending(msgspec.Struct, eq=False, gc=False):
     """One undecided transaction."""
 
-    __slots__ = ("attempts", "entries", "id", "next_check_us", "parked", "producer", "stored_us", "token")
-
-    def __init__(
-        self, transaction_id: bytes, producer: Sender, entries: list[bytes], stored_us: int, next_us: int
-    ) -> None:
-        """`producer` is shared by all halves of one record; `entries`: the index entry of each message of the half."""
-        self.id = transaction_id
-        self.producer = producer
-        self.entries = entries
-        self.stored_us = stored_us
-        self.next_check_us = next_us
-        self.attempts = 0
-        self.parked = False
-        self.token = 0
+    id: bytes
+    producer: Sender
+    """Shared by all halves of one record."""
+    entries: list[bytes]
+    """The index entry of each message of the half."""
+    stored_us: int
+    next_check_us: int
+    attempts: int = 0
+    parked: bool = False
+    token: int = 0
 
 
 class _Schedule:

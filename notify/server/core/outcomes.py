@@ -18,7 +18,7 @@ from notify.server.metrics import Metrics
 from notify.storage.capabilities import shard_names
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import STATE_NAMES, Decided, PartlyDecided, State
-from notify.storage.transactions import TransactionStore
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS, TransactionStore
 from notify.wire import Item, OutcomeItem
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
@@ -59,24 +59,26 @@ class Outcomes:
         check_count(outcomes)
         items: list[Item | None] = []
         decisions: list[tuple[bytes, str | None, State]] = []
-        answers: list[int | None] = []
-        """For each decision the token of the check that it answers, None if it answers no check."""
-        shards: list[str | None] = []
-        """For each decision the shard that it names, None if it names none."""
+        answers: dict[int, int] = {}
+        """The token of the check that a decision answers, by the decision's index."""
+        shards: dict[int, str] = {}
+        """The shard that a decision names, by the decision's index, if this server has several."""
         unknown: dict[int, bytes] = {}
         """The transaction id of each UNKNOWN, by its index in the request."""
-        several = len(self._shards) > 1
-        for o in outcomes:
+        own_shards = self._shards
+        several = len(own_shards) > 1
+        transaction_ids = ids.from_texts([o.id for o in outcomes])
+        for number, o in enumerate(outcomes):
             try:
                 if o.outcome not in _OUTCOMES:
                     raise InvalidRequest(
                         f"outcome {o.outcome[:20]!r} is not COMMIT, ROLLBACK or UNKNOWN", "invalid_outcome"
                     )
-                transaction_id = ids.from_text(o.id)
+                transaction_id = ids.from_text(o.id) if transaction_ids is None else transaction_ids[number]
             except NotifyError as error:
                 items.append(failed(o.id, error))
                 continue
-            if o.shard is not None and o.shard not in self._shards:
+            if o.shard is not None and o.shard not in own_shards:
                 detail = f"this is shard {', '.join(self._shards)}; send the outcome to {o.shard[:60]!r}"
                 items.append(Item(o.id, 421, code="wrong_shard", detail=detail))
                 continue
@@ -85,8 +87,10 @@ class Outcomes:
                 unknown[len(items)] = transaction_id
                 items.append(_LATER)
             else:
-                shards.append(o.shard if several else None)
-                answers.append(None if o.check is None else _token(o.check))
+                if several and o.shard is not None:
+                    shards[len(decisions)] = o.shard
+                if o.check is not None:
+                    answers[len(decisions)] = _token(o.check)
                 decisions.append((transaction_id, group, wanted))
                 items.append(None)
         results = await self._decide(decisions, answers, shards) if decisions else ()
@@ -105,6 +109,7 @@ class Outcomes:
         """The item for each outcome: why it was refused, or the storage's result."""
         answered: list[Item] = []
         metrics = self._metrics
+        committed = State.COMMITTED
         for o, item in zip(outcomes, refused, strict=True):
             if item is None:
                 result = next(results)
@@ -113,18 +118,18 @@ class Outcomes:
                     continue
                 if o.check is not None and result.found and not (result.foreign or result.stale):
                     self._check_log.add(ids.from_text(o.id), self._clock(), o.outcome, reason=o.reason or "")
-                if not result.found:
+                if result.changed:
+                    if result.state is committed:
+                        metrics.committed += 1
+                    else:
+                        metrics.rolled_back += 1
+                    item = Item(o.id, 200, STATE_NAMES[result.state])
+                elif not result.found:
                     item = Item(o.id, 404, code="unknown_transaction", detail=UNKNOWN)
                 elif result.foreign:
                     item = _foreign(o.id)
                 elif result.stale:
                     item = _stale_check(o, result.state)
-                elif result.changed:
-                    if result.state == State.COMMITTED:
-                        metrics.committed += 1
-                    else:
-                        metrics.rolled_back += 1
-                    item = Item(o.id, 200, STATE_NAMES[result.state])
                 elif result.state == _OUTCOMES[o.outcome]:
                     item = Item(o.id, 200, STATE_NAMES[result.state])
                 else:
@@ -137,18 +142,16 @@ class Outcomes:
     async def _decide(
         self,
         decisions: Sequence[tuple[bytes, str | None, State]],
-        answers: Sequence[int | None],
-        shards: Sequence[str | None],
+        answers: Mapping[int, int],
+        shards: Mapping[int, str],
     ) -> Sequence[Decided | NotifyError]:
         """The result of each decision, or the error for which this one was not recorded.
 
-        `answers` and `shards` have, for each decision, the check's token that it answers, and the shard it names.
+        `answers` and `shards` have, by a decision's index, the check's token that it answers, and the shard it names.
         """
-        tokens = {d[0]: token for d, token in zip(decisions, answers, strict=True) if token is not None}
-        places = {d[0]: shard for d, shard in zip(decisions, shards, strict=True) if shard is not None}
-        if not (tokens or places) or len({d[0] for d in decisions}) == len(decisions):
-            return await self._decide_at_once(decisions, tokens, places)
-        # A storage takes one token and one shard for each id. Here an id has several outcomes, each with a token or
+        if not (answers or shards):
+            return await self._decide_at_once(decisions, NO_TOKENS, NO_SHARDS)
+        # A storage takes one token and one shard for each id. An id may have several outcomes, each with a token or
         # shard: a producer's outcome and its answer to a check came in one request, or a half is on two shards. So the
         # second outcomes of ids are decided after the first ones, and so on.
         rounds: list[list[int]] = []
@@ -163,8 +166,8 @@ class Outcomes:
         for round_places in rounds:
             decided = await self._decide_at_once(
                 [decisions[n] for n in round_places],
-                {decisions[n][0]: token for n in round_places if (token := answers[n]) is not None},
-                {decisions[n][0]: shard for n in round_places if (shard := shards[n]) is not None},
+                {decisions[n][0]: answers[n] for n in round_places if n in answers},
+                {decisions[n][0]: shards[n] for n in round_places if n in shards},
             )
             results.update(zip(round_places, decided, strict=True))
         return [results[place] for place in range(len(decisions))]

@@ -26,9 +26,11 @@ from notify.wire import (
     Item,
     JsonMessage,
     JsonMessages,
+    JsonTransaction,
     JsonTransactions,
     PackedMessage,
     PackedMessages,
+    PackedTransaction,
     PackedTransactions,
 )
 
@@ -103,7 +105,9 @@ class Transactions:
         has_topic, make_topic = self._store.has_topic, self._topics.use
         is_limited = self._flow.has_rate(group)
         held_keys: set[tuple[str, str | None]] = set()
-        for t in request.transactions:
+        transactions: Sequence[JsonTransaction | PackedTransaction] = request.transactions
+        transaction_ids = ids.from_texts([t.id for t in transactions])
+        for number, t in enumerate(transactions):
             try:
                 if held_keys and t.committed and not held_keys.isdisjoint(keys := keys_of(t.messages)):
                     held_keys |= keys
@@ -113,7 +117,7 @@ class Transactions:
                         f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages, not {len(t.messages)}",
                         "out_of_bounds",
                     )
-                transaction_id = ids.from_text(t.id)
+                transaction_id = ids.from_text(t.id) if transaction_ids is None else transaction_ids[number]
                 check_after_us = CHECK_AFTER_US
                 if t.check_after is not None:
                     check_between(
@@ -203,22 +207,24 @@ class Transactions:
         results: Iterator[PutResult | NotifyError] = iter(await self._stored_or_refused(accepted, now_us))
         items: list[Item] = []
         stored = 0
+        is_stored = Put.STORED
         for item_id, item in zip(item_ids, refused, strict=True):
             if item is None:
                 result = next(results)
                 if isinstance(result, NotifyError):
                     item = failed(item_id, result)
+                elif result.put is is_stored:
+                    stored += 1
+                    item = self._item(item_id, 201, result)
                 elif result.put is Put.IN_USE:
                     item = Item(item_id, 409, code="id_in_use", detail=in_use)
                 else:
-                    is_new = result.put is Put.STORED
-                    stored += is_new
-                    status = 201 if is_new else 200
-                    item = Item(
-                        item_id, status, STATE_NAMES[result.state], result.shard or self.shard, _FLUSH[result.flush]
-                    )
+                    item = self._item(item_id, 200, result)
             items.append(item)
         return items, stored
+
+    def _item(self, item_id: str, status: int, result: PutResult) -> Item:
+        return Item(item_id, status, STATE_NAMES[result.state], result.shard or self.shard, _FLUSH[result.flush])
 
     async def _stored_or_refused(
         self, accepted: list[NewTransaction], now_us: int
