@@ -26,7 +26,7 @@ BUCKETS = 32
 LEASE_SECONDS = 20.0
 """How long a relay may be silent before its session ends with its leases; needs PostgreSQL 14 or later."""
 LOCK_SECONDS = 10.0
-"""How long a relay waits for rows that another session has locked, before it logs that and tries again."""
+"""How long a relay waits for rows or a table that another session has locked, before it logs that and tries again."""
 STOP_SECONDS = 0.5
 """How long a listening relay may take to notice that it is stopped."""
 _BUCKET_CLASS, _PRESENCE_CLASS = 74_001, 74_002
@@ -52,7 +52,7 @@ class Leases(Protocol):
         ...
 
     def limit(self, connection: Connection) -> None:
-        """Bound this transaction: the database ends it if the relay is silent, or waits too long for locked rows."""
+        """Bound this transaction: the database ends it if the relay is silent, or waits too long for a lock."""
         ...
 
     def wait(self, seconds: float) -> None:
@@ -136,8 +136,12 @@ class MySqlLease(NoLeases):
     def limit(self, connection: Connection) -> None:
         # MySQL has no bound for a transaction, so the session is bounded there, which the relay uses all the time.
         seconds = round(self._seconds)
+        lock_seconds = max(
+            1, round(min(LOCK_SECONDS, self._seconds))
+        )  # by default a table's lock is waited for for a day
         connection.exec_driver_sql(
-            f"SET SESSION wait_timeout = {3 * seconds} /*M! , idle_transaction_timeout = {seconds} */"
+            f"SET SESSION wait_timeout = {3 * seconds}, lock_wait_timeout = {lock_seconds}, innodb_lock_wait_timeout = "
+            f"{lock_seconds} /*M! , idle_transaction_timeout = {seconds} */"
         )
 
     def wait(self, seconds: float) -> None:
@@ -242,10 +246,11 @@ class PostgreSqlLeases:
         return self._connection
 
     def limit(self, connection: Connection) -> None:
-        milliseconds = round(1000 * self._seconds)
-        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}")
-        # So a relay can log that its rows are locked, and can be stopped. MySQL has such a bound by default.
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(1000 * min(LOCK_SECONDS, self._seconds))}")
+        # With a bound for locks, a relay can log that it waits for one, and can be stopped.
+        connection.exec_driver_sql(
+            f"SELECT set_config('idle_in_transaction_session_timeout', '{round(1000 * self._seconds)}', true), "
+            f"set_config('lock_timeout', '{round(1000 * min(LOCK_SECONDS, self._seconds))}', true)"
+        )
 
     def all(self) -> bool:
         return len(self.held) == BUCKETS

@@ -145,7 +145,7 @@ class Relay:
         self.listed = report.waiting
         if SERVER in self._rows.outboxes:
             detail = {"sent": self.total.sent, "refused": self.total.refused, "listed": self.listed}
-            with self._engine.begin() as connection:
+            with self._rows.begin() as connection:
                 registry.heartbeat(connection, registry.Member(self._name, "relay", detail=detail))
         try:
             return self._rows.source(), report

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -53,6 +54,13 @@ class Rows:
         self._has_list = False
         self.outboxes: list[Outbox] = []
 
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A transaction that neither waits long for what other sessions have locked, nor outlasts the relay."""
+        with self._engine.begin() as connection:
+            self._leases.limit(connection)
+            yield connection
+
     def find(self) -> None:
         """Look for outboxes, until both kinds are found: a service or server may make its tables at any time.
 
@@ -82,7 +90,7 @@ class Rows:
         """Put transactions on the list that were refused while there was no list."""
         for outbox in outboxes:
             while True:
-                with self._engine.begin() as connection:
+                with self.begin() as connection:
                     adopted = refused.adopt(connection, self._mover, outbox)
                 if not adopted:
                     break
@@ -92,12 +100,12 @@ class Rows:
 
     def source(self) -> str:
         """The database's source id. Raises InvalidRequest if it has none."""
-        with self._engine.connect() as connection:
+        with self.begin() as connection:
             return source_name(connection)
 
     def page(self, outbox: Outbox, after: Place | None = None, left_out: Collection[str] = ()) -> Page:
         """Transactions that wait in an outbox after a place, without those of the topics in `left_out`."""
-        with self._engine.connect() as connection:
+        with self.begin() as connection:
             condition = self._leases.condition(outbox.table)
             if left_out:
                 condition = sa.and_(condition, outbox.beside(sorted(left_out)[:MOST_LEFT_OUT]))
@@ -121,8 +129,7 @@ class Rows:
         """In one transaction, mark the ids that the target has, and list the refused transactions."""
         for refusal in refusals:
             log.error("%s is refused: %s (%s)", refusal.id, refusal.detail, refusal.code)
-        with self._engine.begin() as connection:
-            self._leases.limit(connection)
+        with self.begin() as connection:
             outbox.mark(connection, sent, RELAYED)
             outbox.mark(connection, [refusal.id for refusal in refusals], REFUSED)
             if self._has_list:
@@ -132,7 +139,7 @@ class Rows:
         """The refused transactions that wait for a decision; removes those from the list that were sent since."""
         if not self._has_list:
             return RefusedReport(waiting=0)
-        with self._engine.begin() as connection:
+        with self.begin() as connection:
             for outbox in self.outboxes:
                 refused.tidy(connection, outbox)
             return refused.report(connection)

@@ -16,6 +16,7 @@ from notify.cli.database import opened
 from notify.client import create_tables
 from notify.client.table import half_message
 from notify.databases import KEEPALIVE
+from notify.errors import Unavailable
 from notify.relay.leases import leases_of
 from notify.relay.relay import Relay
 from notify.storage.sql import engines
@@ -131,6 +132,32 @@ def test_once_beside_a_relay_that_holds_everything_is_no_success(
             code, said = cli("relay", "--dsn", url, "--url", server.url, "--once", "--json")
             assert code == 2 and "other relays" in said["text"]
             holding.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"), [("postgresql", "half_message"), ("postgresql", "notify_refused"), ("mariadb", "half_message")]
+)
+def test_a_relay_says_that_another_session_has_locked_a_table(
+    kind: str, table: str, database_urls: Mapping[str, str], server: ServerProcess, unique: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As a migration does. It waited for its end without a word, and could not be stopped meanwhile."""
+    monkeypatch.setattr("notify.relay.leases.LOCK_SECONDS", 0.1)
+    subscribe(server.url, unique, unique)
+    # A relay that waits without a bound fails this test as soon as the database ends the session that holds the lock.
+    locks = {
+        "postgresql": ("SET idle_in_transaction_session_timeout = '20s'", "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"),
+        "mariadb": ("SET SESSION wait_timeout = 20", "LOCK TABLES {} WRITE"),
+    }
+    with empty_database(kind, database_urls, tmp_path) as url, opened(url) as engine, opened(url) as others:
+        outbox(url, unique, range(1))
+        with others.connect() as other:
+            for statement in locks[kind]:
+                other.exec_driver_sql(statement.format(table))
+            with pytest.raises(Unavailable, match=r"(?i)lock (wait )?timeout"):
+                asyncio.run(Relay(engine, server.url).run(once=True))
+            other.invalidate()
+        assert asyncio.run(Relay(engine, server.url).run(once=True)).sent == 1
 
 
 def test_tables_that_are_made_later_are_relayed(engine_url: str, server: ServerProcess, unique: str) -> None:
