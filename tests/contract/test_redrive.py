@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from notify import ids
 from notify.server.core.core import Core
+from notify.server.groups import Chosen
+from notify.server.groups.own_letters import OwnLetters
+from notify.server.jobs import dead_letters
 from notify.server.jobs.dead_letters import DeadLetters
+from notify.server.jobs.wanted import Wanted
 from notify.settings import Settings
 from notify.storage.groups import Subscription
 from notify.storage.names import redriven_id_without_topic, retry_topic
@@ -78,5 +83,68 @@ def test_a_letter_is_dropped_or_sent_whichever_comes_first(run: Callable[..., No
         (item,) = await letters.send_again(page)
         assert item["status"] == (410 if first == "drop" else 200)
         assert b.store.bounds(retry_topic("g", "t"), 0) == (0, first == "send")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("by_ids", [True, False])
+@pytest.mark.parametrize("does", ["redrive", "drop"])
+def test_letters_are_sent_and_dropped_in_lots_of_bytes(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, does: str, by_ids: bool
+) -> None:
+    """All of them were held at once: 4,096 letters of a megabyte."""
+    monkeypatch.setattr(dead_letters, "READ_BYTES", 3_000)
+
+    async def scenario(b: Bench) -> None:
+        core = Core(b.store, Settings(), lambda: T0)
+        payload = encode_msgpack(Payload("t", b"x" * 1_000))
+        sent = [NewTransaction(ids.new_id(), "", [NewMessage("t", payload)], committed=True) for _ in range(20)]
+        await core.delivery.following.subscribe(Subscription("g", "t"), "earliest")
+        await b.store.put(sent, T0)
+        messages = b.store.read("t", 0, 0, 100, 1 << 20)
+        b.store.dead_letter_soon("g", [(message, payload) for message in messages], T0)
+        await b.store.sync()
+        names = [ids.message_id(transaction.id, 0) for transaction in sent]
+        letters = OwnLetters(core)
+        # The third is closed before.
+        await (await letters.redrive("g", Chosen((names[2],), Wanted(), 1))).do()
+        if does == "drop":
+            change = await letters.drop("g", (*names, "none") if by_ids else tuple(names), "of no use")
+        else:
+            change = await letters.redrive("g", Chosen((*names, "none") if by_ids else None, Wanted(), 100))
+        assert change.preview["ids"] == [n for n in sorted(names) if by_ids or does == "drop" or n != names[2]]
+        lots: list[int] = []
+        put = b.store.put
+
+        async def counted(transactions: list[NewTransaction], *words: Any) -> Any:
+            lots.append(len(transactions))
+            return await put(transactions, *words)
+
+        monkeypatch.setattr(b.store, "put", counted)
+        items = (await change.do())["items"]
+        assert max(lots) <= 3 and sum(lots) == len(change.preview["ids"])
+        new = 201 if does == "redrive" else 204
+        expected = {name: 200 if name == names[2] else new for name in change.preview["ids"]}
+        assert {item["id"]: item["status"] for item in items} == expected | ({"none": 404} if by_ids else {})
+        assert await letters.open.look_at("g") == 20 and letters.count("g") == 0
+
+    run(scenario)
+
+
+def test_a_letter_that_is_purged_meanwhile_is_refused_alone(run: Callable[..., None]) -> None:
+    async def scenario(b: Bench) -> None:
+        core = Core(b.store, Settings(), lambda: T0)
+        payload = encode_msgpack(Payload("t", b"x"))
+        sent = [NewTransaction(ids.new_id(), "", [NewMessage("t", payload)], committed=True) for _ in range(3)]
+        await core.delivery.following.subscribe(Subscription("g", "t"), "earliest")
+        await b.store.put(sent, T0)
+        b.store.dead_letter_soon("g", [(m, payload) for m in b.store.read("t", 0, 0, 100, 1 << 20)], T0)
+        await b.store.sync()
+        letters = OwnLetters(core)
+        change = await letters.redrive("g", Chosen(None, Wanted(), 100))
+        await (await letters.purge("g", 1)).do()
+        items = (await change.do())["items"]
+        assert sorted(item["status"] for item in items) == [201, 201, 404]
+        assert items[-1]["id"] == ids.message_id(sent[0].id, 0)
 
     run(scenario)

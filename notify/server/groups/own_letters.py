@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
-from notify import ids
 from notify.errors import Conflict, NotFound
 from notify.limits import LIMITS
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.server.groups import Change, Chosen, Edited, purging, rewriting
 from notify.server.groups.open_letters import OpenLetters
-from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, LETTER_DROPPED, DeadLetters
+from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, LETTER_DROPPED, DeadLetters, Place
 from notify.server.jobs.failures import Failure
 from notify.server.jobs.wanted import RedriveSpec, Wanted
 from notify.storage.names import dead_letter_topic
@@ -61,37 +62,48 @@ class OwnLetters:
 
     async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
         letters = DeadLetters(self._core, name)
-        dropped = letters.by_ids(set(names))
-        present = [ids.message_id(m.transaction_id, m.message_no) for m in dropped]
+        places = letters.places_of(set(names))
 
         async def do() -> Any:
-            items = await letters.drop(dropped, why)
-            self.open.closed(name, dropped, items)
-            return {"items": items + not_letters(name, names, present)}
+            return {"items": await self._lot_by_lot(letters, places, names, lambda lot: letters.drop(lot, why))}
 
-        return Change({"ids": present}, do)
+        return Change({"ids": [place.id for place in places]}, do)
 
     async def redrive(self, name: str, chosen: Chosen) -> Change:
         letters = DeadLetters(self._core, name)
         if chosen.ids is not None:
-            sent = letters.by_ids(set(chosen.ids))
+            places = letters.places_of(set(chosen.ids))
         else:
-            sent = (await letters.find(chosen.wanted, 0, min(chosen.most, AT_ONCE), not_redriven=True))[0]
-        names = [ids.message_id(m.transaction_id, m.message_no) for m in sent]
+            places = await letters.find_open(chosen.wanted, min(chosen.most, AT_ONCE))
+        send = partial(letters.send_again, replay_effects=chosen.replay_effects, force=chosen.force)
+        names = [place.id for place in places]
 
         async def do() -> Any:
-            items = await letters.send_again(sent, replay_effects=chosen.replay_effects, force=chosen.force)
-            self.open.closed(name, sent, items)
-            return {"items": items + not_letters(name, chosen.ids, names)}
+            return {"items": await self._lot_by_lot(letters, places, chosen.ids or names, send)}
 
         return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
 
+    async def _lot_by_lot(
+        self,
+        letters: DeadLetters,
+        places: Sequence[Place],
+        asked: Sequence[str],
+        do: Callable[[list[StoredMessage]], Awaitable[list[dict[str, Any]]]],
+    ) -> list[dict[str, Any]]:
+        """Redrive or drop letters; the result of each, and a refusal for each id in `asked` without a letter."""
+        items: list[dict[str, Any]] = []
+        for lot in letters.lots(places):
+            done = await do(lot)
+            self.open.closed(letters.group, lot, done)
+            items += done
+        return items + not_letters(letters.group, asked, [item["id"] for item in items])
+
     async def edit(self, name: str, edited: Edited) -> Change:
         letters = DeadLetters(self._core, name)
-        letters_found = letters.by_ids({edited.id})
-        if not letters_found:
+        lot = next(letters.lots(letters.places_of({edited.id})), None)
+        if lot is None:
             raise NotFound(f"{edited.id[:100]!r} is not among the dead letters of group {name[:100]!r}")
-        letter = letters_found[0]
+        letter = lot[0]
         if (await letters.are_closed([letter]))[0]:
             raise Conflict(
                 "the letter was sent again or dropped before: what was sent cannot be changed", "letter_closed"
@@ -131,7 +143,7 @@ class OwnLetters:
         return Change(preview, lambda: purging.drop(self._core, topic, preview))
 
 
-def not_letters(group: str, asked: tuple[str, ...] | None, present: list[str]) -> list[dict[str, Any]]:
+def not_letters(group: str, asked: Sequence[str] | None, present: Sequence[str]) -> list[dict[str, Any]]:
     """A refused item for each id in `asked` that is not among a group's dead letters."""
     detail = f"not among the dead letters of {dead_letter_topic(group)!r}"
     return [{"id": i, "status": 404, "detail": detail} for i in sorted(set(asked or ()) - set(present))]

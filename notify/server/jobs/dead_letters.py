@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from notify import ids
 from notify.limits import LIMITS
@@ -36,6 +37,14 @@ EFFECTS_KEPT = "handlers with an inbox do nothing for messages that took effect 
 EFFECTS_AGAIN = "handlers with an inbox take effect again, also for messages that took effect before"
 
 
+class Place(NamedTuple):
+    """Where a dead letter is, without its content."""
+
+    offset: int
+    id: str
+    """The message's id."""
+
+
 class DeadLetters:
     """The dead letters of one group."""
 
@@ -58,7 +67,7 @@ class DeadLetters:
         return self._core.queues.read(self.topic, 0, offset, limit, READ_BYTES)
 
     async def find(
-        self, wanted: Wanted, offset: int, limit: int, *, not_redriven: bool = False, most_bytes: int | None = None
+        self, wanted: Wanted, offset: int, limit: int, *, most_bytes: int | None = None
     ) -> tuple[list[StoredMessage], int]:
         """The matching letters from an offset on, and the offset to continue from.
 
@@ -67,15 +76,34 @@ class DeadLetters:
         matching: list[StoredMessage] = []
         size = 0
         while len(matching) < limit and (most_bytes is None or size < most_bytes):
-            async with self._core.one_search:
-                began, count = time.perf_counter(), len(matching)
-                offset, more = await self._look(wanted, offset, limit - count, not_redriven, matching)
+            async with self._part_of_a_search():
+                count = len(matching)
+                offset, more = self._look(wanted, offset, limit, matching)
                 size += sum([len(m.payload) for m in matching[count:]])
-                # The pause leaves most of the time to other work.
-                await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
             if not more:
                 break
         return matching, offset
+
+    async def find_open(self, wanted: Wanted, most: int) -> list[Place]:
+        """The places of the first matching letters that were neither sent again nor dropped."""
+        places: list[Place] = []
+        offset = 0
+        while len(places) < most:
+            batch, offset = await self.find(wanted, offset, wanted.at_once, most_bytes=READ_BYTES)
+            if not batch:
+                break
+            async with self._part_of_a_search():
+                closed = await self.are_closed(batch)
+            places += [_place(letter) for letter, is_closed in zip(batch, closed, strict=True) if not is_closed]
+        return places[:most]
+
+    @contextlib.asynccontextmanager
+    async def _part_of_a_search(self) -> AsyncIterator[None]:
+        """Wait for other searches before, and pause afterwards, which leaves most of the time to other work."""
+        async with self._core.one_search:
+            began = time.perf_counter()
+            yield
+            await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
 
     async def find_newest(self, wanted: Wanted, before: int, limit: int) -> tuple[list[StoredMessage], int]:
         """The matching letters before an offset (0: all letters), the newest first, as many as fit into a reply.
@@ -101,17 +129,15 @@ class DeadLetters:
                 # The pause leaves most of the time to other work.
                 await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
 
-    async def _look(
-        self, wanted: Wanted, offset: int, limit: int, not_redriven: bool, matching: list[StoredMessage]
-    ) -> tuple[int, bool]:
-        """Read a batch and add up to `limit` matching letters to `matching`.
+    def _look(self, wanted: Wanted, offset: int, most: int, matching: list[StoredMessage]) -> tuple[int, bool]:
+        """Read a batch and add its matching letters to `matching`, up to `most` in all.
 
         Returns the offset to continue from, and whether the batch had any letters.
         """
-        batch, most = self.read(offset, wanted.at_once), len(matching) + limit
+        batch = self.read(offset, wanted.at_once)
         for letter in batch:
             offset = letter.offset + 1
-            if wanted.matches(letter) and not (not_redriven and (await self.are_closed([letter]))[0]):
+            if wanted.matches(letter):
                 matching.append(letter)
                 if len(matching) == most:
                     break
@@ -145,20 +171,38 @@ class DeadLetters:
         topic = retry_topic(self.group, decode_payload(letter.payload).topic)
         return old_id if any(sent.topic == topic for sent in self._core.queues.messages(old_id)) else None
 
-    def by_ids(self, message_ids: set[str]) -> list[StoredMessage]:
-        """The letters with these message ids, found through the index of ids."""
-        letters = []
+    def places_of(self, message_ids: set[str]) -> list[Place]:
+        """The places of the letters with these message ids, found through the index of ids."""
+        places = []
         for message_id in sorted(message_ids):
             try:
                 transaction_id, number = ids.parse_message_id(message_id)
             except ValueError:
                 continue
-            letters += [
-                m
+            places += [
+                _place(m)
                 for m in self._core.queues.messages(transaction_id)
                 if m.topic == self.topic and m.message_no == number and not m.corrupt
             ]
-        return letters
+        return places
+
+    def lots(self, places: Sequence[Place]) -> Iterator[list[StoredMessage]]:
+        """The letters at these places in lots of READ_BYTES, plus one letter: all of them may not fit into memory.
+
+        Letters that are gone by now, as after a purge, are left out.
+        """
+        lot: list[StoredMessage] = []
+        size = 0
+        for place in places:
+            for letter in self.read(place.offset, 1):
+                if letter.offset == place.offset and not letter.corrupt:
+                    lot.append(letter)
+                    size += len(letter.payload)
+            if size >= READ_BYTES:
+                yield lot
+                lot, size = [], 0
+        if lot:
+            yield lot
 
     async def send_again(
         self, letters: Sequence[StoredMessage], *, replay_effects: bool = False, force: bool = False
@@ -212,3 +256,7 @@ class DeadLetters:
             if message.topic == topic and not message.corrupt:
                 return (decode_payload(message.payload).headers or {}).get(DROPPED_WHY, "")
         return None
+
+
+def _place(letter: StoredMessage) -> Place:
+    return Place(letter.offset, ids.message_id(letter.transaction_id, letter.message_no))
