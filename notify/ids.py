@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from hashlib import blake2b
 from notify.errors import InvalidId
 
 _TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
+
+_STEPS = struct.Struct("256I")
 
 
 class _Generator:
@@ -39,9 +42,8 @@ class _Generator:
                 self._id = (now << 80) | (7 << 76) | (a << 64) | (2 << 62) | b
             else:
                 if not self._steps:
-                    raw = os.urandom(1024)
-                    self._steps = [int.from_bytes(raw[i : i + 4]) + 1 for i in range(0, 1024, 4)]
-                self._id += self._steps.pop()
+                    self._steps = list(_STEPS.unpack(os.urandom(_STEPS.size)))
+                self._id += self._steps.pop() + 1
             return self._id.to_bytes(16)
 
 

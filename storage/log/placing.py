@@ -36,7 +36,7 @@ def place(
     message is delayed. `forced`: an administrator decided the transactions.
     """
     before = len(frame.entries)
-    topics, times = state.topics_by_id, state.times
+    topics, times = state.topics_by_id.rows, state.times
     for half in halves:
         flags, queue_no, topic_id, deliver_us = HALF.unpack_from(half)
         if forced:
@@ -54,6 +54,7 @@ def place(
                 queues.append(None)
                 continue
         topic = topics[topic_id]
+        assert topic is not None  # a topic that was deleted keeps its row
         queue = topic.queue_now(queue_no, tail) if topic.grown else topic.queues[queue_no]
         offset = queue.next_offset
         queue.next_offset = offset + 1
