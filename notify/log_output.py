@@ -1,6 +1,7 @@
 """LogOutput: the stream that a process logs to. A line that cannot be written is lost, without an error for the caller.
 
-The disk may be full, or the reader gone: the process that reads a pipe has ended, or journald was restarted.
+The disk may be full, or the reader gone: the process that reads a pipe has ended, or journald was restarted. Or the
+reader is there and does not read: then the pipe is full, and a write would wait for good.
 """
 
 from __future__ import annotations
@@ -8,38 +9,68 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import sys
 from typing import TextIO
 
+WAIT_SECONDS = 1.0
+"""How long a line waits for a reader that does not read; then lines are lost, without a wait, until it reads again."""
+PIECE_CHARACTERS = 400
+"""The most that is written at a time. It has at most 4,096 bytes, which a pipe takes at once if it takes anything."""
+
 
 class LogOutput:
-    """Standard output or standard error, looked up at each write."""
+    """Standard output or standard error, looked up at each flush."""
 
     def __init__(self, name: str) -> None:
         """`name`: stdout or stderr."""
         self._name = name
+        self._unwritten: list[str] = []
+        self._lost = 0
+        """How many lines were lost since the output was written last, because its reader does not read."""
 
     def _stream(self) -> TextIO | None:
         stream: TextIO | None = getattr(sys, self._name)  # None: the process was started without it
         return stream
 
     def write(self, text: str) -> None:
-        """Write a text, or as much of it as the stream takes."""
-        stream = self._stream()
-        if stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
-                stream.write(text)
+        """Add a text to the line that `flush` writes."""
+        self._unwritten.append(text)
 
     def flush(self) -> None:
-        """Flush the stream. Once its reader is gone, all further output is discarded."""
+        """Write the line, as far as the stream takes it. Once its reader is gone, all further output is discarded."""
+        text = "".join(self._unwritten)
+        self._unwritten.clear()
         stream = self._stream()
         if stream is None:
             return
         try:
-            stream.flush()
-        except (OSError, ValueError) as error:
+            self._put(stream, text)
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 discard(stream)
+
+    def _put(self, stream: TextIO, text: str) -> None:
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            if not _takes(stream, 0.0 if self._lost else WAIT_SECONDS):
+                self._lost += 1
+                return
+            if self._lost:
+                lost, self._lost = self._lost, 0
+                self._put(stream, f"\n{lost} lines of this log are lost: nobody read the output\n")
+            stream.write(text[start : start + PIECE_CHARACTERS])
+            stream.flush()
+
+
+def _takes(stream: TextIO, seconds: float) -> bool:
+    """Whether a stream takes a piece within `seconds`, or fails at once."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return True  # it is no file
+    waiting = select.poll()
+    waiting.register(number, select.POLLOUT)
+    return bool(waiting.poll(seconds * 1000))
 
 
 def discard(stream: TextIO) -> None:

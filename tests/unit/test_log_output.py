@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from notify import log_output
 from notify.log_output import LogOutput
+from tests.support.clock import PATIENCE_SECONDS
 
 
 def log(line: str) -> None:
@@ -35,6 +38,29 @@ def test_a_log_that_nobody_reads_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -
         log("lost")
         assert os.readlink(f"/proc/self/fd/{writing}") == os.devnull
         log("lost, too")
+
+
+def test_a_log_whose_reader_does_not_read_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent of the workers stood still once the pipe was full, and nobody watched over them any more."""
+    monkeypatch.setattr(log_output, "WAIT_SECONDS", 0.01)
+    reading, writing = os.pipe()
+    output = LogOutput("stdout")
+
+    def lines() -> None:
+        for number in range(2_000):
+            print(number, "x" * 900, file=output, flush=True)
+
+    with open(writing, "w") as held:
+        monkeypatch.setattr(sys, "stdout", held)
+        logging = threading.Thread(target=lines, daemon=True)
+        logging.start()
+        logging.join(PATIENCE_SECONDS)
+        assert not logging.is_alive(), "it waits for a reader"
+        kept = os.read(reading, 1 << 20).count(b"x\n")
+        print("there", file=output, flush=True)
+        *_, told, last = os.read(reading, 1 << 20).decode().splitlines()
+    os.close(reading)
+    assert (told, last) == (f"{2_000 - kept} lines of this log are lost: nobody read the output", "there")
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])
