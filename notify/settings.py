@@ -92,9 +92,9 @@ class Settings:
     )
     worker_timeout_seconds: float = _setting(
         30.0,
-        "How long a worker that serves may give no sign of life, because its event loop stands still, in seconds: its "
-        "parent then kills it and starts it again. Time in which the parent itself did not run does not count, nor "
-        "does a wait for the disk.",
+        "How long a worker may stand still, in seconds: its event loop while it serves, the whole process while it "
+        "starts. Its parent then kills it and starts it again. Time in which the parent itself did not run does not "
+        "count, nor does a wait for the disk.",
         1,
         86_400,
     )

@@ -3,6 +3,9 @@
 The parent adds at most the time between two heartbeats for each turn of its own loop. If the parent itself did not run
 (the machine was suspended or overloaded, a debugger stopped all processes), its workers could not send heartbeats
 either, and that time does not count.
+
+Before a worker is ready it sends none, since its recovery has the event loop: it shows by the processor time that it
+uses that it does not stand still.
 """
 
 from __future__ import annotations
@@ -78,6 +81,15 @@ def waits_for_disk(pid: int) -> bool:
         return state_in(Path(f"/proc/{pid}/stat").read_text()) == "D"
     except OSError:
         return False
+
+
+def used_ticks(pid: int) -> int | None:
+    """The processor time that a process has used, in clock ticks; None where it is not known (not Linux)."""
+    try:
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return None
+    return int(user) + int(system)
 
 
 def state_in(stat: str) -> str:

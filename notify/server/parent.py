@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import json
 import os
@@ -11,7 +10,6 @@ import selectors
 import signal
 import socket
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,8 +21,9 @@ from notify.ending import Signals, end_by
 from notify.errors import StorageFailed
 from notify.server.cluster.workers import DIED, HUNG
 from notify.server.doorway import Doorway
-from notify.server.heartbeat import Silence, waits_for_disk
+from notify.server.heartbeat import Silence, used_ticks, waits_for_disk
 from notify.server.serve import cannot_listen
+from notify.server.worker import Child, Worker
 from notify.settings import Settings
 from notify.workers import remember_logs
 
@@ -41,58 +40,6 @@ DEATHS, DEATHS_SECONDS = 10, 60.0
 STACK_SECONDS = 1.0
 """How long a worker that hangs may take to write its stack (at the signal STACK) before it is killed."""
 STACK = signal.SIGUSR1
-
-
-@dataclasses.dataclass(slots=True)
-class Worker:
-    """A worker as its parent knows it."""
-
-    number: int
-    bound: socket.socket | None
-    """The socket of its port; None if the parent hands it connections."""
-    pid: int = 0
-    """0 while it does not run."""
-    reports: int = -1
-    """The end of a pipe from which the parent reads the worker's reports."""
-    line: int = -1
-    """The end of a pipe in which the parent writes which workers do not serve; it is closed when the parent ends."""
-    channel: socket.socket | None = None
-    """The socket over which the parent hands it connections."""
-    unfinished: bytes = b""
-    """The beginning of a line that was read from `reports`."""
-    is_ready: bool = False
-    is_silent: bool = False
-    """It is ready, but has sent no heartbeat for a while."""
-    kill_at: float = 0.0
-    """When to kill it because it hangs, by the monotonic clock; 0 if it is not known to hang."""
-    failure: str = ""
-    """Why it cannot serve, as it reported, or why it is killed."""
-    start_at: float = 0.0
-    """When to start it, by the monotonic clock."""
-    deaths: deque[float] = dataclasses.field(default_factory=deque)
-    """When it died, within the last minute."""
-    ends: Counter[str] = dataclasses.field(default_factory=Counter)
-    """How often it was started again, by the cause: DIED or HUNG."""
-    last_end: str = ""
-    """Why it was last started again."""
-
-    @property
-    def serves(self) -> bool:
-        """Whether it is handed connections."""
-        return self.is_ready and not (self.is_silent or self.kill_at)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Child:
-    """A worker's ends of the pipes and sockets to its parent."""
-
-    worker: Worker
-    tell: int
-    """The pipe in which it reports that it is ready, or why it cannot serve."""
-    hear: int
-    """The pipe from which it reads which workers do not serve; it is closed when the parent ends."""
-    channel: socket.socket | None
-    """The socket over which the parent hands it connections."""
 
 
 class Parent:
@@ -241,7 +188,8 @@ class Parent:
         os.set_blocking(reports, False)
         os.set_blocking(line, False)
         worker.pid, worker.reports, worker.line = pid, reports, line
-        worker.unfinished, worker.failure, worker.kill_at = b"", "", 0.0
+        worker.unfinished, worker.failure, worker.kill_at, worker.used_ticks = b"", "", 0.0, None
+        self._silence.heard(worker.number)
         self._selector.register(reports, selectors.EVENT_READ, partial(self._hear, worker))
         return True
 
@@ -321,11 +269,14 @@ class Parent:
 
     def _look_for_silent(self) -> None:
         """Send no requests to a worker without heartbeats until its next one; after its timeout kill it."""
+        for worker in self._workers:
+            if worker.pid and not worker.is_ready:
+                self._look_at_start(worker)
         self._silence.look()
         for worker in self._workers:
-            if not worker.is_ready or self._stopping_since:
+            if not worker.pid or self._stopping_since:
                 continue
-            is_silent = self._silence.is_silent(worker.number)
+            is_silent = worker.is_ready and self._silence.is_silent(worker.number)
             if is_silent != worker.is_silent:
                 worker.is_silent = is_silent
                 say = log.warning if is_silent else log.info
@@ -337,6 +288,13 @@ class Parent:
             elif self._silence.is_over_long(worker.number):
                 self._end_silent(worker)
 
+    def _look_at_start(self, worker: Worker) -> None:
+        """Count a worker that starts as silent only if it stands still: its recovery may take long."""
+        used = used_ticks(worker.pid)
+        if used is None or used != worker.used_ticks or waits_for_disk(worker.pid):
+            worker.used_ticks = used
+            self._silence.heard(worker.number)
+
     def _end_silent(self, worker: Worker) -> None:
         """Have a worker that hangs write its stack; it is killed after STACK_SECONDS, whether it did or not."""
         seconds = self.settings.worker_timeout_seconds
@@ -344,7 +302,8 @@ class Parent:
             log.warning("worker_waits_for_disk", worker=self._name(worker), seconds=seconds)
             self._silence.heard(worker.number)  # a kill would only take effect after the wait
             return
-        worker.failure = f"it hung: it gave no sign of life for {seconds:g} s (worker_timeout_seconds), and was killed"
+        hung = "it hung: it gave" if worker.is_ready else "it hung while it started: it gave"
+        worker.failure = f"{hung} no sign of life for {seconds:g} s (worker_timeout_seconds), and was killed"
         remedy = "it is killed and started again; its stack is in this output"
         log.error("worker_hangs", worker=self._name(worker), silent_seconds=seconds, remedy=remedy)
         worker.kill_at = time.monotonic() + STACK_SECONDS

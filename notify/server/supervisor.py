@@ -33,8 +33,9 @@ from notify.server.configuration.records import Records
 from notify.server.data_directory import unusable
 from notify.server.database import open_database
 from notify.server.heartbeat import beat_seconds, give
-from notify.server.parent import STACK, Child, Parent, said_in
+from notify.server.parent import STACK, Parent, said_in
 from notify.server.serve import address_of, check_settings, listen, make_directory, prepare_log, serve
+from notify.server.worker import Child
 from notify.settings import Settings
 from notify.workers import divide
 

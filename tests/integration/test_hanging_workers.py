@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import pytest
 
 from notify.client import Message, TransactionProducer
 from notify.server.parent import STACK
 from notify.testing.process import ServerProcess
 from notify.workers import worker_names
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import admin, ask, metric, refusal
 from tests.support.servers import process_of, stop_if_running
 
@@ -84,3 +89,43 @@ def test_a_worker_that_hangs_is_asked_nothing_until_it_gives_a_sign_of_life(tmp_
         eventually(lambda: ask(server.url, "GET", "/readyz")[0] == 200, "a sign of life")
         assert hanging in server.workers()
         assert refusal(server.url, "GET", "topics/made") == (404, "not_found")
+
+
+START = """
+import os, socket, sys, time
+from notify.errors import StorageFailed
+from notify.server.parent import Parent
+from notify.settings import Settings
+
+settings = Settings(workers=2, worker_timeout_seconds=1)
+sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+parent = Parent(settings, "", sockets, None)
+try:
+    parent.run()
+except StorageFailed as error:
+    sys.exit(str(error))
+if parent.child.worker.number == 1:
+    os.read(parent.child.hear, 1)  # until the parent ends
+if sys.argv[1] == "computes":
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        pass
+    os._exit(3)
+os.read(os.pipe()[0], 1)
+"""
+"""Starts two workers that are never ready: the first one as it is told, while the second one waits for its parent."""
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("stands still", "worker-[12] cannot start: it hung while it started: .* no sign of life for 1 s"),
+        ("computes", "worker-2 cannot start: it hung while it started"),
+    ],
+)
+def test_a_worker_that_stands_still_while_it_starts_is_killed(does: str, said: str) -> None:
+    """It was waited for without a bound. One that computes is left alone: its recovery takes long."""
+    started = subprocess.run(
+        [sys.executable, "-c", START, does], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert started.returncode == 1 and re.search(said, started.stderr), started
