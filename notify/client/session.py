@@ -23,6 +23,7 @@ from notify.client.banner import begun
 from notify.client.failure_log import FailureLog
 from notify.client.handlers import Handler, NotTried, handler_of, is_cancelled, reason_of
 from notify.client.http import HttpClient, read_answer
+from notify.client.renewals import Renewals
 from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
 from notify.errors import DeadLetter, InvalidRequest, NotFound, NotifyError
 from notify.message import ReceivedMessage
@@ -82,7 +83,7 @@ class Session:
         self._settler = Settler(http, work.group, work.lease)
         self._in_hand: dict[asyncio.Task[None], str] = {}
         """The tasks of this session's messages, and the messages' ids."""
-        self._renewals: dict[str, asyncio.TimerHandle] = {}
+        self._renewals = Renewals(work.lease, self._renew)
         self._failures = FailureLog()
         self._ending = asyncio.Event()
         self._has_received = asyncio.Event()
@@ -133,8 +134,7 @@ class Session:
             )  # fmt: skip
 
     async def _close(self) -> None:
-        for renewal in self._renewals.values():
-            renewal.cancel()
+        self._renewals.close()
         for task in self._in_hand:
             task.cancel()
         if self._in_hand:
@@ -335,7 +335,7 @@ class Session:
             delivery.committed_at,
             delivery.replay,
         )
-        self._renew_later(delivery.receipt)
+        self._renewals.begin(delivery.receipt)
         try:
             if handler is None:
                 raise InvalidRequest(
@@ -361,7 +361,7 @@ class Session:
                 self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
                 item = SettleItem(receipt=delivery.receipt, action="retry", reason=reason_of(error))
         finally:
-            self._renewals.pop(delivery.receipt).cancel()
+            self._renewals.end(delivery.receipt)
         try:
             settled = await self._settler.submit(item)
         except NotifyError as error:
@@ -379,12 +379,7 @@ class Session:
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 await self._has_received.wait()
 
-    def _renew_later(self, receipt: str) -> None:
-        loop = asyncio.get_running_loop()
-        self._renewals[receipt] = loop.call_later(self._work.lease / 3, self._renew, receipt)
-
     def _renew(self, receipt: str) -> None:
         """Renew the lease of a message whose handler is still running."""
         with contextlib.suppress(NotifyError):
             self._settler.submit(SettleItem(receipt=receipt, action="renew", lease=self._work.lease))
-        self._renew_later(receipt)
