@@ -122,9 +122,15 @@ class MariaDbServer:
         )
 
     def wait_until_it_has(self, gtids: str, seconds: float = 60) -> None:
-        """Wait until this replica has these GTIDs. Raises TimeoutError after `seconds`."""
-        if self.execute(f"SELECT MASTER_GTID_WAIT('{gtids}', {seconds})")[0][0] != 0:
-            raise TimeoutError(f"the replica does not reach {gtids}")
+        """Wait until this replica has these GTIDs. Raises TimeoutError if it gets none of them for `seconds`: how long
+        all of them take depends on how far it is behind, because it writes one transaction after another."""
+        had = None
+        while self.execute(f"SELECT MASTER_GTID_WAIT('{gtids}', {seconds})")[0][0] != 0:
+            has = self.execute("SELECT @@gtid_slave_pos")[0][0]
+            if has == had:
+                status = self.execute("SHOW SLAVE STATUS")
+                raise TimeoutError(f"the replica stays at {has} and does not reach {gtids}: {status}")
+            had = has
 
     def promote(self) -> None:
         """Stop being a replica, and accept writes."""
