@@ -45,7 +45,7 @@ MOST_ITEMS, MOST_TOGETHER = 200, 100
 cost far more than the request itself, and with two smaller requests client and server work at the same time."""
 Answers = Sequence[Item | Later | NotifyError]
 """The answer for each item of a request, in the order of the items."""
-NOT_NOW = (503, 421)
+NOT_NOW = (500, 503, 421)
 """Statuses of an item that may succeed in another attempt."""
 
 
@@ -210,9 +210,9 @@ class TransactionClient:
     def _or_later(self, item_ids: list[str], items: list[Item], deadline: float) -> Answers:
         """The items, with Later in place of those that the server may take in a moment.
 
-        These are items whose shard is away, whose key is moving, or whose key belongs to another shard because the
-        keys were divided after the servers were listed. The deadline of an item's first attempt holds for all its
-        attempts. A request that is refused as a whole does not come here: `_retried` sends it again.
+        These are items whose shard is away, whose storage failed, whose key is moving, or whose key belongs to another
+        shard because the keys were divided after the servers were listed. The deadline of an item's first attempt holds
+        for all its attempts. A request that is refused as a whole does not come here: `_retried` sends it again.
         """
         deadlines = self._deadlines
         if not deadlines and all(item.status not in NOT_NOW for item in items):
@@ -333,7 +333,7 @@ class TransactionClient:
 
 
 def _is_for_later(item: Item) -> bool:
-    return item.status == 503 or item.code == "wrong_shard"
+    return item.status in (500, 503) or item.code == "wrong_shard"
 
 
 def _size(half: PackedTransaction) -> int:

@@ -13,6 +13,7 @@ import pytest
 from notify import ids
 from notify.check.schedule import CheckSchedule
 from notify.clock import wall_clock as now
+from notify.errors import NotifyError, StorageFailed, Unavailable
 from notify.limits import LIMITS
 from notify.server.core.check_log import CheckLog
 from notify.server.core.core import Core
@@ -34,13 +35,11 @@ from tests.support.transactions import half_request, new_id, sent
 LONG_CHECK_US = 60_000_000
 
 
-def asked_of(routes: DataRoutes, body: dict[str, Any]) -> Awaitable[tuple[int, Any]]:
-    """Status and body of the answer to `POST /v1/transactions`."""
+def asked_of(routes: DataRoutes, body: dict[str, Any], path: str = "/v1/transactions") -> Awaitable[tuple[int, Any]]:
+    """Status and body of the answer to a POST."""
 
     async def ask() -> tuple[int, Any]:
-        request = Request(
-            "POST", "/v1/transactions", b"", [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
-        )
+        request = Request("POST", path, b"", [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")])
         request.body = json.dumps(body).encode()
         answer = await routes.answer(request)
         return answer.status, json.loads(answer.body)
@@ -127,6 +126,34 @@ def test_a_fault_of_the_outcomes_fails_no_half(monkeypatch: pytest.MonkeyPatch) 
         status, answer = await asked_of(DataRoutes(core), request)
         assert (status, answer["items"][0]["status"]) == (200, 201)
         assert [(item["status"], item["code"]) for item in answer["outcomes"]] == [(500, "storage_failed")]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("failure", [Unavailable("too much waits"), StorageFailed("the disk failed")])
+def test_what_a_storage_refuses_is_said_of_each_item(monkeypatch: pytest.MonkeyPatch, failure: NotifyError) -> None:
+    """A failure that is not retryable was an item's where an UNKNOWN met it, and the request's otherwise."""
+
+    async def scenario() -> None:
+        store = MemoryStore()
+        routes = DataRoutes(Core(store, Settings()))
+        ((name, token),) = (await checked(store, 1)).items()
+        outcomes = [
+            {"id": name, "outcome": "COMMIT"},
+            {"id": name, "outcome": "UNKNOWN", "check": token},
+            {"id": name, "outcome": "PERHAPS"},
+        ]
+
+        async def refuse(*_: Any, **__: Any) -> Any:
+            raise failure
+
+        for method in ("put", "decide", "checking"):
+            monkeypatch.setattr(store, method, refuse)
+        told = await asked_of(routes, {"producer_group": "g", "outcomes": outcomes}, "/v1/transactions/outcomes")
+        assert (told[0], [item["status"] for item in told[1]["items"]]) == (200, [failure.status, failure.status, 422])
+        status, answer = await asked_of(routes, half_request() | {"outcomes": outcomes})
+        assert (status, [item["status"] for item in answer["items"]]) == (200, [failure.status])
+        assert [item["status"] for item in answer["outcomes"]] == [failure.status, failure.status, 422]
 
     asyncio.run(scenario())
 

@@ -183,8 +183,6 @@ class Outcomes:
         except PartlyDecided as partly:
             return partly.results
         except NotifyError as error:
-            if not error.retryable:
-                raise
             return [error] * len(decisions)
 
     async def _unknown_or_failed(self, transaction_id: bytes, group: str, o: OutcomeItem) -> Item:

@@ -74,9 +74,9 @@ class Transactions:
     ) -> list[Item]:
         """Store halves (or committed transactions) durably; the items are in the request's order.
 
-        `principal`: the sender, whose right to publish is checked; None: no right is checked.
+        `check` has checked the request. `principal`: the sender, whose right to publish is checked; None: no right is
+        checked.
         """
-        self.check(request)
         now_us = self._clock()
         refused, accepted = await self._accept(request, now_us, _bound(principal))
         detail = "the id belongs to another transaction: other content, or another producer group"
@@ -88,13 +88,15 @@ class Transactions:
         return items
 
     def check(self, request: JsonTransactions | PackedTransactions) -> None:
-        """Check the fields of the whole request. Raises InvalidRequest."""
+        """Check the fields of the whole request, before a half or an outcome is recorded. Raises InvalidRequest."""
         check_name("producer_group", request.producer_group)
         if request.source is not None:
             check_text("source", request.source)
         if request.instance is not None:
             check_text("instance", request.instance)
         check_count(request.transactions)
+        if request.outcomes:
+            check_count(request.outcomes)
 
     async def _accept(
         self, request: JsonTransactions | PackedTransactions, now_us: int, sender: Principal | None
@@ -229,14 +231,12 @@ class Transactions:
     async def _stored_or_refused(
         self, accepted: list[NewTransaction], now_us: int
     ) -> Sequence[PutResult | NotifyError]:
-        """The storage's results; if it refuses all for a while (its disk may be full), that error for each."""
+        """The storage's results; if it refuses all (its disk may be full), that error for each."""
         try:
             return await self._store.put(accepted, now_us)
         except PartlyStored as partly:
             return partly.results
         except NotifyError as error:
-            if not error.retryable:
-                raise
             return [error] * len(accepted)
 
     def _trace(self, request: JsonTransactions | PackedTransactions, now_us: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError
-from notify.limits import LIMITS, bounds_of_clients, check_between, check_count, check_name
+from notify.limits import LIMITS, bounds_of_clients, check_between, check_name
 from notify.server.access.principal import EVERYONE
 from notify.server.core.admission import failed
 from notify.server.core.core import Core
@@ -165,10 +165,8 @@ class DataRoutes:
         check(request, "check", body.producer_group)
         if self._is_for_any_worker(request) and any(t.committed for t in body.transactions):
             self._check_names_worker(request)
+        self.core.transactions.check(body)
         if body.outcomes:
-            # Check the whole request before a half or an outcome is recorded.
-            self.core.transactions.check(body)
-            check_count(body.outcomes)
             with Begun(self._recorded(request, body)) as recorded:
                 items, outcomes = await self.core.transactions.put(body, request.principal), await recorded
         else:
