@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.lookup import Lookup, Unknown
 from notify.server.access.principal import EVERYONE, Principal, Quota
-from notify.server.access.rights import Right, parse_rights
+from notify.server.access.rights import parse_rights
 from notify.settings import Settings
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Access:
         self._credentials: dict[str, Credential] = {}
         self._by_proof: dict[tuple[str, str], Credential] = {}
         self._principals: dict[str, Principal] = {}
+        self._in_use: weakref.WeakSet[Principal] = weakref.WeakSet()
+        """All principals: a waiting request may have one that is no longer remembered."""
         self._verified_lately: OrderedDict[bytes, tuple[Principal, Credential | None, float]] = OrderedDict()
         self.used_us: dict[str, int] = {}
         """When each credential was last used (microseconds since 1970, by id), until that is recorded."""
@@ -124,7 +127,10 @@ class Access:
         self._by_proof = {(c.kind, c.proof): c for c in by_age if c.kind != "token" and not c.revoked_us}
         unchanged = {n for n, c in self._credentials.items() if n in before and _grants(before[n]) == _grants(c)}
         for number in self._principals.keys() - unchanged:
-            self._principals.pop(number).end()
+            del self._principals[number]
+        for principal in list(self._in_use):
+            if principal.credential and principal.credential not in unchanged:
+                principal.end()
         self._verified_lately.clear()
 
     def configure(self, settings: Settings) -> None:
@@ -262,12 +268,17 @@ class Access:
             raise
         rights = parse_rights(claims.rights)
         credential = await self._subject_credential(claims.subject, is_needed=not rights)
+        expires_us = round(claims.expires_at * 1e6)
         if credential is None:
-            principal = Principal(claims.subject, rights, self._quota(f":{claims.subject}", 0, 0))
+            quota = self._quota(f":{claims.subject}", 0, 0)
+            principal = self._new(Principal(claims.subject, rights, quota, expires_us=expires_us))
         else:
             rights = (*rights, *parse_rights(credential.rights))
             quota = self._quota(credential.id, credential.requests, credential.polls)
-            principal = Principal(credential.name, rights, quota)
+            expires_us = min(expires_us, credential.expires_us or expires_us)
+            principal = self._new(
+                Principal(credential.name, rights, quota, credential=credential.id, expires_us=expires_us)
+            )
         until = min(claims.expires_at, self.clock() / 1e6 + KNOWN_SECONDS)
         self._remember(authorization, principal, credential, until)
         return principal
@@ -333,14 +344,19 @@ class Access:
     def _principal_of(self, credential: Credential) -> Principal:
         principal = self._principals.get(credential.id)
         if principal is None:
-            rights = parse_rights(credential.rights)
-            principal = self._made(credential.name, rights, credential.requests, credential.polls)
+            requests = credential.requests or self.settings.principal_requests
+            quota = Quota(requests, credential.polls or self.settings.principal_polls, self.clock())
+            rights, expires_us = parse_rights(credential.rights), credential.expires_us
+            principal = self._new(
+                Principal(credential.name, rights, quota, credential=credential.id, expires_us=expires_us)
+            )
             self._principals[credential.id] = principal
         return principal
 
-    def _made(self, name: str, rights: Sequence[Right], requests: float, polls: int) -> Principal:
-        requests, polls = requests or self.settings.principal_requests, polls or self.settings.principal_polls
-        return Principal(name, rights, Quota(requests, polls, self.clock()))
+    def _new(self, principal: Principal) -> Principal:
+        """Keep a principal in sight while something uses it, so that it ends with its credential."""
+        self._in_use.add(principal)
+        return principal
 
     def _remember(
         self, authorization: bytes, principal: Principal, credential: Credential | None, until: float

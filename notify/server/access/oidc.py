@@ -30,7 +30,7 @@ MOST_KEYS = 100
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims of a verified token. `expires_at`: seconds since 1970."""
+    """The claims of a verified token. `expires_at`: until when it is accepted, in seconds since 1970."""
 
     subject: str
     rights: tuple[str, ...]
@@ -124,7 +124,7 @@ class Provider:
             rights = rights.split()
         if not isinstance(rights, list | tuple) or not all(isinstance(right, str) for right in rights):
             raise Unauthorized(f"claim {self._rights_claim} is not a list of rights")
-        return Claims(str(claims["sub"]), tuple(rights), float(claims["exp"]))
+        return Claims(str(claims["sub"]), tuple(rights), float(claims["exp"]) + LEEWAY_SECONDS)
 
 
 def _part(text: str) -> dict[str, Any]:

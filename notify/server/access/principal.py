@@ -14,7 +14,7 @@ REMEMBERED = 1_000
 LONGEST = 127
 """The most characters in the name of a topic, group or source (see `check_name`); nothing has a longer name."""
 
-ENDED = "this token was revoked, or its rights were changed, while the request waited"
+ENDED = "this token expired or was revoked, or its rights were changed, while the request waited"
 
 
 class Quota:
@@ -47,15 +47,28 @@ class Quota:
 class Principal:
     """Who sends a request. It is kept while its record is unchanged, so that its quota spans requests."""
 
-    __slots__ = ("_answers", "_waiting", "is_over", "name", "quota", "rights")
+    __slots__ = (
+        "__weakref__", "_answers", "_waiting", "credential", "expires_us", "is_over", "name", "quota", "rights",
+    )  # fmt: skip
 
-    def __init__(self, name: str, rights: Sequence[Right] | None, quota: Quota | None = None) -> None:
-        """`rights` None: it may do everything. `quota` None: no bound."""
+    def __init__(
+        self,
+        name: str,
+        rights: Sequence[Right] | None,
+        quota: Quota | None = None,
+        *,
+        credential: str = "",
+        expires_us: int = 0,
+    ) -> None:
+        """`rights` None: it may do everything. `quota` None: no bound. `credential`: the id of the credential that it
+        has rights from, if any. `expires_us`: when it ends (microseconds since 1970); 0: never."""
         self.name = name
         self.rights = rights
         self.quota = quota or Quota()
+        self.credential = credential
+        self.expires_us = expires_us
         self.is_over = False
-        """Its credential was revoked or changed, so that it has no rights any more."""
+        """Its credential expired, or was revoked or changed, so that it has no rights any more."""
         self._waiting: set[Callable[[], object]] = set()
         self._answers: dict[tuple[str, str, str], bool] = {}
 
@@ -126,7 +139,7 @@ class Principal:
             raise Forbidden(f"{self.name} lacks every right to {what}: an administrator can grant one")
 
     def refuse_if_over(self) -> None:
-        """Raises Unauthorized if its credential was revoked or changed while the request ran."""
+        """Raises Unauthorized if its credential expired, or was revoked or changed, while the request ran."""
         if self.is_over:
             raise Unauthorized(ENDED)
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
+from notify.clock import Clock
 from notify.errors import Unauthorized
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.access.principal import ENDED, EVERYONE, Principal
@@ -55,23 +56,23 @@ def may_consume(request: Request, group: str, topics: Sequence[str] = ()) -> Cal
     return lambda topic: principal.may("consume", group, topic)
 
 
-def polling(request: Request) -> AbstractContextManager[None]:
+def polling(request: Request, clock: Clock) -> AbstractContextManager[None]:
     """The context in which a request waits for messages or checks.
 
     Raises Backpressure if its principal has too many waiting requests, Unauthorized if the principal's access ends.
     """
     request.polls = True
-    return _UNBOUNDED if request.principal is EVERYONE else _polling(request.principal)
+    return _UNBOUNDED if request.principal is EVERYONE else _polling(request.principal, clock)
 
 
 _UNBOUNDED: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _polling(principal: Principal) -> Iterator[None]:
+def _polling(principal: Principal, clock: Clock) -> Iterator[None]:
     task = asyncio.current_task()
     assert task is not None
-    with principal.waiting(task.cancel):
+    with principal.waiting(task.cancel), _ended_in_time(principal, clock):
         try:
             yield
         except asyncio.CancelledError:
@@ -79,3 +80,25 @@ def _polling(principal: Principal) -> Iterator[None]:
                 raise
             task.uncancel()
             raise Unauthorized(ENDED) from None
+
+
+@contextlib.contextmanager
+def _ended_in_time(principal: Principal, clock: Clock) -> Iterator[None]:
+    """For the time that a poll waits: ends the principal at the moment its credential expires."""
+    timer: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal timer
+        seconds = (principal.expires_us - clock()) / 1e6
+        if seconds <= 0:
+            principal.end()
+        elif seconds <= LIMITS.wait_seconds:  # no poll waits longer
+            timer = asyncio.get_running_loop().call_later(seconds, look)
+
+    if principal.expires_us:
+        look()
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()

@@ -204,7 +204,7 @@ class DataRoutes:
     async def poll(self, request: Request) -> bytes:
         body: Poll = request.decode(_POLL)
         check(request, "check", body.producer_group)
-        with polling(request):
+        with polling(request, self.core.clock):
             checks = await self.core.checks.poll(body)
         return request.encode({"checks": checks if request.packed else [json_check(check) for check in checks]})
 
@@ -265,7 +265,7 @@ class DataRoutes:
     async def receive(self, request: Request, group: str) -> bytes:
         body: Receive = request.decode(_RECEIVE)
         may = may_consume(request, group, body.topics or ())
-        with polling(request):
+        with polling(request, self.core.clock):
             subscribes = b"subscribe=no" not in request.query.split(b"&")
             handed = await self.core.delivery.receive(group, body, may, subscribes=subscribes)
         if self.core.settings.tracing:
