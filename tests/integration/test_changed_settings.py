@@ -8,7 +8,7 @@ import pytest
 
 from notify.testing import InMemoryServer
 from tests.support.groups import Caller, bodies, publish, redrive, subscribe
-from tests.support.http import post
+from tests.support.http import admin, post
 
 
 def test_an_instance_of_a_broadcast_gets_what_the_present_filter_lets_through(
@@ -64,4 +64,19 @@ def test_redriven_letters_go_to_the_owner_alone_once_the_group_has_one(
     assert bodies(x.receive(unique)) == ["good"]
     redrive(url, unique, reason="a test")
     assert y.receive(unique) == []
+    assert bodies(x.receive(unique)) == ["bad"]
+
+
+def test_a_group_that_leaves_a_topic_goes_on_with_its_others(frozen_server: InMemoryServer, unique: str) -> None:
+    """Redriven letters of that topic waited: each request to receive was answered with 500 until the next restart."""
+    url, x, other = frozen_server.url, Caller(frozen_server.url, unique, "x"), f"{unique}-other"
+    for topic in (unique, other):
+        subscribe(url, unique, topic, start="earliest")
+    publish(url, unique, ["bad"])
+    assert x.settle(x.receive(unique), "dead_letter") == [200]
+    redrive(url, unique, reason="a test")
+    admin(url, "DELETE", f"groups/{unique}/subscriptions/{unique}", {})
+    publish(url, other, ["good"])
+    assert bodies(x.receive(other)) == ["good"]
+    subscribe(url, unique, unique)
     assert bodies(x.receive(unique)) == ["bad"]

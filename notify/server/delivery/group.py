@@ -22,6 +22,7 @@ from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
 from notify.storage.groups import Subscription
+from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
 from notify.wire import SettledItem, SettleItem
@@ -119,10 +120,14 @@ class Group:
             queue += 1
 
     def unsubscribe(self, topic: str) -> None:
+        served = topic
         for key in [key for key in self.cursors if key[0] == topic]:
+            served = self.cursors[key].serves
             self._held.drop(*key)
             self._forget(self.cursors[key])
-        self.turns.forget(topic)
+        # Redriven messages of the topic come from a retry topic, which the group may still follow.
+        if {(served, 0), (retry_topic(self.name, served), 0)}.isdisjoint(self.cursors):
+            self.turns.forget(served)
         self._owners.forget(topic)
         self._growth.forget(topic)
 
