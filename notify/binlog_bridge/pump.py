@@ -13,11 +13,11 @@ import sys
 import time
 import zlib
 from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import URL, Engine
 
 from notify.backoff import Backoff
 from notify.binlog_bridge import source
@@ -41,7 +41,7 @@ from notify.refused import Refusal
 from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
 from notify.sinks.sink import PutsById, Sink, open_sink
-from notify.storage.sql.engines import name_options, parsed_url, with_driver
+from notify.storage.sql.engines import make_engine
 from notify.threads import in_thread
 from notify.wire import Bridged, Item, PackedBridgeBatch
 
@@ -101,7 +101,7 @@ class Bridge:
 
         Raises InvalidRequest for a URL that is not of MySQL or MariaDB.
         """
-        self._engines = [_engine(url) for url in urls]
+        self._engines = [make_engine(url, "--dsn", _options) for url in urls]
         self._queue_url = queue_url
         self.name = name
         self._server_id = server_id
@@ -364,17 +364,10 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _engine(url: str) -> Engine:
-    try:
-        parsed = parsed_url(url)
-        if parsed.get_backend_name() not in ("mysql", "mariadb"):
-            raise InvalidRequest(
-                "a bridge reads the binlog of MySQL or MariaDB; "
-                f"for {parsed.get_backend_name()} there is `notify relay`"
-            )
-        bounds = {"connect_timeout": 5, "read_timeout": 30}
-        engine = sa.create_engine(with_driver(parsed), pool_pre_ping=True, connect_args=bounds)
-    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
-        raise InvalidRequest(f"--dsn: {error}") from None
-    name_options(engine, "--dsn")
-    return engine
+def _options(url: URL) -> dict[str, Any]:
+    """The options of a source's engine. Raises InvalidRequest for a database of another kind."""
+    if url.get_backend_name() not in ("mysql", "mariadb"):
+        raise InvalidRequest(
+            f"a bridge reads the binlog of MySQL or MariaDB; for {url.get_backend_name()} there is `notify relay`"
+        )
+    return {"pool_pre_ping": True, "connect_args": {"connect_timeout": 5, "read_timeout": 30}}

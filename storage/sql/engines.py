@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,16 +33,32 @@ RECYCLE_SECONDS = 30
 """Connections to MySQL and MariaDB are used for so long, so that none is used that the database has ended."""
 
 
+def make_engine(url: str, named: str, options: Callable[[URL], Mapping[str, Any]]) -> Engine:
+    """An engine for a URL, with the driver of this package and SQLAlchemy's `options` for the parsed URL.
+
+    `named`: the flag or setting that has the URL. Raises InvalidRequest with what is wrong with the URL, or with the
+    driver that is missing, and what `options` raises.
+    """
+    try:
+        parsed = with_driver(parsed_url(url))
+        engine = sa.create_engine(parsed, **options(parsed))
+    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
+        raise InvalidRequest(f"{named} {_shown(url)}: {_reason(error)}") from None
+    _name_options(engine, named)
+    if engine.dialect.name == "sqlite":
+        use_explicit_begin(engine)
+    return engine
+
+
 def open_engine(
     url: str, *, named: str = "--storage", pooled: bool = True, statement_seconds: int = IO_SECONDS
 ) -> Engine:
     """An engine for a database of the server; not `pooled`: a connection is closed with its use.
 
-    `named`: the flag or setting that has the URL; `statement_seconds`: how long a statement may take. Raises
-    InvalidRequest with what is wrong with the URL.
+    `statement_seconds`: how long a statement may take. `named`, and errors: as for `make_engine`.
     """
-    try:
-        parsed = with_driver(parsed_url(url))
+
+    def options(parsed: URL) -> dict[str, Any]:
         _check_kind(parsed, named)
         pool: dict[str, Any] = {"poolclass": sa.NullPool}
         if pooled:
@@ -53,14 +69,11 @@ def open_engine(
             # Set once in each session. As an option of the engine it would be set with each transaction, and where that
             # fails SQLAlchemy passes on the driver's error as it is, which nobody looks for.
             pool["isolation_level"] = "READ COMMITTED"
-        engine = sa.create_engine(parsed, connect_args=_arguments(parsed, statement_seconds), **pool)
-    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
-        raise InvalidRequest(f"{named} {_shown(url)}: {_reason(error)}") from None
-    name_options(engine, named)
-    if engine.dialect.name == "sqlite":
-        use_explicit_begin(engine)
-        return engine
-    drop_lost_sessions(engine)
+        return pool | {"connect_args": _arguments(parsed, statement_seconds)}
+
+    engine = make_engine(url, named, options)
+    if engine.dialect.name != "sqlite":
+        drop_lost_sessions(engine)
     if engine.dialect.name == "postgresql":
         event.listen(engine, "connect", functools.partial(_set_up_postgresql, statement_seconds))
     return engine
@@ -70,20 +83,15 @@ def visitor_engine(url: str) -> Engine:
     """An engine for a database that is visited: by a relay, or by a command for a service's tables.
 
     A connection whose other end is gone ends within a minute; what the URL itself says of that goes before. No bound
-    of a server's sessions holds. Raises InvalidRequest for a malformed URL or a missing driver.
+    of a server's sessions holds. Raises the errors of `make_engine`.
     """
-    try:
-        parsed = with_driver(parsed_url(url))
+
+    def options(parsed: URL) -> dict[str, Any]:
         _check_kind(parsed, "--dsn")
         bounds = _reachability(parsed, VISITOR_READ_SECONDS) if parsed.get_driver_name() in _KNOWN_DRIVERS else {}
-        own = {name: value for name, value in bounds.items() if name not in parsed.query}
-        engine = sa.create_engine(parsed, connect_args=own)
-    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
-        raise InvalidRequest(f"--dsn: {_reason(error)}") from None
-    name_options(engine, "--dsn")
-    if engine.dialect.name == "sqlite":
-        use_explicit_begin(engine)
-    return engine
+        return {"connect_args": {name: value for name, value in bounds.items() if name not in parsed.query}}
+
+    return make_engine(url, "--dsn", options)
 
 
 def _reason(error: Exception) -> str:
@@ -129,7 +137,7 @@ def _check_kind(url: URL, named: str) -> None:
         raise InvalidRequest(f"{named}: {kind} is not served; PostgreSQL, MySQL, MariaDB, SQLite are")
 
 
-def name_options(engine: Engine, named: str) -> None:
+def _name_options(engine: Engine, named: str) -> None:
     """Have a connection raise InvalidRequest for an option of the URL that its driver does not have."""
 
     @event.listens_for(engine, "do_connect")

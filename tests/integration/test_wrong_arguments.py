@@ -99,6 +99,10 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
         (("restore", str(tmp_path / "backup"), "--data-dir", str(text)), f"{text} cannot be used: File exists"),
         (("storage", "upgrade", "--storage", f"sqlite:///{text}"), "no database of SQLite"),
         (("storage", "upgrade", "--storage", f"sqlite:///{tmp_path}/s.db", "--shard", "a/b"), "'a/b' is not a name"),
+        (
+            ("bridge", "--dsn", "mysql+cymysql://u:secret@127.0.0.1:9/x"),
+            "//u:***@127.0.0.1:9/x: No module",
+        ),
         (("bench", "bridge", "--dsn", "nonsense"), "no URL of a database"),
         (("bench", "bridge", "--dsn", f"sqlite:///{tmp_path}/x.db"), "sqlite has no binlog"),
         (("serve", "--tls-certificate", str(text), "--data-dir", str(tmp_path / "d")), f"the certificate {text}"),
