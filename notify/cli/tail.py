@@ -36,8 +36,8 @@ def tail(
 
     async def run() -> None:
         count = 0
-        async with AsyncReader(url) as reader:
-            async for message in _messages(reader, name, last, follow):
+        async with AsyncReader(url) as reader, AsyncReader(url, batch=1) as prober:
+            async for message in _messages(reader, prober, name, last, follow):
                 _say(message, json_lines)
                 count += 1
         if not count and last:
@@ -51,16 +51,24 @@ Place = tuple[str | None, int]
 """The shard (None if there is only one log) and the queue."""
 
 
-async def _messages(reader: AsyncReader, topic: str, last: int, follow: bool) -> AsyncIterator[ReceivedMessage]:
-    """The `last` messages of all queues together; with `follow`, then all new messages, without an end."""
+async def _messages(
+    reader: AsyncReader, prober: AsyncReader, topic: str, last: int, follow: bool
+) -> AsyncIterator[ReceivedMessage]:
+    """The `last` messages of all queues together; with `follow`, then all new messages, without an end.
+
+    `prober` reads one message in a request, to find messages that lie before a gap.
+    """
     newest: list[ReceivedMessage] = []
     offsets: dict[Place, int] = {}
     for (shard, queue), (start, end) in (await _bounds(reader, topic)).items():
         offsets[shard, queue] = end
-        async for message in reader.read(topic, queue, offset=max(start, end - last), shard=shard):
-            if message.offset >= end:  # a new message, which the loop below yields
-                break
-            newest.append(message)
+        found: list[ReceivedMessage] = []
+        while len(found) < last and start < end:
+            begin = max(start, end - last + len(found))
+            part = await _read(reader, topic, (shard, queue), begin, end)
+            found = part + found
+            end = begin if part else await _end_before(prober, topic, (shard, queue), start, begin)
+        newest += found
     newest.sort(key=lambda message: message.committed_at)
     for message in newest[len(newest) - min(last, len(newest)) :]:
         yield message
@@ -74,6 +82,39 @@ async def _messages(reader: AsyncReader, topic: str, last: int, follow: bool) ->
                     offsets[place] = max(offsets[place], message.offset + 1)
                     yield message
         await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _read(reader: AsyncReader, topic: str, place: Place, begin: int, end: int) -> list[ReceivedMessage]:
+    """The messages of a queue from one offset to before another."""
+    found: list[ReceivedMessage] = []
+    messages = reader.read(topic, place[1], offset=begin, shard=place[0])
+    async with contextlib.aclosing(messages):
+        async for message in messages:
+            if message.offset >= end:
+                break
+            found.append(message)
+    return found
+
+
+async def _end_before(prober: AsyncReader, topic: str, place: Place, start: int, end: int) -> int:
+    """The offset after the last message before `end`, or `start` if there is none.
+
+    A log that was restored from a store continues 2^32 offsets further, so the gap is halved instead of read.
+    """
+    while start < end:
+        middle = (start + end) // 2
+        offset = await _first(prober, topic, place, middle, end)
+        start, end = (start, middle) if offset is None else (offset + 1, end)
+    return start
+
+
+async def _first(prober: AsyncReader, topic: str, place: Place, begin: int, end: int) -> int | None:
+    """The offset of the first message from `begin` to before `end`, if there is one."""
+    messages = prober.read(topic, place[1], offset=begin, shard=place[0])
+    async with contextlib.aclosing(messages):
+        async for message in messages:
+            return message.offset if message.offset < end else None
+    return None
 
 
 async def _bounds(reader: AsyncReader, topic: str) -> dict[Place, tuple[int, int]]:
