@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from notify.queue_rows import kept
 from notify.told.form import MOST_ROWS, Rows, Told, by_job, capital, is_table, messages, text
 from notify.words import count, duration, exactly, size, status
 
@@ -149,10 +150,8 @@ def delete_topic(target: str, result: Mapping[str, Any]) -> Told:
     """A topic that is deleted with its messages and subscriptions."""
     if "deleted" in result:
         return Told([f"Topic {result['deleted']} is deleted."])
-    count_of_messages = sum(q["end"] - q["start"] for q in result["queues"])
-    return Told(
-        [f"Topic {target} is deleted with its {messages(count_of_messages)} at most, and with all subscriptions to it."]
-    )
+    number = messages(kept(result["queues"]))
+    return Told([f"Topic {target} is deleted with its {number} at most, and with all subscriptions to it."])
 
 
 _ANSWERED = {

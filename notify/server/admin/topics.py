@@ -11,6 +11,7 @@ from pydantic import Field
 
 from notify.errors import InvalidRequest
 from notify.limits import LIMITS, check_between, check_name
+from notify.queue_rows import kept, sent
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, SpanName, Who, Write
 from notify.server.core.core import Core
@@ -124,7 +125,7 @@ async def _sorted(desk: Desk, prefix: str, after: str, most: int, *, internal: b
             return desk.figures.rate(row["name"]) or 0.0
         if sort == "lag":
             return float(row.get("lag") or 0)
-        return float(sum(q["end"] - (q["start"] if sort == "kept" else 0) for q in row["queues"]))
+        return float(kept(row["queues"]) if sort == "kept" else sent(row["queues"]))
 
     return answer | {"topics": heapq.nlargest(most, answer["topics"], key=figure)}
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
+from notify.queue_rows import kept, sent
 from notify.words import count, duration, exactly, job, setting, size, status, whole
 
 BODY_CHARACTERS = 20_000
@@ -115,7 +116,7 @@ def page_of(alarm: dict[str, Any]) -> str:
     return _PAGES.get(alarm["name"], "").format(quote(str(alarm["target"]), safe=""))
 
 
-FILTERS: dict[str, Callable[..., str]] = {
+FILTERS: dict[str, Callable[..., Any]] = {
     "count": count,
     "duration": duration,
     "size": size,
@@ -133,6 +134,8 @@ FILTERS: dict[str, Callable[..., str]] = {
     "after": after,
     "due": due,
     "job": job,
+    "kept": kept,
+    "sent": sent,
     "plain": plain,
     "marked": marked,
 }

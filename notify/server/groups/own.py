@@ -146,11 +146,13 @@ class OwnGroups:
             raise NotFound(f"group {name[:100]!r} has no subscription to {move.topic[:100]!r}")
         rows, times_us = [], []
         for queue in range(topic.queues):
-            floor = core.queues.progress(name, move.topic, queue).floor
+            progress = core.queues.progress(name, move.topic, queue)
+            floor = progress.floor
             to = core.delivery.following.offset_of(move.topic, queue, move.to)
-            rows.append(
-                {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
-            )
+            again = core.queues.count(move.topic, queue, to, floor)
+            # Offsets in gaps count as settled.
+            left_out = max(0, to - floor) - progress.settled.between(floor, max(floor, to))
+            rows.append({"queue": queue, "from": floor, "to": to, "again": again, "left_out": left_out})
             if to < floor:
                 times_us += inboxes.first_from(core.queues, move.topic, queue, to)
         if not (move.force or move.replay_effects):

@@ -8,6 +8,7 @@ from typing import Any
 
 from notify.errors import NotFound
 from notify.server.core.core import Core
+from notify.server.newest import backwards
 from notify.server.topics import described
 from notify.storage.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from notify.wire import instant
@@ -58,7 +59,9 @@ class OwnTopics:
         """When the last message of a queue was committed, in microseconds; 0 if it has none."""
         start, end = self._core.queues.bounds(name, queue)
         last = self._core.queues.read(name, queue, end - 1, 1, READ_BYTES) if end > start else []
-        return last[0].committed_us if last else 0
+        # No message has the last offset in a log that was just restored from a store.
+        newest = last[0] if last else next(backwards(self._core.queues, name, queue, end), None)
+        return newest.committed_us if newest else 0
 
     async def groups_of(self, name: str) -> list[dict[str, Any]]:
         await self.one(name)

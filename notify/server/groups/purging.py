@@ -16,7 +16,8 @@ def preview(core: Core, topic: Topic, before: str | int) -> dict[str, Any]:
     for queue in range(topic.queues):
         start = core.queues.bounds(topic.name, queue)[0]
         to = max(start, core.delivery.following.offset_of(topic.name, queue, before))
-        rows.append({"queue": queue, "from": start, "to": to, "dropped": to - start})
+        dropped = core.queues.count(topic.name, queue, start, to)
+        rows.append({"queue": queue, "from": start, "to": to, "dropped": dropped})
         for s in subscriptions:
             progress = core.queues.progress(s.group, topic.name, queue)
             floor = max(start, progress.floor)

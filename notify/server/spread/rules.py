@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from notify.errors import InvalidRequest
+from notify.queue_rows import kept, sent
 from notify.server.jobs.failures import MOST_FAILURES
 from notify.server.spread.combining import Answer, columns, combined, ordered
 
@@ -62,8 +63,8 @@ def _topics(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str,
         "newest": lambda row: row.get("newest_at") or "",
         "rate": lambda row: row.get("per_second") or 0.0,
         "lag": lambda row: row.get("lag") or 0,
-        "sent": lambda row: sum(q["end"] for q in row["queues"]),
-        "kept": lambda row: sum(q["end"] - q["start"] for q in row["queues"]),
+        "sent": lambda row: sent(row["queues"]),
+        "kept": lambda row: kept(row["queues"]),
     }
     figure = figures.get(query.get("sort", "name"))
     order = ordered("topics", figure or (lambda row: row["name"]), largest_first=figure is not None)
