@@ -19,10 +19,16 @@ MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 
 
 def test_alert_rules_fire_on_what_they_are_for() -> None:
+    (job,) = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+    assert f'up{{job="{job["job_name"]}"}}' in (MONITORING / "alerts.yml").read_text()
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (it is in Debian's package prometheus)")
-    for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
+    for command in (
+        ["check", "config", "prometheus.yml"],
+        ["check", "rules", "alerts.yml"],
+        ["test", "rules", "alerts_test.yml"],
+    ):
         done = subprocess.run(
             [promtool, *command], cwd=MONITORING, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
         )
@@ -40,6 +46,18 @@ def test_they_ask_only_for_metrics_that_there_are(server: ServerProcess) -> None
     used = {name for expression in asked for name in re.findall(r"\bnotify_\w+", expression)}
     assert used <= shown, used - shown
     assert len(used) > 20
+
+
+def test_every_alarm_has_a_rule(server: ServerProcess) -> None:
+    """Damage of the log, refused messages and a Kafka that is away had none."""
+    alarms = set(re.findall(r'^notify_alarms\{alarm="(\w+)"', call(server.url, "GET", "/metrics"), re.MULTILINE))
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    (others,) = [rule["expr"] for rule in rules if rule["alert"] == "NotifyAlarm"]
+    elsewhere = set(re.findall(r"\w+", others.partition('!~"')[2].partition('"')[0]))
+    assert elsewhere <= alarms and "damage" in elsewhere and "kafka" not in elsewhere
+    of_metrics = {"in_doubt", "parked", "lag_growing", "consumers", "disk", "bridge"}
+    named = set(re.findall(r'notify_alarms\{alarm="(\w+)"', " ".join(rule["expr"] for rule in rules)))
+    assert elsewhere == named | of_metrics
 
 
 def test_metrics_follow_the_conventions(server: ServerProcess) -> None:
