@@ -43,6 +43,7 @@ from notify.sinks.showing import Showing
 from notify.sinks.sink import PutsById, Sink, open_sink
 from notify.storage.sql.engines import make_engine
 from notify.threads import in_thread
+from notify.urls import without_secrets
 from notify.wire import Bridged, Item, PackedBridgeBatch
 
 T = TypeVar("T")
@@ -103,6 +104,7 @@ class Bridge:
         """
         self._engines = [make_engine(url, "--dsn", _options) for url in urls]
         self._queue_url = queue_url
+        self._target = without_secrets(queue_url)
         self.name = name
         self._server_id = server_id
         self.totals = Totals()
@@ -140,6 +142,7 @@ class Bridge:
                     await self._prepare()
                     epoch, position = await self._begin(sink, fill, fill_since_us)
                     fill = False
+                    log.info("source %s: reads %s, writes to %s", self.name, shown_url(self._engine), self._target)
                     await self._session(sink, epoch, position, once)
                     return self.totals
                 except Purged as error:

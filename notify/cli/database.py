@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import threading
 import traceback
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def relay(
     as_json: bool = AS_JSON,
 ) -> None:
     """Move outbox messages (mode=outbox) from a database to the server."""
-
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     with opened(dsn) as engine, running_beside(url):
         mover = Relay(engine, url)
         try:

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.backoff import Backoff
-from notify.databases import reason_of
+from notify.databases import reason_of, shown_url
 from notify.errors import Backpressure, InvalidRequest, Unavailable
 from notify.outbox import SERVER
 from notify.relay.by_id import ById
@@ -31,6 +31,7 @@ from notify.sinks.showing import Showing
 from notify.sinks.sink import MayLackQueues, PutsById, open_sink
 from notify.storage.sql import registry
 from notify.threads import in_thread
+from notify.urls import without_secrets
 from notify.wire import RefusedReport
 
 log = logging.getLogger("notify.relay")
@@ -71,6 +72,7 @@ class Relay:
         self._rows = Rows(self._engine, self._leases, self._name)
         self._may_lack_queues = sink if isinstance(sink, MayLackQueues) else None
         showing = Showing(sink)
+        is_at_work = False
         mover: Mover
         if isinstance(sink, PutsById):
             mover = ById(sink, self._rows, self.total)
@@ -81,11 +83,15 @@ class Relay:
                 try:
                     moved = await self._round(mover, showing, once)
                     backoff.reset()
+                    if not is_at_work:
+                        log.info("moves messages of %s to %s", shown_url(self._engine), without_secrets(self._url))
+                        is_at_work = True
                     if not moved and not once:
                         await in_thread(self._leases.wait, interval, stop=self._leases.stop)
                 except (Unavailable, sa.exc.SQLAlchemyError) as error:
                     if isinstance(error, sa.exc.SQLAlchemyError) and not is_away(error):
                         raise
+                    is_at_work = False
                     if once:
                         raise Unavailable(f"the relay cannot continue: {reason_of(error)}") from error
                     # Not longer than RETRY_MAX_SECONDS, since other topics may have new rows by then.

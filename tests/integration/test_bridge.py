@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -79,6 +80,8 @@ def test_a_queue_that_is_away_costs_no_change_of_the_source(
     replica.setblocking(False)
     other = sa.make_url(url).set(port=replica.getsockname()[1]).render_as_string(hide_password=False)
 
+    caplog.set_level(logging.INFO, "notify")
+
     async def run() -> None:
         bridge = Bridge([url, other], f"http://127.0.0.1:{proxy.port}")
         task = asyncio.ensure_future(bridge.run(once=True))
@@ -92,6 +95,9 @@ def test_a_queue_that_is_away_costs_no_change_of_the_source(
             replica.accept()
     proxy.close()
     assert numbers(server, unique, 3) == [0, 1, 2]
+    # It says at last what it reads and where it writes, without the password.
+    begun = caplog.text[caplog.text.rindex("again in") :]
+    assert f"writes to http://127.0.0.1:{proxy.port}" in begun and ":***@" in begun
 
 
 def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerProcess, unique: str) -> None:

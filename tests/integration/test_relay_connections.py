@@ -66,12 +66,13 @@ def test_a_relay_goes_on_when_its_databases_machine_was_gone(
         await asyncio.gather(task, return_exceptions=True)
 
     with (
-        caplog.at_level(logging.WARNING, "notify.relay"),
+        caplog.at_level(logging.INFO, "notify.relay"),
         Proxy(str(mariadb.host), mariadb.port or 3306) as proxy,
         opened(text(mariadb.set(host="127.0.0.1", port=proxy.port))) as engine,
     ):
         # A lease so long that the database does not end its silent session: one that is gone never does.
         asyncio.run(run(Relay(engine, server.url, lease_seconds=600), proxy))
+    assert caplog.text.count(f"to {server.url}") == 2  # at first, and when it goes on
 
 
 def test_a_visitors_connection_to_postgresql_asks_whether_its_other_end_is_there(
