@@ -44,7 +44,7 @@ def decision(target: str, result: Mapping[str, Any]) -> Told:
     if "items" in result:
         return _decided(result)
     left_out = result["left_out"]
-    refused = f"{transactions(left_out)} of those chosen will be refused: decided already, or not known."
+    refused = f"{transactions(left_out)} of those chosen will be refused: they are decided already, or not known."
     if not result["count"]:
         return Told(["No transaction without an outcome matches: nothing will be done.", *[refused] * bool(left_out)])
     youngest, oldest = whole(result["youngest_seconds"]), whole(result["oldest_seconds"])
@@ -83,7 +83,7 @@ def _checked(result: Mapping[str, Any]) -> list[str]:
         names = ", ".join(result["offline"][:MOST_NAMED]) + (
             " and others" if len(result["offline"]) > MOST_NAMED else ""
         )
-        sentences.append(f"No producer polls for the checks of {names} now: they wait until one does.")
+        sentences.append(f"No producer polls for the checks of {names} now. These checks wait until one does.")
     return sentences
 
 

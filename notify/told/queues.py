@@ -17,13 +17,13 @@ def reset(target: str, result: Mapping[str, Any]) -> Told:
     left_out = sum(q["left_out"] or 0 for q in queues)
     description = Told()
     if not (again or left_out):
-        description.sentences.append("The group stays where it is: nothing is repeated, and nothing is left out.")
+        description.sentences.append("The position does not change: no message is repeated, and none is left out.")
     if again:
         description.sentences.append(f"The group gets {messages(again)} again.")
     if left_out:
         description.sentences.append(f"It does not get {messages(left_out)} that it has not settled yet.")
     description.sentences.append(
-        "What its consumers have in hand becomes stale, and is delivered again if it lies ahead."
+        "Messages that its consumers handle at this moment are delivered again if they lie after the new position."
     )
     description.sentences.append(f"Effects: {result['effects']}.")
     cells = [[text(q.get(name)) for name in ("queue", "from", "to", "again", "left_out")] for q in queues[:MOST_ROWS]]
@@ -34,8 +34,10 @@ def reset(target: str, result: Mapping[str, Any]) -> Told:
 def pause(target: str, result: Mapping[str, Any]) -> Told:
     """A group that is paused or resumed."""
     if result["paused"]:
-        return Told([f"Group {target} is paused: its consumers get nothing until it is resumed; messages wait."])
-    return Told([f"Group {target} receives messages."])
+        return Told(
+            [f"Group {target} is paused: its consumers receive nothing until it is resumed. Its messages wait."]
+        )
+    return Told([f"Group {target} receives messages again."])
 
 
 def _failure(result: Mapping[str, Any]) -> list[str]:
@@ -54,7 +56,9 @@ def _failure(result: Mapping[str, Any]) -> list[str]:
 def drop(target: str, result: Mapping[str, Any]) -> Told:
     """Dead letters that are dropped, by their ids or by a job."""
     if "ids" in result:
-        description = Told([f"This drops {messages(len(result['ids']))} of the dead letters of {target} for good."])
+        description = Told(
+            [f"{capital(messages(len(result['ids'])))[:-1]} of the dead letters of {target} will be dropped for good."]
+        )
         description.rows = Rows(
             ["Message"], [[name] for name in result["ids"][:MOST_ROWS]], max(0, len(result["ids"]) - MOST_ROWS)
         )
@@ -117,7 +121,7 @@ def send(target: str, result: Mapping[str, Any]) -> Told:
         f"these groups receive it: {text(result['groups'])}" if result["groups"] else "no group subscribes to it now"
     )
     if result["groups"] is None:
-        groups = "to see which groups receive it takes the right view"
+        groups = "only who has the right view sees which groups receive it"
     if "items" not in result:
         return Told([f"The message goes to topic {target}; {groups}."])
     (item,) = result["items"]
@@ -129,7 +133,7 @@ def send(target: str, result: Mapping[str, Any]) -> Told:
 def edit(target: str, result: Mapping[str, Any]) -> Told:
     """A dead letter that is corrected and sent again."""
     if "items" not in result:
-        changed = f"Group {target} alone gets the message again, with another {' and '.join(result['changed'])}."
+        changed = f"Only group {target} receives the message again, with another {' and '.join(result['changed'])}."
         return Told([changed, f"Effects: {result['effects']}."])
     return items(target, result)
 
@@ -140,9 +144,9 @@ def purge(target: str, result: Mapping[str, Any]) -> Told:
     deleted = f"{capital(messages(dropped))[:-1]} of {target} at most are deleted for good."
     description = Told([deleted if dropped else "Nothing is deleted."])
     for group, number in result["missed"].items():
-        description.sentences.append(f"Group {group} never gets {messages(number)} that it has not settled: missed.")
+        description.sentences.append(f"Group {group} never receives {messages(number)} that it has not settled.")
     if dropped and not result["missed"]:
-        description.sentences.append("No group is missed: all have settled them.")
+        description.sentences.append("No group loses a message: all groups have settled them.")
     return description
 
 
@@ -179,10 +183,10 @@ def put_topic(target: str, result: Mapping[str, Any]) -> Told:
     description.sentences.append(f"It keeps messages {age}{bound}.")
     description.sentences.append(_ANSWERED[result["flush"]])
     if result["ttl"]:
-        description.sentences.append(f"Messages that nobody got within {duration(result['ttl'])} expire.")
+        description.sentences.append(f"Messages that were not received within {duration(result['ttl'])} expire.")
     if result["backlog"]:
         full = _FULL[result["backlog_policy"]]
-        description.sentences.append(f"Where a group is {messages(result['backlog'])} behind, {full}.")
+        description.sentences.append(f"When a group is {messages(result['backlog'])} behind, {full}.")
     return description
 
 
@@ -196,24 +200,24 @@ def subscribe(target: str, result: Mapping[str, Any]) -> Told:
     if result.get("lag"):
         description.sentences.append(f"{capital(messages(result['lag']))[:-1]} wait for it.")
     if result.get("topics"):
-        description.sentences.append(f"By now these match: {text(result['topics'])}.")
+        description.sentences.append(f"These topics match now: {text(result['topics'])}.")
     return description
 
 
 def unsubscribe(target: str, result: Mapping[str, Any]) -> Told:
     """A subscription that ends."""
     group, _, topic = target.partition("/")
-    return Told([f"Group {group} receives {topic} no more, and its position there is forgotten."])
+    return Told([f"Group {group} no longer receives {topic}, and its position there is forgotten."])
 
 
 def prioritise(target: str, result: Mapping[str, Any]) -> Told:
     """The priority classes that share a group's deliveries."""
-    description = Told([f"Group {target} is given messages of these classes, by weight:"])
+    description = Told([f"Group {target} receives messages of these classes in proportion to their weights:"])
     cells = [[c["name"], count(c["weight"]), text(c["topics"])] for c in result["classes"]]
     description.rows = Rows(["Class", "Weight", "Topics"], cells)
     if result["shares"]:
         turns = ", ".join(f"{topic} {count(number)}" for topic, number in result["shares"].items())
-        description.sentences.append(f"Within a class a topic has one turn, but: {turns}.")
+        description.sentences.append(f"Within a class each topic has one turn, except: {turns}.")
     return description
 
 
@@ -221,7 +225,7 @@ def push(target: str, result: Mapping[str, Any]) -> Told:
     """A group whose messages are posted to a webhook, or are not any more."""
     webhook = result.get("push")
     if webhook is None:
-        return Told([f"Messages of group {target} are posted no more; they wait for consumers."])
+        return Told([f"Messages of group {target} are no longer posted; they wait for consumers."])
     batch = f"{messages(webhook['batch'])} a call at most"
     calls = f"{count(webhook['at_once'])} calls at once"
     return Told([f"Messages of group {target} are posted to {webhook['url']}: {batch}, {calls}."])

@@ -14,7 +14,7 @@ def silence(target: str, result: Mapping[str, Any]) -> Told:
     """An alarm that is silenced or unsilenced."""
     alarm = f"Alarm {result['name']}" + (f" of {result['target']}" if result["target"] else "")
     if "who" not in result:
-        return Told([f"{alarm} is heard again."])
+        return Told([f"{alarm} is no longer silenced."])
     return Told([f"{alarm} is silent until {exactly(result['until'])}. The overview still shows it."])
 
 
@@ -60,7 +60,7 @@ def grant(target: str, result: Mapping[str, Any]) -> Told:
     until = f" until {exactly(result['expires_at'])}" if result["expires_at"] else ""
     description = Told([f"{result['name']} has these rights{until}: {text(result['rights'])}."])
     if result["id"]:
-        description.sentences.append(f"The credential's id is {result['id']}: revoke it by that.")
+        description.sentences.append(f"The credential's id is {result['id']}: it is needed to revoke the credential.")
     return description
 
 

@@ -248,7 +248,7 @@ def decide_transactions(writes: Writes) -> None:
     w.go("/transactions?state=PREPARED")
     for name in names[:2]:
         w.page.check(f"input[value='{name}']")
-    w.press("button:has-text('Commit the chosen')")
+    w.press("button:has-text('Commit the selected')")
     preview = writes.finish("transactions.commit")
     assert "2 transactions of producer group orders, in doubt for" in preview
     assert "2 transactions are COMMITTED." in w.text()
@@ -257,7 +257,7 @@ def decide_transactions(writes: Writes) -> None:
     w.press("a:has-text('Roll back all that match')")
     assert w.page.is_checked("#f-all") and w.page.input_value("#f-stored_before") != ""
     writes.finish("transactions.rollback")
-    w.press("a:has-text('Go on')")
+    w.press("a:has-text('Continue')")
     w.page.wait_for_selector("dd.good:has-text('done')")
     assert writes.states(names) == ["COMMITTED", "COMMITTED", "ROLLED_BACK"]
     assert "roll back transactions of orders" in w.text() and "ROLLED_BACK" in w.text()
@@ -295,11 +295,11 @@ def mend_dead_letters(writes: Writes) -> None:
     w.go("/groups/points/dead-letters")
     w.page.check(f"input[value='{before[0]}']")
     w.page.check(f"input[value='{before[1]}']")
-    w.press("button:has-text('Send the chosen again')")
+    w.press("button:has-text('Send the selected letters again')")
     writes.finish("dead-letters.redrive")
     assert shop.dead() == before[2:]
     do("dead-letters.redrive-all", "?group=points", contains="no such")
-    w.press("a:has-text('Go on')")
+    w.press("a:has-text('Continue')")
     w.page.wait_for_selector("dd.good:has-text('done')")
     assert shop.dead() == []
     shop.kill(3)
@@ -323,10 +323,10 @@ def change_the_server(writes: Writes) -> None:
     shop, w, do = writes.shop, writes.w, writes.do
     job = shop.unended_job()
     w.go(f"/jobs/{job}")
-    w.press("a:has-text('Stop the job')")
+    w.press("a:has-text('Cancel the job')")
     assert f"job={job}" in w.page.url
     do("job.cancel", f"?job={job}")
-    w.press("a:has-text('Go on')")
+    w.press("a:has-text('Continue')")
     assert "cancelled" in w.text()
     do("alarm.silence", "?name=disk", seconds="2")
     do("alarm.unsilence", "?name=disk")
@@ -354,7 +354,7 @@ def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
         ("topic.put", "", {"topic": "a", "queues": "many"}, "is not valid"),
         ("credential.add", "", {"name": "x", "rights": "fly"}, "is not a right"),
         ("transactions.rollback", "?all=1", {"ids": shop.transactions[0]}, "not both"),
-        ("transactions.rollback", "", {}, "Choose transactions, or all that match"),
+        ("transactions.rollback", "", {}, "Choose either single transactions or all that match"),
     ):
         w.go(f"/do/{name}{query}")
         fill(w, fields | {"reason": "r"})

@@ -213,7 +213,7 @@ def test_a_message_says_where_it_stands(scene: Scene, window: Any) -> None:
     assert "dead letter" in row.inner_text() and row.locator("a:text-is('correct and send')").count() == 1
     w.go("/messages?topic=order.placed")
     w.page.locator("tbody input[type=checkbox]").nth(1).check()
-    w.press("button:has-text('Send the chosen to a group again')")
+    w.press("button:has-text('Send the selected messages to a group again')")
     assert w.page.input_value("#f-ids") != ""
 
 

@@ -128,4 +128,4 @@ def test_a_group_of_failures_is_previewed_in_sentences(memory: InMemoryServer, u
     assert send(memory, "dead-letters.drop", "do", **fields)[0] == 200
     (letter,) = admin(memory.url, "GET", f"groups/{unique}/dead-letters")["messages"]
     status, page = send(memory, "dead-letters.drop", "preview", group=unique, ids=letter["id"])
-    assert status == 200 and f"This drops 1 message of the dead letters of {unique} for good." in page
+    assert status == 200 and f"1 message of the dead letters of {unique} will be dropped for good." in page

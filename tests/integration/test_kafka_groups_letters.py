@@ -124,7 +124,7 @@ def test_letters_that_are_dropped_are_never_sent_again(kafka_url: str, server: S
     until_waiting(server, group, 0)
     assert len(committed(group, groups.retry_topic(group.name), 1)) == 1
     page = str(call(server.url, "GET", f"/groups/{group.name}/dead-letters"))
-    assert "Drop the chosen" in page and "dropped" in page and "drop the letter" in page
+    assert "Drop the selected letters" in page and "dropped" in page and "drop the letter" in page
 
 
 @pytest.mark.long

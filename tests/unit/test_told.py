@@ -49,7 +49,7 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
                 "1 message will be delivered.",
                 "2 of them are PREPARED and younger than 10 min: their local transactions may still run.",
                 "An outcome of their producer that contradicts yours",
-                "1 transaction of those chosen will be refused: decided already, or not known.",
+                "1 transaction of those chosen will be refused: they are decided already, or not known.",
                 "More match: these are the oldest 7. Do it again for the others.",
             ],
             1,
@@ -60,7 +60,7 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
             [
                 "will be checked now: the server asks their producers.",
                 "2 of them are PARKED: they become PREPARED, and get all their checks again.",
-                "No producer polls for the checks of orders now: they wait until one does.",
+                "No producer polls for the checks of orders now. These checks wait until one does.",
             ],
             0,
         ),
@@ -83,8 +83,8 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
                 "Topic g has 3 queues.",
                 "It keeps messages for 1 d, at most 1.0 GiB.",
                 "Senders are answered once messages are on the disk.",
-                "Messages that nobody got within 1 min expire.",
-                "Where a group is 1,000 messages behind, more are refused.",
+                "Messages that were not received within 1 min expire.",
+                "When a group is 1,000 messages behind, more are refused.",
             ],
             0,
         ),
@@ -129,7 +129,7 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
         (
             "topic.purge",
             {"queues": [{"queue": 0, "dropped": 3}], "missed": {"points": 2}},
-            ["3 messages of g at most are deleted", "Group points never gets 2 messages"],
+            ["3 messages of g at most are deleted", "Group points never receives 2 messages"],
             0,
         ),
         (

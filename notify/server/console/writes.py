@@ -101,12 +101,12 @@ _DEAD = (
 )
 _IN_DOUBT = (
     Input("ids", "Transactions", "list", help="Ids, separated by commas."),
-    Input("all", "All that match instead", "check",
-          help="The oldest 4,096 that match the fields below, as a job."),
+    Input("all", "All that match the fields below", "check",
+          help="Instead of single ids: a job takes the oldest 4,096 that match."),
     Input("state", "State", help="PREPARED or PARKED; empty: both."),
     Input("producer_group", "Producer group"),
     Input("older_than", "Older than, seconds", "number"),
-    Input("stored_before", "Stored before", help="An instant (RFC 3339); later transactions are left out."),
+    Input("stored_before", "Stored before", help="An instant (RFC 3339). Later transactions are left out."),
 )  # fmt: skip
 _BEFORE = Input("before", "Before", required=True, help="An instant (RFC 3339), or latest for all messages.")
 
@@ -115,7 +115,7 @@ def _which(fields: dict[str, Any]) -> dict[str, Any]:
     """The transactions that a form chooses. Raises InvalidRequest unless it has either ids or `all`."""
     chosen = {name: fields.pop(name) for name in ("ids", "all") if fields.get(name)}
     if len(chosen) != 1:
-        raise InvalidRequest("Choose transactions, or all that match; not both.")
+        raise InvalidRequest("Choose either single transactions or all that match, not both.")
     return chosen | ({"wanted": fields} if "all" in chosen else {})
 
 
@@ -139,7 +139,7 @@ _EFFECTS = (
         help="Handlers with an inbox repeat effects that took place before. Without it they skip such messages.",
     ),
     Input(
-        "force", "Even if inbox rows may be purged", "check",
+        "force", "Also messages whose inbox rows may be purged", "check",
         help="Without it messages older than the inbox's rows are refused (`before_inbox`). With it they take effect a "
         "second time if their row is gone.",
     ),
@@ -147,20 +147,25 @@ _EFFECTS = (
 """Inputs of the writes that deliver messages to a group again."""
 
 MOST_CLASSES = 16
-_CLASS_TOPICS = "Names, or patterns with *, separated by commas. Topics that no class names are in normal, or the last."
+_CLASS_TOPICS = (
+    "Names, or patterns with *, separated by commas. Topics that no class names belong to the class normal, or else to "
+    "the last one."
+)
 
 
 def class_inputs(count: int) -> tuple[Input, ...]:
     """The inputs of `count` priority classes, the highest first, and of the topics' shares."""
     classes = [
         (
-            Input(f"class_{n}", f"Class {n}", help="Its name; empty: there is no such class." if n == 1 else ""),
+            Input(f"class_{n}", f"Class {n}", help="Its name. Empty: there is no such class." if n == 1 else ""),
             Input(f"weight_{n}", f"Weight of class {n}", "number", help="From 1 to 1000." if n == 1 else ""),
             Input(f"topics_{n}", f"Topics of class {n}", "list", help=_CLASS_TOPICS if n == 1 else ""),
         )
         for n in range(1, min(count, MOST_CLASSES) + 1)
     ]  # fmt: skip
-    shares = Input("shares", "Turns of a topic", "rates", help="TOPIC=TURNS, one a line; a topic has one turn.")
+    shares = Input(
+        "shares", "Turns of a topic", "rates", help="TOPIC=TURNS, one a line. A topic that is not listed has one turn."
+    )
     return (*(i for group in classes for i in group), shares)
 
 
@@ -229,16 +234,16 @@ CHANGES: dict[str, Change] = {
             Input("headers", "Headers", "pairs", help="NAME=VALUE, one a line."),
             Input("delay", "Delay, seconds", "number"),
         ),
-        warning="Every group of the preview receives it, and acts on it as on any other message.",
+        warning="Every group that the preview names receives it, and handles it like any other message.",
     ),
     "topic.delete": Change(
         "Delete a topic", "DELETE", "topics/{topic}", back="/topics",
-        warning="Its messages and subscriptions are deleted, too, delivered or not.",
+        warning="All its messages are deleted, also those that were not delivered, and so are its subscriptions.",
     ),
     "topic.purge": Change(
         "Purge a topic's messages", "POST", "topics/{topic}/purge", back="/topics/{topic}",
-        inputs=(_BEFORE, Input("force", "Even if groups have not settled some of them", "check")),
-        warning="Purged messages are not delivered and cannot be restored. The preview shows what each group misses.",
+        inputs=(_BEFORE, Input("force", "Also messages that groups have not settled", "check")),
+        warning="Purged messages are not delivered and cannot be restored. The preview shows what each group loses.",
     ),
     "subscription.put": Change(
         "Make or change a subscription", "PUT", "groups/{group}/subscriptions/{topic}", inputs=_SUBSCRIPTION,
@@ -255,7 +260,8 @@ CHANGES: dict[str, Change] = {
             Input("to", "To", required=True, help="earliest, latest, an offset or an instant (RFC 3339)."),
         ),
         beside=_EFFECTS,
-        warning="The group skips messages before the new position, and gets those after it (again).",
+        warning="The group skips the messages before the new position, and receives those after it, also those that it "
+        "has had before.",
     ),
     "group.pause": Change(
         "Pause a group", "POST", "groups/{group}/pause", back="/groups/{group}",
@@ -266,21 +272,21 @@ CHANGES: dict[str, Change] = {
         "Post a group's messages to a webhook", "PUT", "groups/{group}/push", back="/groups/{group}",
         inputs=(
             Input("url", "Address", required=True, help="Its host must be in the setting webhook_hosts."),
-            Input("batch", "Most messages in a call", "number", help="From 1 to 1000; default: 1."),
-            Input("at_once", "Most calls at once by each server", "number", help="From 1 to 64; default: 4."),
+            Input("batch", "Messages in a call, at most", "number", help="From 1 to 1000; default: 1."),
+            Input("at_once", "Calls at once from each server, at most", "number", help="From 1 to 64; default: 4."),
         ),
         warning="A status of 2xx acknowledges the messages of a call. Calls are signed.",
     ),
     "push.delete": Change(
         "Stop posting a group's messages", "DELETE", "groups/{group}/push", back="/groups/{group}",
-        warning="Its messages wait for consumers.",
+        warning="Its messages then wait for consumers.",
     ),
     "priorities.put": Change(
         "Change a group's priorities", "PUT", "groups/{group}/priorities", back="/groups/{group}",
         inputs=class_inputs(3), shape=_classes,
     ),
     "dead-letters.redrive": Change(
-        "Send chosen dead letters again", "POST", "groups/{group}/dead-letters/redrive",
+        "Send selected dead letters again", "POST", "groups/{group}/dead-letters/redrive",
         inputs=(Input("ids", "Ids", "list", required=True),), back="/groups/{group}/dead-letters", beside=_EFFECTS,
     ),
     "dead-letters.redrive-all": Change(
@@ -292,7 +298,7 @@ CHANGES: dict[str, Change] = {
         "Correct a dead letter and send it again", "POST", "groups/{group}/dead-letters/edit",
         inputs=(
             Input("id", "Message", required=True),
-            Input("body", "Body", "body", help="Empty: the body stays unchanged, as does a body that is not text."),
+            Input("body", "Body", "body", help="Empty: the body stays unchanged. So does a body that is not text."),
             Input("key", "Key", "exact"), Input("tag", "Tag", "exact"),
             Input("headers", "Headers", "pairs", help="NAME=VALUE, one a line."),
         ),
@@ -302,7 +308,7 @@ CHANGES: dict[str, Change] = {
     "dead-letters.drop": Change(
         "Drop dead letters", "POST", "groups/{group}/dead-letters/drop", inputs=_DEAD, at="wanted",
         back="/groups/{group}/dead-letters",
-        beside=(Input("ids", "Ids", "list", help="Only these; without ids all that match the fields above."),),
+        beside=(Input("ids", "Ids", "list", help="Only these letters. Without ids: all that match the fields above."),),
         warning="Dropped letters cannot be sent again.",
     ),
     "dead-letters.purge": Change(
@@ -313,17 +319,17 @@ CHANGES: dict[str, Change] = {
     "alarm.silence": Change(
         "Silence an alarm", "POST", "alarms/{name}/silence",
         inputs=(
-            Input("target", "Of", help="The alarm's target, such as a group; empty if it has none."),
-            Input("seconds", "For how many hours", "hours", required=True, help="From 0.02 to 720."),
+            Input("target", "Target", help="What the alarm is about, such as a group; empty if it has no target."),
+            Input("seconds", "Hours", "hours", required=True, help="From 0.02 to 720."),
         ),
-        warning="Until then this server posts it to no webhook and counts it in no metric.",
+        warning="During this time this server posts the alarm to no webhook and counts it in no metric.",
     ),
     "alarm.unsilence": Change(
-        "End an alarm's silence", "POST", "alarms/{name}/unsilence", inputs=(Input("target", "Of"),),
+        "End an alarm's silence", "POST", "alarms/{name}/unsilence", inputs=(Input("target", "Target"),),
     ),
     "job.cancel": Change(
         "Cancel a job", "POST", "jobs/{job}/cancel", back="/jobs/{job}",
-        warning="Its finished items stay done.",
+        warning="What it has done stays done.",
     ),
     "messages.redeliver": Change(
         "Send messages to a group again", "POST", "groups/{group}/redeliver",
@@ -336,15 +342,15 @@ CHANGES: dict[str, Change] = {
             Input("producer_groups", "Producer groups: transactions a second", "rates", help="NAME=RATE, one a line."),
             Input("consumer_groups", "Consumer groups: messages a second", "rates", help="NAME=RATE, one a line."),
         ),
-        warning="A name that is left out no longer has a rate limit.",
+        warning="A name that is not listed here has no rate limit afterwards.",
     ),
     "settings.put": Change(
         "Change a setting", "PUT", "settings", back="/settings", at="values",
-        warning="All servers of the registry follow within seconds.",
+        warning="All servers of the registry use the new value within seconds.",
     ),
     "settings.rollback": Change(
         "Go back to a revision", "POST", "settings/rollback", back="/settings",
-        inputs=(Input("to", "Revision", "number", required=True, help="0: the settings at the servers' start."),),
+        inputs=(Input("to", "Revision", "number", required=True, help="0: the settings of the servers' start."),),
     ),
     "credential.add": Change(
         "Add a credential", "POST", "credentials", back="/access",
