@@ -181,7 +181,13 @@ class QueueStore(TopicStore, MessageStore, DelayStore, GroupStore, ProgressStore
         """Like `create_topic_soon`, but the topic is durable when this returns. The number of queues can only grow."""
         ...
 
-    async def delete_topic(self, name: str) -> None: ...
+    async def delete_topic(self, name: str) -> None:
+        """Like `delete_topic_soon`, but durable when this returns."""
+        ...
+
+    def delete_topic_soon(self, name: str) -> None:
+        """Delete a topic with its messages and subscriptions. Raises NotFound."""
+        ...
 
 
 @runtime_checkable

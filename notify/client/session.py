@@ -12,7 +12,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -46,6 +46,8 @@ GIVE_BACK_SECONDS = 1.0
 """How long a message that this consumer gives back waits for the end of the long poll."""
 CANCEL_SECONDS = 1.0
 """How long cancelled coroutines may take to end."""
+AGAIN = timedelta(minutes=10)
+"""How long before the server's last answer a lost subscription begins again: requests wait, and clocks differ."""
 NAMED_IN_LOG = 10
 CAUTIOUS = 32
 """The most messages in hand of a consumer of batches, at its start and while most deliveries are repeated ones. If the
@@ -90,8 +92,8 @@ class Session:
         """Set once no request to receive is open or will follow."""
         self.is_subscribed = False
         """Whether the server knows the subscriptions, and since when the inbox is whole."""
-        self._began = datetime.now(UTC).isoformat()
-        """When the session began: a subscription that starts at `latest` includes all messages sent since then."""
+        self._began = self._answered = datetime.now(UTC)
+        """When the session began, and when the server last answered a request to receive."""
         self._has_only_admin_routes = False
         """Whether the server is an older one, where only an admin route makes subscriptions."""
         self._is_cautious = self._takes_batches = any(h.batch is not None for h in work.handlers.values())
@@ -159,15 +161,17 @@ class Session:
     async def _subscribe_all(self, *, again: bool = False) -> None:
         """Make the group's subscriptions on the server.
 
-        `again`: the server's log was restored to a state without them, so messages sent since this session began are
-        still to be delivered.
+        `again`: the server's log was restored to a state without them, or an administrator has ended them. Messages
+        sent since then are still to be delivered, so that a start at `latest` is AGAIN before the server's last answer,
+        but not before this session began.
         """
         answers: dict[str, Any] = {}
+        again_from = max(self._began, self._answered - AGAIN).isoformat()
         # Patterns come first, so that a topic with its own handler keeps this handler's settings.
         for handler in sorted(self._work.handlers.values(), key=lambda handler: "*" not in handler.topic):
             start = handler.start.isoformat() if isinstance(handler.start, datetime) else handler.start
             if again and start in (None, "latest"):
-                start = self._began
+                start = again_from
             subscription = {
                 "mode": handler.mode,
                 "tags": list(handler.tags),
@@ -181,7 +185,7 @@ class Session:
             try:
                 answer = await self._put(quote(handler.topic), subscription, subscription | reason)
             except InvalidRequest:
-                if subscription["start"] != self._began:
+                if subscription["start"] != again_from:
                     raise
                 subscription["start"] = "latest"  # this machine's clock is ahead of the server's
                 answer = await self._put(quote(handler.topic), subscription, subscription | reason)
@@ -298,7 +302,9 @@ class Session:
         body = encode_msgpack(request)
         try:
             answer = await self._http.call("POST", path, body, POLL_SECONDS + 5)
-            return read_answer(_decode_received, answer).messages
+            messages = read_answer(_decode_received, answer).messages
+            self._answered = datetime.now(UTC)
+            return messages
         except NotFound as error:
             if error.code != "not_subscribed":
                 raise

@@ -133,6 +133,7 @@ class LogStore:
         self.create_topic = topics.create
         self.create_topic_soon = topics.create_soon
         self.delete_topic = topics.delete
+        self.delete_topic_soon = topics.delete_soon
         self.trim = topics.trim
         self.bounds = reader.bounds
         self.count = reader.count

@@ -55,11 +55,14 @@ class Topics:
             self._journal.append(RecordType.META, record)
             state.set_subscription(follower.subscription, follower.offsets)
 
-    async def delete(self, name: str) -> None:
+    def delete_soon(self, name: str) -> None:
         if name not in self._state.topics:
             raise NotFound(f"there is no topic {name!r}")
         self._journal.append_meta(TopicDeleted(name))
         self._state.drop_topic(name)
+
+    async def delete(self, name: str) -> None:
+        self.delete_soon(name)
         await self._journal.sync()
 
     def trim(self, topic: str, queue: int, offset: int) -> None:

@@ -50,6 +50,9 @@ class MemoryGroups:
         return subscription
 
     async def unsubscribe(self, group: str, topic: str) -> None:
+        self._unsubscribe(group, topic)
+
+    def _unsubscribe(self, group: str, topic: str) -> None:
         if self._subscriptions.pop((group, topic), None) is None:
             raise NotFound(f"group {group!r} has no subscription to {topic!r}")
         if not any(key[0] == group for key in self._subscriptions):
@@ -82,11 +85,11 @@ class MemoryGroups:
     def paused(self) -> frozenset[str]:
         return frozenset(self._paused)
 
-    async def forget_topic(self, name: str) -> None:
+    def forget_topic(self, name: str) -> None:
         """A topic is gone: nobody subscribes to it any more."""
         for group, topic in list(self._subscriptions):
             if topic == name:
-                await self.unsubscribe(group, topic)
+                self._unsubscribe(group, topic)
 
     # --- progress ---------------------------------------------------------------------------------------------
 

@@ -100,5 +100,8 @@ class MemoryStore:
             self._groups.subscribe_soon(subscription, [0] * topic.queues)
 
     async def delete_topic(self, name: str) -> None:
+        self.delete_topic_soon(name)
+
+    def delete_topic_soon(self, name: str) -> None:
         self._queues.drop_topic(name)
-        await self._groups.forget_topic(name)
+        self._groups.forget_topic(name)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shutil
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notify.client import Consumer
+from notify.client import Consumer, session
+from notify.limits import Mode
 from notify.message import ReceivedMessage
+from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
-from tests.support.groups import publish, running
+from tests.support.groups import lag, publish, running
 from tests.support.http import admin, ask
 
 
@@ -69,6 +72,50 @@ def test_a_consumer_goes_on_as_it_had_subscribed(
             assert subscription["mode"] == options.get("mode", "shared")
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("mode", ["shared", "broadcast"])
+def test_a_consumer_goes_on_at_once_when_its_topic_is_deleted(
+    notify_server: InMemoryServer, unique: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It heard of that after its poll only, and an instance of a broadcast missed what was sent meanwhile."""
+    monkeypatch.setattr(session, "POLL_SECONDS", 60.0)
+    url, got = notify_server.url, Got()
+    consumer = Consumer(url, group=unique, instance="x")
+    consumer.subscribe(unique, mode=mode)(got)
+    name = f"{unique}@x" if mode == "broadcast" else unique
+    with running(consumer, subscribed=True):
+        eventually(lambda: _is_followed(url, name, unique), "the consumer to ask")
+        publish(url, unique, ["before"])
+        eventually(lambda: got.bodies == ["before"], "the message")
+        admin(url, "DELETE", f"topics/{unique}", {})
+        eventually(lambda: _is_followed(url, name, unique), "the consumer to subscribe again", seconds=30)
+        publish(url, unique, ["after"])
+        eventually(lambda: got.bodies == ["before", "after"], "the message of the new topic")
+
+
+def test_a_consumer_whose_subscription_is_ended_gets_nothing_old_again(
+    notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It subscribed again from the start of its process on, and handled all messages since then a second time."""
+    monkeypatch.setattr(session, "AGAIN", timedelta())
+    url, got = notify_server.url, Got()
+    consumer = Consumer(url, group=unique)
+    consumer.subscribe(unique)(got)
+    with running(consumer, subscribed=True):
+        publish(url, unique, ["a", "b"])
+        eventually(lambda: sorted(got.bodies) == ["a", "b"] and lag(url, unique) == 0, "both messages")
+        admin(url, "DELETE", f"groups/{unique}/subscriptions/{unique}", {})
+        eventually(lambda: _is_followed(url, unique, unique), "the consumer to subscribe again")
+        publish(url, unique, ["c"])
+        eventually(lambda: "c" in got.bodies, "the next message")
+    assert sorted(got.bodies) == ["a", "b", "c"]
+
+
+def _is_followed(url: str, group: str, topic: str) -> bool:
+    """Whether a group subscribes to a topic."""
+    status, shown = ask(url, "GET", f"/v1/admin/groups/{group}")
+    return status == 200 and any(s["topic"] == topic for s in shown["subscriptions"])
 
 
 def _received(server: ServerProcess, got: Got) -> bool:

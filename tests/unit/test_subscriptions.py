@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from notify.errors import Conflict, InvalidRequest
+from notify.server.groups import Move
+from notify.server.groups.own import OwnGroups
+from notify.storage.topics import Topic
 from notify.wire import Subscribe
 from tests.support.delivery import SECOND, Scene
 
@@ -80,5 +85,59 @@ def test_a_patterns_new_settings_reach_the_topics_that_it_follows() -> None:
         await put("order.*", Subscribe())
         assert settings("order.before") == ("shared", 3, ())
         assert settings("order.after") == ("shared", 16, ())
+
+    asyncio.run(scenario())
+
+
+def test_a_group_goes_on_while_the_end_of_a_topic_becomes_durable() -> None:
+    """Whoever asked meanwhile for the group's lag, or received by a pattern, got a 404, which ends a consumer."""
+
+    async def scenario() -> None:
+        s = Scene()
+        for topic in ("gone", "left"):
+            await s.subscriptions.put(s.subscriptions.checked("g", topic, Subscribe()), None)
+        lags: list[int] = []
+
+        async def slowly() -> None:
+            lags.append(s.delivery.groups["g"].lag())
+
+        s.store.sync = slowly  # type: ignore[method-assign]
+        await s.delivery.following.delete_topic("gone")
+        assert lags == [0] and list(s.delivery.groups["g"].modes()) == ["left"]
+
+    asyncio.run(scenario())
+
+
+def test_a_reset_keeps_settings_that_change_while_it_is_recorded() -> None:
+    """The reset of a group whose consumers were just started with other settings took these back."""
+
+    async def scenario() -> None:
+        s = Scene()
+        await s.subscriptions.put(s.subscriptions.checked("g", "t", Subscribe()), None)
+        core: Any = SimpleNamespace(queues=s.store, delivery=s.delivery)
+        letters: Any = None
+        change = await OwnGroups(core, letters).reset("g", Move("t", "earliest", replay_effects=True))
+        await s.subscriptions.put(s.subscriptions.checked("g", "t", Subscribe(max_attempts=3)), None)
+        assert (await change.do())["replay"] == 1
+        moved = s.store.subscription("g", "t")
+        assert moved is not None and (moved.max_attempts, moved.epoch, moved.replay) == (3, 1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_report_of_an_inbox_keeps_settings_that_change_meanwhile() -> None:
+    async def scenario() -> None:
+        s = Scene()
+        for topic in ("t1", "t2"):
+            s.topics.put_soon(Topic(topic))
+        await s.subscriptions.put(s.subscriptions.checked("g", "t*", Subscribe()), None)
+
+        async def changed_meanwhile() -> None:
+            del s.store.sync
+            await s.subscriptions.put(s.subscriptions.checked("g", "t*", Subscribe(max_attempts=3)), None)
+
+        s.store.sync = changed_meanwhile  # type: ignore[method-assign]
+        await s.subscriptions.tell_inbox("g", "t*", s.now_us)
+        assert [(x.max_attempts, x.inbox_from_us) for x in s.store.subscriptions()] == [(3, s.now_us)] * 2
 
     asyncio.run(scenario())

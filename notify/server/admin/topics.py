@@ -161,10 +161,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         topic = desk.topic(name)
 
         async def do() -> Any:
-            groups = [s.group for s in desk.core.queues.subscriptions() if s.topic == name]
-            await desk.core.queues.delete_topic(name)
-            for group in groups:
-                desk.core.delivery.followers.forget(group, name)
+            await desk.core.delivery.following.delete_topic(name)
             desk.core.flow.gates.pop(name, None)
             return {"deleted": name}
 

@@ -112,7 +112,10 @@ class Subscriptions:
         ]
         if not matching and not is_pattern:
             raise NotFound(f"group {group[:100]!r} has no subscription to {topic[:100]!r}")
-        for s in matching:
+        for name in [s.topic for s in matching]:
+            s = self._queues.subscription(group, name)  # it may have changed during the wait for the one before
+            if s is None:
+                continue
             is_fresh = (s.group, s.topic) in self._fresh and not self._delivery.groups[group].instances
             self._fresh.discard((s.group, s.topic))
             whole_from_us = inboxes.whole_from(self._queues, s, from_us, self._clock(), is_fresh)

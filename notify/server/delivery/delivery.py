@@ -32,7 +32,7 @@ class Delivery:
         self.followers = Followers(store, clock, metrics, self._schedule)
         self.groups = self.followers.by_name
         self._waiters = Waiters(self.groups, self._schedule, clock)
-        self.following = Following(store, topics, clock, self.followers, self._waiters.serve)
+        self.following = Following(store, topics, clock, self.followers, self._waiters)
         self._broadcasts = Broadcasts(store, self.followers, self.following, self._waiters)
         self._forgot_us = clock()
         self._release_again_us = 0

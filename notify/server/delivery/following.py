@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from notify.clock import Clock
@@ -13,6 +13,7 @@ from notify.limits import check_name
 from notify.server.delivery.followers import Followers
 from notify.server.delivery.instances import ACTIVE_US
 from notify.server.delivery.start import Start, offset_of
+from notify.server.delivery.waiters import Waiters
 from notify.server.topics import Topics, is_meant
 from notify.storage.groups import Priorities, Subscription
 from notify.storage.names import retry_topic
@@ -23,15 +24,13 @@ from notify.storage.topics import Topic
 class Following:
     """Changes which topics groups follow, in the storage first."""
 
-    def __init__(
-        self, store: Store, topics: Topics, clock: Clock, followers: Followers, serve: Callable[[str], None]
-    ) -> None:
-        """`serve` hands messages to a group's waiting polls. Groups follow their stored subscriptions from now on."""
+    def __init__(self, store: Store, topics: Topics, clock: Clock, followers: Followers, waiters: Waiters) -> None:
+        """Groups follow their stored subscriptions from now on. `waiters`: their waiting polls."""
         self._store = store
         self._topics = topics
         self._clock = clock
         self._followers = followers
-        self._serve = serve
+        self._waiters = waiters
         for subscription in store.subscriptions():
             followers.follow(subscription, moved=True)
         self._recovered = frozenset(followers.by_name) | {pattern.group for pattern in store.patterns()}
@@ -61,7 +60,7 @@ class Following:
         self._store.subscribe_soon(subscription, offsets)
         self._followers.follow(subscription, moved=offsets is not None)
         self._change_made_from(subscription)
-        self._serve(subscription.group)
+        self._waiters.serve(subscription.group)
         await self._store.sync()
         return subscription
 
@@ -82,7 +81,7 @@ class Following:
             if before is not None and (changed := dataclasses.replace(before, **changes)) != before:
                 self._store.subscribe_soon(changed, None)
                 self._followers.follow(changed, moved=False)
-                self._serve(changed.group)
+                self._waiters.serve(changed.group)
 
     def offset_of(self, topic: str, queue: int, start: Start) -> int:
         """The offset of a queue at which a subscription starts. Raises InvalidRequest if `start` is not a position."""
@@ -130,7 +129,7 @@ class Following:
                 self._store.subscribe_soon(changed, None)
                 self._followers.follow(changed, moved=False)
                 self._change_made_from(changed)
-        self._serve(pattern.group)
+        self._waiters.serve(pattern.group)
 
     def has_pattern(self, group: str) -> bool:
         """Whether a group has a pattern, even one that matches no topic yet."""
@@ -157,10 +156,23 @@ class Following:
         if follower is not None:
             follower.turns.change(priorities, follower.cursors.values())
 
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with its messages and subscriptions. Raises NotFound."""
+        self._store.delete_topic_soon(name)
+        for group in list(self._followers.by_topic.get(name, ())):
+            self._forget(group, name)
+        await self._store.sync()
+
+    def _forget(self, group: str, topic: str) -> None:
+        """Drop a subscription that the storage no longer has, and end the group's polls: consumers that go on ask
+        again, and learn that they have to subscribe."""
+        self._followers.forget(group, topic)
+        self._waiters.end(group)
+
     async def unsubscribe(self, group: str, topic: str) -> None:
         """Drop a subscription, and those of its instances if it is broadcast. Raises NotFound."""
         await self._store.unsubscribe(group, topic)
-        self._followers.forget(group, topic)
+        self._forget(group, topic)
         for instance in list(self._followers.instances_of(group)):
             if topic in instance.modes():
                 await self.end(instance.name, topic)
@@ -169,7 +181,7 @@ class Following:
         """Drop a subscription, or nothing if it was dropped meanwhile."""
         with contextlib.suppress(NotFound):
             await self._store.unsubscribe(group, topic)
-        self._followers.forget(group, topic)
+        self._forget(group, topic)
 
     def refuse_lost(self, group: str, topics: Sequence[str] | None) -> None:
         """Raises NotFound if the group has no subscription to one of `topics`; for None, if it has no pattern."""

@@ -162,8 +162,12 @@ class OwnGroups:
         preview["effects"] = EFFECTS_AGAIN if move.replay_effects else EFFECTS_KEPT
 
         async def do() -> Any:
-            await core.delivery.following.reset(moved, move.to)
-            return preview
+            now = core.queues.subscription(name, move.topic)  # a consumer may have changed its settings meanwhile
+            if now is None:
+                raise NotFound(f"group {name[:100]!r} does not subscribe to {move.topic[:100]!r} any more")
+            to_move = next_replay(now) if move.replay_effects else now
+            await core.delivery.following.reset(to_move, move.to)
+            return preview | {"epoch": now.epoch + 1, "replay": to_move.replay}
 
         return Change(preview, do)
 
