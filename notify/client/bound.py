@@ -66,6 +66,11 @@ class BoundTransaction:
         self.id = ""
         self.shard: str | None = None
 
+    def __del__(self) -> None:
+        """A session that is garbage without having been closed fires no event."""
+        if self.session is not None and sys.exc_info()[0] is None:
+            _warn_of_dropped(self)
+
     @property
     def root(self) -> Any:
         """The transaction; None once it is garbage."""
@@ -141,9 +146,16 @@ def _after_transaction_end(session: Session, transaction: Any) -> None:
     if carried is None:
         return
     bound: BoundTransaction = carried[1]
-    lost = [packed for _, packed, _ in bound.sends] + bound.dropped
     # If an exception ends the session, the exception says enough.
-    if lost and not bound.prepared and not bound.rolled_back and bound.failed is None and sys.exc_info()[0] is None:
+    if sys.exc_info()[0] is None:
+        _warn_of_dropped(bound)
+    bound.session = None
+
+
+def _warn_of_dropped(bound: BoundTransaction) -> None:
+    """Warn of the messages of a session that ended without a commit that was tried, or a rollback."""
+    lost = [packed for _, packed, _ in bound.sends] + bound.dropped
+    if lost and not bound.prepared and not bound.rolled_back and bound.failed is None:
         topics = ", ".join(sorted({packed.topic for packed in lost})[:5])
         log.warning(
             "a session was closed before its commit: its %d messages to %s are dropped, and so are its changes; call "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Iterator
@@ -416,6 +417,30 @@ def test_a_session_that_is_closed_before_its_commit_says_what_it_drops(
         shop.send(session, "f")
     assert not [record for record in caplog.records if record.name == "notify.client"]
     assert shop.delivered() == ["f"]
+
+
+def test_a_session_that_is_forgotten_says_what_it_drops(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a close the session fires no event: it is only garbage at some time."""
+    caplog.set_level(logging.WARNING, "notify.client")
+    session = shop.sessions()
+    shop.send(session, "a")
+    del session
+    gc.collect()
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "notify.client"]
+    assert "1 messages" in said and shop.topic in said and "commit" in said
+    caplog.clear()
+    committed, rolled_back, closed = shop.sessions(), shop.sessions(), shop.sessions()
+    shop.send(committed, "b")
+    committed.commit()
+    shop.send(rolled_back, "c")
+    rolled_back.rollback()
+    shop.send(closed, "d")
+    closed.close()
+    caplog.clear()
+    del committed, rolled_back, closed
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "notify.client"]
+    assert shop.delivered() == ["b"]
 
 
 def test_explicit_begin_reaches_connections_that_are_there_already(
