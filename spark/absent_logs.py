@@ -15,14 +15,17 @@ from pyspark.sql import functions as F
 
 from notify import ids
 from notify.client.table import half_message
+from notify.spark import message_times
 from notify.spark.databases import Database
-from notify.spark.findings import has
+from notify.spark.findings import about, has
 from notify.spark.life import DATABASE, Groups
 from notify.spark.log_input import LogInput
 from notify.spark.proof import MANY
 from notify.spark.ranges import Span, id_at, made_us
 from notify.spark.result import Covered, Inputs, Result
 from notify.spark.shards import names_of
+from notify.spark.terms import Terms
+from notify.storage.log.gaps import OFFSETS_APART
 
 SAMPLED = 200
 """How many transactions of a shard are looked for in the logs, at each end and in the middle of the shard's rows."""
@@ -52,17 +55,20 @@ def absent_shards(inputs: Inputs, span: Span | None, judged: Span) -> dict[int, 
     return absent
 
 
-def delivered_elsewhere(spark: SparkSession, inputs: Inputs, rows: DataFrame, from_us: int) -> dict[int, int]:
+def delivered_elsewhere(
+    spark: SparkSession, inputs: Inputs, rows: DataFrame, terms: Terms, from_us: int
+) -> dict[int, int]:
     """How many LOST messages took effect, by the number of their database; empty if a missing log does not explain it.
 
     Offsets of a queue have no gaps, so that a message that is lost from a given log leaves a gap. If more messages took
-    effect than there are gaps, other servers delivered them. `rows`: see spark.rows.MessageRows. `from_us`: none of the
-    messages was written before.
+    effect than there are gaps, other servers delivered them. Messages that a log may have lost with its disk are not
+    counted: they leave no gap. `rows`: see spark.rows.MessageRows. `from_us`: none of the messages was written before.
     """
     if inputs.kafka or not inputs.logs:
         return {}
     number = F.shiftright("t_state", DATABASE.bit_length() - 1)
-    lost = rows.where(has("LOST") & F.col("effect_us").isNotNull()).groupBy(number.alias("number")).count()
+    is_lost = has("LOST") & F.col("effect_us").isNotNull() & ~about(message_times.made_us(), terms.lost, terms.slack_us)
+    lost = rows.where(is_lost).groupBy(number.alias("number")).count()
     counts = {row["number"]: row["count"] for row in lost.collect()}
     if sum(counts.values()) < MANY or sum(counts.values()) - _gaps(spark, inputs, from_us) < MANY:
         return {}
@@ -70,7 +76,10 @@ def delivered_elsewhere(spark: SparkSession, inputs: Inputs, rows: DataFrame, fr
 
 
 def _gaps(spark: SparkSession, inputs: Inputs, from_us: int) -> int:
-    """How many offsets the logs lack between the first and the last offset that they have of each queue."""
+    """How many offsets the logs lack between the first and the last offset that they have of each queue.
+
+    What a restore skips (OFFSETS_APART, or a multiple) is left out: no message ever had these offsets.
+    """
     gaps = 0
     for log in inputs.logs:
         stored = log.stored(spark, Groups([]), from_us)
@@ -78,7 +87,7 @@ def _gaps(spark: SparkSession, inputs: Inputs, from_us: int) -> int:
             continue
         offset = F.col("offset")
         ranges = stored.where(offset.isNotNull()).groupBy("topic", "queue").agg(
-            (F.max(offset) - F.min(offset) + 1 - F.count_distinct(offset)).alias("gaps")
+            F.pmod(F.max(offset) - F.min(offset) + 1 - F.count_distinct(offset), F.lit(OFFSETS_APART)).alias("gaps")
         )  # fmt: skip
         gaps += sum(row[0] or 0 for row in ranges.agg(F.sum("gaps")).collect())
     return gaps

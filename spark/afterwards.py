@@ -89,7 +89,7 @@ def look_again(
         absent_logs.note(result, inputs, absent)
         away = absent_logs.transactions_of(spark, inputs, coverage.span, absent)
     elif lost is not None:
-        delivered = absent_logs.delivered_elsewhere(spark, inputs, lost, coverage.read_from_us)
+        delivered = absent_logs.delivered_elsewhere(spark, inputs, lost, terms, coverage.read_from_us)
         absent_logs.note_elsewhere(result, inputs, delivered)
         elsewhere = frozenset(delivered)
     deleted_us = _deleted(inputs, result)

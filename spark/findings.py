@@ -274,7 +274,7 @@ def _alone(nothing_there: Column, tombstone: Column, has_row: Column, terms: Ter
     """Whether the row lacks a counterpart that it should have; and whether the log lost that with its disk."""
     should_have = (tombstone & _made_since(terms.halves_from_us)) | (~has_row & _c("effect_us").isNotNull())
     alone = nothing_there & should_have & _made_since(terms.log_from_us)
-    forgotten = _about(_c("made_us"), terms.lost, terms.slack_us)
+    forgotten = about(_c("made_us"), terms.lost, terms.slack_us)
     return alone & ~forgotten, alone & forgotten
 
 
@@ -321,10 +321,11 @@ def _passed(terms: Terms) -> Column:
 
 def _near(at_us: Column, terms: Terms) -> Column:
     """Whether an instant lies so near to an unreadable part of the log that a message of that time may be in it."""
-    return _about(at_us, terms.holes, terms.slack_us)
+    return about(at_us, terms.holes, terms.slack_us)
 
 
-def _about(at_us: Column, times: Sequence[tuple[int, int]], slack_us: int) -> Column:
+def about(at_us: Column, times: Sequence[tuple[int, int]], slack_us: int) -> Column:
+    """Whether an instant lies in one of some times (from, to), or within `slack_us` of it."""
     near = [(at_us >= from_us - slack_us) & (at_us <= to_us + slack_us) for from_us, to_us in times]
     return _is(reduce(Column.__or__, near, F.lit(False)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +19,16 @@ from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind, Subscription
+from notify.storage.log.continuing import begin_at_the_end
+from notify.storage.log.disk import Disk
+from notify.storage.log.gaps import OFFSETS_APART
 from notify.storage.log.store import LogStore
 from notify.storage.records import State
 from notify.storage.sql.rows import text_of
 from notify.storage.topics import Topic
 from tests.audit.audited import PLAN, found
 from tests.audit.plant import edit
-from tests.audit.trade import AGO_US, COUNT, TOPICS, WITH_INBOX, Trade, half_of, service_of
+from tests.audit.trade import AGO_US, COUNT, SENDERS, TOPICS, WITH_INBOX, Trade, half_of, make_trade, service_of
 
 
 def audited(spark: Any, trade: Trade, plan: Plan = PLAN, progress: Callable[[str], None] = lambda text: None) -> Result:
@@ -72,24 +76,41 @@ def test_messages_of_a_log_that_was_not_given_are_not_lost(
 
 async def write_some(trade: Trade, numbers: Sequence[int]) -> None:
     """Write the log of a server that has some of the trade, of its own: its offsets have no gaps."""
-    now_us = trade.first_us
-    store = LogStore(trade.log, clock=lambda: now_us)
-    await store.open(now_us)
-    offsets = dict.fromkeys(TOPICS.values(), 0)
+    now_us = [trade.first_us]
+    store = LogStore(trade.log, clock=lambda: now_us[0])
+    await store.open(now_us[0])
     for topic in TOPICS.values():
         await store.create_topic(Topic(topic))
         await store.subscribe(Subscription(WITH_INBOX, topic, inbox_from_us=0), [0])
+    await put_some(store, trade, numbers, dict.fromkeys(TOPICS.values(), 0), now_us)
+
+
+async def put_some(
+    store: LogStore, trade: Trade, numbers: Sequence[int], offsets: dict[str, int], now_us: list[int]
+) -> None:
+    """Put transactions into a log whose queues have these offsets next, and close it. `now_us`: its clock."""
     for n in numbers:
-        now_us, topic = trade.at(n), TOPICS[service_of(n)]
+        now_us[0], topic = trade.at(n), TOPICS[service_of(n)]
         half = half_of(trade, n)
-        await store.put([half], now_us)
-        await store.decide([(half.id, half.producer_group, State.COMMITTED)], now_us + 2000)
-        await store.settle(WITH_INBOX, topic, 0, [(offsets[topic], 1)], SettleKind.ACK, now_us + 4000)
+        await store.put([half], now_us[0])
+        await store.decide([(half.id, half.producer_group, State.COMMITTED)], now_us[0] + 2000)
+        await store.settle(WITH_INBOX, topic, 0, [(offsets[topic], 1)], SettleKind.ACK, now_us[0] + 4000)
         offsets[topic] += 1
     await store.sync()
-    now_us += AGO_US // 2
+    now_us[0] += AGO_US // 2
     await store.checkpoint()
     await store.close()
+
+
+async def go_on_restored(trade: Trade, numbers: Sequence[int], offsets: dict[str, int]) -> None:
+    """Write more of the trade to the log after its disk was lost, and its shipped segments were restored."""
+    now_us = [trade.at(numbers[0]) - 1]
+    begin_at_the_end(Disk(trade.log), now_us[0])
+    store = LogStore(trade.log, clock=lambda: now_us[0])
+    await store.open(now_us[0])
+    await store.begin_generation(2, now_us[0])
+    behind = {topic: offset + OFFSETS_APART for topic, offset in offsets.items()}
+    await put_some(store, trade, numbers, behind, now_us)
 
 
 @pytest.mark.long
@@ -105,6 +126,26 @@ def test_what_took_effect_by_a_log_that_was_not_given_is_not_lost(spark: Any, tr
     (reason,) = result.reasons
     assert f"{len(elsewhere)} committed messages of database shop took effect" in reason and "--log" in reason
     assert [(line.name, line.kind) for line in result.coverage if not line.is_whole] == [("database shop", "shard")]
+
+
+@pytest.mark.long
+def test_what_took_effect_by_a_log_that_was_not_given_is_not_lost_beside_a_restored_log(
+    spark: Any, tmp_path: Path
+) -> None:
+    """Offsets that a restore skips are no messages that the log has lost."""
+    trade = make_trade(tmp_path / "trade", step_us=20_000_000)
+    shutil.rmtree(trade.log)
+    elsewhere = {n for n in range(COUNT) if n % 4 == 2}
+    written = sorted(set(range(COUNT)) - elsewhere)
+    before, after = written[: len(written) // 2], written[len(written) // 2 :]
+    asyncio.run(write_some(trade, before))
+    services = Counter(map(service_of, before))
+    asyncio.run(go_on_restored(trade, after, {TOPICS[service]: services[service] for service in SENDERS}))
+    result = audited(spark, trade)
+    assert (result.verdict, found(result)) == ("INCONCLUSIVE", {})
+    assert result.counts["PENDING"] == len(elsewhere)
+    (reason,) = result.reasons
+    assert "committed messages of database shop took effect" in reason and "--log" in reason
 
 
 def test_rows_that_are_purged_while_they_are_read_are_no_ghosts(spark: Any, trade: Trade) -> None:
