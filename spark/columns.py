@@ -159,7 +159,8 @@ def message_rows(
 
     For each entry, `sources` has the hash of its half's database and `digests` the hash of its contents; 0: not known.
 
-    A message that is in several queues, or twice in one queue, has a row for each place. A rollback whose half is in
+    A message that is in several queues, or twice in one queue, has a row for each place, also if its half has none: the
+    part of the log with its outcome may be unreadable. A rollback whose half is in
     another segment has one row, of message number 0 and without `half_us`.
     """
     chosen = np.flatnonzero(np.isin(table["kind"], _OF_MESSAGES))
@@ -174,8 +175,10 @@ def message_rows(
     new[1:] |= table["message_no"][1:] != table["message_no"][:-1]
     kind = table["kind"]
     queued = kind == EntryKind.QUEUE
-    # A second place of a message gets a row of its own.
-    new[1:] |= queued[1:] & queued[:-1]
+    # A second place of a message gets a row of its own. So does the dead letter, in another topic, of a half without a
+    # place.
+    has_topic = np.isin(kind[:-1], [EntryKind.HALF, EntryKind.DELAYED]) & (table["topic"][1:] != table["topic"][:-1])
+    new[1:] |= queued[1:] & (queued[:-1] | has_topic)
     row = np.cumsum(new) - 1
     row_of[chosen[order]] = row
     first = np.flatnonzero(new)

@@ -18,6 +18,8 @@ from notify.spark.log_input import LogInput
 from notify.spark.log_source import NotifyLogSource
 from notify.storage import crash_point
 from notify.storage.groups import SettleKind, Subscription
+from notify.storage.log.entry import ID_AT, EntryKind
+from notify.storage.log.format import FRAME_HEADER, FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage
 from notify.storage.topics import Topic
@@ -91,6 +93,37 @@ def test_a_transactions_messages_are_rows_with_their_places(log: Any, read: LogI
         assert (m["half_us"], m["outcome"], m["queued_us"], m["offset"]) == (T0, 1, T0 + 1, 0)
         assert read.catalog.producer_groups[m["producer_group"]] == "shop"
     assert [read.catalog.topics[rows[n]["topic"]] for n in (0, 1)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_dead_letter_is_not_the_place_of_a_half_whose_outcome_is_damaged(
+    log: Any, tmp_path: Path, is_readable: bool
+) -> None:
+    """A damaged frame is read after all others, or not at all: the half was given the offset of its dead letter."""
+    shutil.copytree(log[0], tmp_path / "log")
+    segment, start, end = frame_with(tmp_path / "log", log[1]["dead"], EntryKind.QUEUE)
+    data = bytearray(segment.read_bytes())
+    wrong = slice(start, start + 8) if is_readable else slice(start, end)
+    data[wrong] = bytes(wrong.stop - wrong.start)
+    segment.write_bytes(data)
+    harmed = LogInput(tmp_path / "log")
+    harmed.prepare(None, tmp_path / "scratch")
+    rows = harmed.entries_of(log[1]["dead"])["messages"]
+    places = {(harmed.catalog.topics[m["topic"]], m["offset"]) for m in rows}
+    assert places == {("a", None), ("dead-letter.g", 0)} | ({("a", 61)} if is_readable else set())
+
+
+def frame_with(log: Path, name: bytes, kind: EntryKind) -> tuple[Path, int, int]:
+    """The segment, beginning and end of the first frame with such an entry of a transaction."""
+    for segment in sorted(log.glob("*.log")):
+        data, at = segment.read_bytes(), SEGMENT_HEADER_SIZE
+        while at + FRAME_HEADER_SIZE <= len(data):
+            end = at + FRAME_HEADER_SIZE + FRAME_HEADER.unpack_from(data, at)[1]
+            place = data.find(name, at, end)
+            if place > 0 and data[place - ID_AT] == kind:
+                return segment, at, end
+            at = end
+    raise AssertionError("there is no such frame")
 
 
 def test_delayed_and_undecided_and_published(log: Any, read: LogInput) -> None:
