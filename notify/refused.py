@@ -24,6 +24,7 @@ WAITING, RETRY, DROPPED_STATE = "WAITING", "RETRY", "DROPPED"
 STATES = (WAITING, RETRY, DROPPED_STATE)
 """WAITING: an operator has to decide; RETRY: the mover has to try again; DROPPED: an operator has dropped it."""
 MOST_AT_ONCE = 1000
+NAME_CHARACTERS = 127
 DETAIL_CHARACTERS = 1000
 REPORTED, REPORTED_CHARACTERS = 20, 300
 GONE = "rows_gone"
@@ -96,8 +97,8 @@ def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> Non
             continue
         fixed = {
             "transaction_id": refusal.id,
-            "producer_group": refusal.producer_group,
-            "topic": refusal.topic,
+            "producer_group": _listed_name(refusal.producer_group),
+            "topic": _listed_name(refusal.topic),
             "messages": refusal.messages,
             "tries": 1,
             "reason": "",
@@ -109,6 +110,11 @@ def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> Non
             if not is_doubled(error.orig):
                 raise
             connection.execute(update)  # it is dropped, or another mover has listed it meanwhile
+
+
+def _listed_name(name: str) -> str:
+    """A name as the list's column holds it; no valid name changes, but a refused one may be anything."""
+    return name.encode("ascii", "backslashreplace").decode()[:NAME_CHARACTERS]
 
 
 def adopt(connection: Connection, mover: str, outbox: Outbox) -> int:

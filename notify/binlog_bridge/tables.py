@@ -55,11 +55,11 @@ def add(data, at, end, is_update, transactions):
         written = v13
         name = v0.decode("ascii")
         if last is None or last.id != name:
-            last = BridgedTransaction(id=name, producer_group=v2.decode("ascii"), messages=[])
+            last = BridgedTransaction(id=name, producer_group=v2.decode("ascii", "backslashreplace"), messages=[])
             transactions.append(last)
         last.messages.append(
             PackedMessage(
-                topic=v3.decode("ascii"),
+                topic=v3.decode("ascii", "backslashreplace"),
                 body=v7 or b"",
                 key=v4.decode() if v4 is not None else None,
                 tag=v5.decode() if v5 is not None else None,
@@ -72,7 +72,8 @@ def add(data, at, end, is_update, transactions):
     return written
 """
 """A function that adds an event's rows to `transactions`, and returns when the last message was written. It is compiled
-for each table map, with lines that read exactly its columns, so that messages are made without an intermediate row."""
+for each table map, with lines that read exactly its columns, so that messages are made without an intermediate row.
+Of names that are not ASCII it shows the bytes: no target takes such a name, and the row is listed as refused."""
 
 
 def _headers(text: bytes) -> object:

@@ -204,6 +204,24 @@ def test_a_row_that_is_no_message_goes_to_the_list(
     assert numbers(server, unique, 3) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
+@pytest.mark.parametrize("kind", ["VARCHAR(300) CHARACTER SET utf8mb4", "VARCHAR(127) CHARACTER SET latin1"])
+def test_names_that_the_list_cannot_hold_are_listed_as_their_letters_are_written(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str, kind: str, fill: bool
+) -> None:
+    """The list's own columns are ASCII, and as long as a name may be; columns that somebody altered are not."""
+    with engine.begin() as connection:
+        for column in ("topic", "producer_group"):
+            connection.exec_driver_sql(f"ALTER TABLE half_message MODIFY {column} {kind} NOT NULL")
+    bad = [poison(engine, topic="gr\u00fc\u00dfe"), poison(engine, producer_group="l\u00e4den")]
+    if "300" in kind:
+        bad.append(poison(engine, topic="\u20ac" * 300))
+    outbox(url, unique, range(1, 3))
+    move(url, server, fill=fill)
+    assert listed_codes(engine).keys() == set(bad)
+    assert numbers(server, unique, 3) == [0, 1, 2]
+
+
 def test_a_source_without_a_list_holds_its_bridge_up(
     url: str,
     engine: sa.Engine,
