@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from notify.ids import NO_DATABASE
+
 
 @dataclass(slots=True)
 class Sent:
     """Committed messages of one producer group and one database whose half and outcome are in the same segment."""
 
     source: str
-    """The id of the database, from its halves; "" if the halves have no id."""
+    """The id of the database, from its halves; "" if the halves have no id, NO_DATABASE if they are in none."""
     producer_group: int
     """Number of the group's name."""
     first_us: int
     last_us: int
     messages: int
+
+    @property
+    def is_of_database(self) -> bool:
+        """Whether the halves name a database."""
+        return self.source not in ("", NO_DATABASE)
 
 
 @dataclass(slots=True)

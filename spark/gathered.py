@@ -45,10 +45,10 @@ class Gathered:
         self._broken += len(facts.broken)
         self.facts.append(facts)
         self.groups |= set(map(self._shared, scanned.consumer_groups))
-        sources = frozenset(self._shared(sent.source) for sent in scanned.sent if sent.source)
+        sources = frozenset(self._shared(sent.source) for sent in scanned.sent if sent.is_of_database)
         self.sources[facts.base] = self._sets.setdefault(sources, sources)
         for sent in scanned.sent:
-            if sent.source:
+            if sent.is_of_database:
                 last = self._sent.setdefault(self._shared(sent.source), {})
                 last[sent.producer_group] = max(last.get(sent.producer_group, 0), sent.last_us)
         for position, time_us, record in scanned.meta:

@@ -23,7 +23,7 @@ BITS = 62
 UNKNOWN, OUTBOX, UNMOVED, DATABASE = 3, 4, 8, 32
 """Parts of `t_state` besides COMMITTED and ROLLED_BACK."""
 ABROAD = -1
-"""The `origin` of halves from a database that was not given."""
+"""The `origin` of halves from a database that was not given, or whose transactions are in no database."""
 HALF_WAITS, HALF_DROPPED = 4, 8
 """Parts of `outcomes` for a committed half in a storage: no bridge or relay has sent it on, or a person dropped it."""
 _PLACE_TOPIC, _PLACE_LOG = 16, 48

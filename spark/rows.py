@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest
+from notify.ids import NO_DATABASE
 from notify.spark import findings, life
 from notify.spark.columns import COMMITTED, ROLLED_BACK, SOURCE, name_hash
 from notify.spark.coverage import Coverage
@@ -92,8 +93,8 @@ class MessageRows:
                     f"--storage {storage.name}: it has no table server_half_message; run notify storage upgrade"
                 )
             # Only a database id names an origin: a bridge may have any name, and a relay adds a prefix to the id.
-            is_database_id = F.col("source").rlike(SOURCE)
-            halves = halves.withColumn("origin", self._origin(str, is_database_id))
+            has_origin = F.col("source").rlike(SOURCE) | (F.col("source") == NO_DATABASE)
+            halves = halves.withColumn("origin", self._origin(str, has_origin))
             passed_us = bridged_us(ids_of(storage), bridges_of(self._inputs.logs, self._inputs.kafka))
             parts.append(life.of_halves(halves, groups, passed_us))
         for number, database in enumerate(self._inputs.databases):
@@ -129,7 +130,8 @@ class MessageRows:
     def _origin(self, value_of: Callable[[str], Any], has_source: Column) -> Column:
         """The number of the database that the column `source` names.
 
-        `value_of`: the value of the column for a source id. `has_source`: whether the column names a database at all.
+        `value_of`: the value of the column for a source id. `has_source`: whether the column names a database, or says
+        that there is none.
         """
         number = F.when(~has_source, F.lit(None))
         for source, database in self._origins.items():

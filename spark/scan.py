@@ -178,12 +178,14 @@ class SegmentScan:
             at = stop
 
     def _source_of(self, body: memoryview, at: int) -> int:
-        """The hash of the database that the sender of a record names; the sender is at the beginning of the data."""
+        """The hash of the database that the sender of a record names, or of NO_DATABASE; the sender is at the beginning
+        of the data."""
         sender = sender_bytes(body, at)
         source_hash = self._source_hashes.get(sender)
         if source_hash is None:
             try:
-                name = source_of(sender_of(sender).source)
+                name = sender_of(sender).source
+                name = name if name == ids.NO_DATABASE else source_of(name)
             except (msgspec.MsgspecError, ValueError):  # the frame is damaged
                 name = ""
             source_hash = self._source_hashes[sender] = name_hash(name)

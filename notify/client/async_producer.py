@@ -189,7 +189,7 @@ class AsyncTransactionProducer:
             check_check_after(check_after)
         packed = pack_all(messages)
         with tracing.sending(packed):
-            item = await self.outgoing.start().client.half(packed, check_after=check_after)
+            item = await self.outgoing.start().client.prepare(packed, check_after)
         return Prepared(self.resolve, item.id, item.shard)
 
     async def resolve(self, prepared: Prepared, outcome: Outcome) -> str:

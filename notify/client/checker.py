@@ -17,6 +17,7 @@ from notify.check.question import read_source
 from notify.client.http import NO_SERVERS_ANSWER
 from notify.client.transactions import TransactionClient, call
 from notify.errors import NotifyError
+from notify.ids import NO_DATABASE
 from notify.wire import Check, Checks, OutcomeItem, Poll
 
 log = logging.getLogger("notify.check")
@@ -196,13 +197,16 @@ class Checker:
         )
 
     async def _poll(self, shard: str | None) -> list[Check]:
-        topics = None
+        topics = sources = None
+        if self.source:
+            # Only a listener knows the outcome of a transaction that is in no database.
+            sources = [self.source, *([NO_DATABASE] if self._listeners else [])]
         if self._engine is None:
             topics = [topic for listener in self._listeners for topic in listener.topics]
         poll = Poll(
             producer_group=self._client.group,
             instance=self._client.instance,
-            sources=[self.source] if self.source else None,
+            sources=sources,
             topics=topics,
             wait=POLL_SECONDS,
             max=100,

@@ -117,9 +117,9 @@ class ThreadOutgoing:
 
     def prepare(self, messages: list[PackedMessage], check_after: float | None) -> Item:
         """Store the half of a transaction outside of a database, wait, and return its item. Raises Closed, and the
-        errors of `TransactionClient.half`."""
+        errors of `TransactionClient.prepare`."""
         thread, running = self.start()
-        return thread.run(running.client.half(messages, check_after=check_after))
+        return thread.run(running.client.prepare(messages, check_after))
 
     def resolve(self, transaction_id: str, shard: str | None, outcome: Outcome) -> str:
         """Record the outcome of a prepared half, wait, and return the state. Raises Closed, and the errors of

@@ -96,6 +96,10 @@ class TransactionClient:
             max_items=MOST_ITEMS if batching else 1,
             in_flight=8 if batching else 128,
         )
+        self._prepared: Lanes[PackedTransaction, Item] = Lanes(
+            self._send_prepared, self._count_key_shards, size_of=_size
+        )
+        """Halves whose transactions are in no database: a request has one source."""
         self._outcomes: Lanes[OutcomeItem, Item] = Lanes(
             self._send_outcomes,
             self._count_key_shards,
@@ -117,6 +121,11 @@ class TransactionClient:
         """Store a half and wait for the result; see `half_soon`. Raises the errors of `accepted`."""
         return accepted(await self.half_soon(ids.to_text(ids.new_id()), messages, check_after=check_after))
 
+    async def prepare(self, messages: list[PackedMessage], check_after: float | None) -> Item:
+        """Store the half of a transaction that is in no database. Raises the errors of `accepted`."""
+        half = self._half(ids.to_text(ids.new_id()), messages, check_after)
+        return accepted(await self._prepared.submit(half, self.http.shard_of(messages)))
+
     def half_soon(
         self, transaction_id: str, messages: list[PackedMessage], *, check_after: float | None = None
     ) -> asyncio.Future[Item]:
@@ -135,12 +144,15 @@ class TransactionClient:
         after = self._check_after if after is None else after
         return PackedTransaction(id=transaction_id, messages=messages, check_after=after)
 
-    def _body_of_halves(self, halves: list[PackedTransaction], outcomes: list[OutcomeItem] | None = None) -> bytes:
+    def _body_of_halves(
+        self, halves: list[PackedTransaction], outcomes: list[OutcomeItem] | None = None, source: str | None = None
+    ) -> bytes:
+        """`source`: None: the database that this client's other halves come from."""
         return encode_msgpack(
             PackedTransactions(
                 producer_group=self.group,
                 transactions=halves,
-                source=self.source or None,
+                source=source or self.source or None,
                 instance=self.instance,
                 outcomes=outcomes or [],
             )
@@ -174,6 +186,17 @@ class TransactionClient:
                         self.http.takes_outcomes = False
                         self.http.look_again()
         return await self._items(HALVES, self._body_of_halves(halves), half_ids, self._half_seconds, shard)
+
+    async def _send_prepared(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
+        if shard is not None:
+            return await self._send_prepared_to(shard, halves)
+        await self.http.known()
+        return await by_shard(halves, lambda half: self.http.shard_of(half.messages), self._send_prepared_to)
+
+    async def _send_prepared_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
+        shard = self._shard_for_all_attempts(shard, len(halves))
+        body = self._body_of_halves(halves, source=ids.NO_DATABASE)
+        return await self._items(HALVES, body, [half.id for half in halves], self._half_seconds, shard)
 
     def _shard_for_all_attempts(self, shard: str | None, count: int) -> str | None:
         """The shard for a request of `count` items.
@@ -321,6 +344,7 @@ class TransactionClient:
     async def flush(self) -> None:
         """Wait until all queued items are answered or have failed."""
         await self._halves.drain()
+        await self._prepared.drain()
         await self._messages.drain()
         await self._outcomes.drain()
 

@@ -17,6 +17,7 @@ from notify import ids
 from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
+from notify.ids import NO_DATABASE
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
@@ -190,12 +191,12 @@ def made_at(us: int, number: int) -> bytes:
     return transaction_id(10 * COUNT + number, us)
 
 
-async def stored(trade: Trade, names: Sequence[bytes]) -> None:
-    """Let the shop send messages with these ids, which are delivered and settled."""
+async def stored(trade: Trade, names: Sequence[bytes], **fields: Any) -> None:
+    """Let the shop send messages with these ids, which are delivered and settled. `fields`: of the transactions."""
     now_us = trade.at(COUNT)
     store = LogStore(trade.log, clock=lambda: now_us)
     await store.open(now_us)
-    made = [msgspec.structs.replace(half_of(trade, 0), id=name) for name in names]
+    made = [msgspec.structs.replace(half_of(trade, 0), id=name, **fields) for name in names]
     await store.put(made, now_us)
     await store.decide([(t.id, t.producer_group, State.COMMITTED) for t in made], now_us + 1000)
     for group in (WITH_INBOX, WITHOUT_INBOX):
@@ -203,6 +204,15 @@ async def stored(trade: Trade, names: Sequence[bytes]) -> None:
     now_us += AGO_US // 2
     await store.checkpoint()
     await store.close()
+
+
+def test_a_message_of_a_transaction_outside_of_databases_is_no_ghost(spark: Any, trade: Trade) -> None:
+    """As `prepare` makes them, also in a group whose other transactions have local rows."""
+    name = made_at(trade.at(COUNT), 0)
+    asyncio.run(stored(trade, [name], source=NO_DATABASE))
+    insert(trade, "points", notify_inbox, [effect_of(trade, COUNT, message_id=f"{ids.to_text(name)}.0")])
+    result = audited(spark, trade)
+    assert (result.verdict, found(result), result.reasons) == ("PASS", {}, [])
 
 
 @pytest.mark.parametrize(

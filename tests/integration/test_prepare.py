@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from notify.check import CheckMessageListener, HalfMessage, Outcome
-from notify.client import Message, TransactionProducer
+from notify.client import Message, TransactionProducer, create_tables
 from notify.errors import InvalidRequest, OutcomeConflict
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.http import admin
+from tests.support.shop import make_engine
 
 
 def test_a_thread_prepares_and_settles(memory: InMemoryServer, unique: str) -> None:
@@ -27,16 +33,47 @@ def test_a_thread_prepares_and_settles(memory: InMemoryServer, unique: str) -> N
     assert bodies(drain(memory.url, unique, unique, 2)) == ["a", "b"]
 
 
-def test_what_is_left_undecided_is_asked_back(memory: InMemoryServer, unique: str) -> None:
+def listener(topic: str) -> CheckMessageListener:
     class Kept(CheckMessageListener):
-        topics = (unique,)
+        topics = (topic,)
 
         def check(self, half: HalfMessage) -> Outcome:
             return Outcome.COMMIT
 
-    with TransactionProducer(memory.url, group=unique) as producer:
-        producer.add_check_listener(Kept())
+    return Kept()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.parametrize("has_engine", [False, True])
+def test_what_is_left_undecided_is_asked_back(
+    memory: InMemoryServer, unique: str, engine: sa.Engine, has_engine: bool
+) -> None:
+    """A producer with a database also answers for transactions that are not in it, before it has sent anything."""
+    with TransactionProducer(memory.url, group=unique, engine=engine if has_engine else None) as producer:
+        producer.add_check_listener(listener(unique))
         left = producer.prepare([Message(unique, "x")], check_after=0.5)
         memory.advance(1)
         path = f"transactions/{left.id}"
         eventually(lambda: admin(memory.url, "GET", path)["state"] == "COMMITTED", "the check")
+
+
+def test_a_database_does_not_answer_for_a_transaction_that_is_not_in_it(
+    memory: InMemoryServer, unique: str, engine: sa.Engine
+) -> None:
+    """The database has no row of it: the answer was a rollback, although nobody knows what became of it."""
+    with TransactionProducer(memory.url, group=unique, engine=engine) as producer:
+        producer.add_check_listener(listener(f"{unique}-other"))
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "in the database"))
+        left = producer.prepare([Message(unique, "x")], check_after=0.5)
+        memory.advance(1)
+        shown = lambda: admin(memory.url, "GET", f"transactions/{left.id}")  # noqa: E731
+        eventually(lambda: len(shown()["checks"]) > 1, "the answer to the check")  # first it is asked
+        assert shown()["state"] == "PREPARED", shown()["checks"]
