@@ -268,6 +268,24 @@ def test_resets(queue: Queue, unique: str) -> None:
 
 
 @LONG_OVER_KAFKA
+def test_a_reset_of_a_broadcast_moves_each_instance(queue: Queue, unique: str) -> None:
+    """On a queue server it succeeded, and moved none."""
+    queue.make_topic(unique)
+    seen: dict[str, list[str]] = {"x": [], "y": []}
+    consumers = [consumer_of(queue, unique, unique, seen[name], instance=name, mode="broadcast") for name in seen]
+    with running(*consumers):
+        for name in seen:
+            eventually(lambda name=name: queue.is_consumed(f"{unique}@{name}"), name)  # type: ignore[misc]
+        send(queue, unique, "a", "b")
+        eventually(lambda: all(len(texts) == 2 for texts in seen.values()), "both messages, twice")
+        for name in seen:
+            eventually(lambda name=name: queue.is_settled(f"{unique}@{name}"), name)  # type: ignore[misc]
+        for group in [f"{unique}@{name}" for name in seen] if queue.is_kafka else [unique]:
+            admin(queue.admin_url, "POST", f"groups/{group}/reset", {"topic": unique, "to": "earliest"})
+        eventually(lambda: all(len(texts) == 4 for texts in seen.values()), "both messages again")
+
+
+@LONG_OVER_KAFKA
 def test_a_reset_forward_leaves_out(queue: Queue, unique: str) -> None:
     queue.make_topic(unique)
     seen: list[str] = []

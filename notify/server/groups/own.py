@@ -140,36 +140,55 @@ class OwnGroups:
 
     async def reset(self, name: str, move: Move) -> Change:
         core = self._core
-        s = core.queues.subscription(name, move.topic)
-        topic = core.queues.topic(move.topic)
-        if s is None or topic is None:
-            raise NotFound(f"group {name[:100]!r} has no subscription to {move.topic[:100]!r}")
-        rows, times_us = [], []
-        for queue in range(topic.queues):
-            progress = core.queues.progress(name, move.topic, queue)
-            floor = progress.floor
-            to = core.delivery.following.offset_of(move.topic, queue, move.to)
-            again = core.queues.count(move.topic, queue, to, floor)
-            # Offsets in gaps count as settled.
-            left_out = max(0, to - floor) - progress.settled.between(floor, max(floor, to))
-            rows.append({"queue": queue, "from": floor, "to": to, "again": again, "left_out": left_out})
-            if to < floor:
-                times_us += inboxes.first_from(core.queues, move.topic, queue, to)
-        if not (move.force or move.replay_effects):
-            inboxes.refuse_before(s, times_us)
-        moved = next_replay(s) if move.replay_effects else s
-        preview = {"epoch": s.epoch + 1, "queues": rows, "replay": moved.replay}
+        rows: list[dict[str, Any]] = []
+        subscriptions = self._moved(name, move.topic)
+        for s in subscriptions:
+            moves, times_us = self._moves(s, move)
+            if not (move.force or move.replay_effects):
+                inboxes.refuse_before(subscriptions[0], times_us)
+            rows += moves if s.mode != "broadcast" else []  # its instances have the positions
+        first = subscriptions[0]
+        replay = next_replay(first).replay if move.replay_effects else first.replay
+        preview = {"epoch": first.epoch + 1, "queues": rows, "replay": replay}
         preview["effects"] = EFFECTS_AGAIN if move.replay_effects else EFFECTS_KEPT
 
         async def do() -> Any:
-            now = core.queues.subscription(name, move.topic)  # a consumer may have changed its settings meanwhile
-            if now is None:
-                raise NotFound(f"group {name[:100]!r} does not subscribe to {move.topic[:100]!r} any more")
-            to_move = next_replay(now) if move.replay_effects else now
-            await core.delivery.following.reset(to_move, move.to)
-            return preview | {"epoch": now.epoch + 1, "replay": to_move.replay}
+            # Read again: consumers may have changed their settings meanwhile.
+            moved = [next_replay(s) if move.replay_effects else s for s in self._moved(name, move.topic)]
+            for s in moved:
+                await core.delivery.following.reset(s, move.to)
+            return preview | {"epoch": moved[0].epoch + 1, "replay": moved[0].replay}
 
         return Change(preview, do)
+
+    def _moved(self, name: str, topic: str) -> list[Subscription]:
+        """The subscriptions that a reset moves: the group's, and then those of its instances if it is broadcast.
+
+        Raises NotFound if the group has no subscription to the topic.
+        """
+        queues = self._core.queues
+        s = queues.subscription(name, topic)
+        if s is None:
+            raise NotFound(f"group {name[:100]!r} has no subscription to {topic[:100]!r}")
+        instances = self._core.delivery.followers.instances_of(name) if s.mode == "broadcast" else []
+        return [s, *(own for i in instances if (own := queues.subscription(i.name, topic)) is not None)]
+
+    def _moves(self, s: Subscription, move: Move) -> tuple[list[dict[str, Any]], list[int]]:
+        """How a reset moves a subscription in each queue, and when the first messages that come again were committed.
+
+        Raises InvalidRequest if the target is no position.
+        """
+        core, rows, times_us = self._core, [], []
+        topic = core.queues.topic(s.topic)
+        for queue in range(topic.queues if topic is not None else 0):
+            floor = core.queues.progress(s.group, s.topic, queue).floor
+            to = core.delivery.following.offset_of(s.topic, queue, move.to)
+            rows.append(
+                {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
+            )
+            if to < floor:
+                times_us += inboxes.first_from(core.queues, s.topic, queue, to)
+        return rows, times_us
 
     async def pause(self, name: str, is_paused: bool) -> Change:
         self._group(name)
