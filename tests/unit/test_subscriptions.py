@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from notify import ids
 from notify.errors import Conflict, InvalidRequest
 from notify.server.groups import Move
 from notify.server.groups.own import OwnGroups
+from notify.storage.groups import Priorities, PriorityClass
+from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
-from notify.wire import Subscribe
+from notify.wire import Payload, Receive, SettleItem, Subscribe, encode_msgpack
 from tests.support.delivery import SECOND, Scene
 
 
@@ -139,5 +142,47 @@ def test_a_report_of_an_inbox_keeps_settings_that_change_meanwhile() -> None:
         s.store.sync = changed_meanwhile  # type: ignore[method-assign]
         await s.subscriptions.tell_inbox("g", "t*", s.now_us)
         assert [(x.max_attempts, x.inbox_from_us) for x in s.store.subscriptions()] == [(3, s.now_us)] * 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_instances_of_a_broadcast_have_the_classes_of_their_group(is_first: bool) -> None:
+    """They had one class, whatever the group's were. `is_first`: the classes are there before the instance."""
+
+    async def scenario() -> None:
+        s = Scene()
+        for topic in ("low", "high"):
+            await s.subscriptions.put(s.subscriptions.checked("g", topic, Subscribe(mode="broadcast")), None)
+        classes = Priorities((PriorityClass("high", 6, ("high",)), PriorityClass("low", 1, ("low",))))
+        if is_first:
+            await s.delivery.following.set_priorities("g", classes)
+        assert await s.delivery.receive("g", Receive(instance="x")) == []
+        if not is_first:
+            await s.delivery.following.set_priorities("g", classes)
+        assert s.delivery.groups["g@x"].turns.priorities == classes
+        s.restart()
+        assert s.delivery.groups["g@x"].turns.priorities == classes
+
+    asyncio.run(scenario())
+
+
+def test_a_reset_of_a_broadcasts_instance_heeds_what_its_inbox_was_purged_of() -> None:
+    async def scenario() -> None:
+        s = Scene()
+        await s.subscriptions.put(s.subscriptions.checked("g", "t", Subscribe(mode="broadcast")), None)
+        await s.subscriptions.tell_inbox("g", "t", 0)
+        await s.delivery.receive("g", Receive(instance="x"))
+        message = NewMessage("t", encode_msgpack(Payload("t", b"old")))
+        await s.store.put([NewTransaction(ids.new_id(), "", [message], committed=True)], s.now_us)
+        for handed in await s.delivery.receive("g", Receive(instance="x")):
+            await s.delivery.settle("g", [SettleItem(receipt=r, action="ack") for r, _, _ in handed.each()])
+        s.now_us += SECOND
+        await s.subscriptions.tell_inbox("g", "t", s.now_us)
+        core: Any = SimpleNamespace(queues=s.store, delivery=s.delivery)
+        letters: Any = None
+        for group in ("g", "g@x"):
+            with pytest.raises(Conflict, match="a second time"):
+                await OwnGroups(core, letters).reset(group, Move("t", "earliest"))
 
     asyncio.run(scenario())

@@ -73,7 +73,7 @@ class Following:
         }  # fmt: skip
         if s.mode == "broadcast":
             made = [self._store.subscription(i.name, s.topic) for i in self._followers.instances_of(s.group)]
-            changes |= {"tags": s.tags, "filter": s.filter}
+            changes |= {"tags": s.tags, "filter": s.filter, "inbox_from_us": s.inbox_from_us}
         else:
             made = [self._store.subscription(s.group, retry_topic(s.group, s.topic))]
             changes["mode"] = s.mode
@@ -153,8 +153,8 @@ class Following:
         """Apply other classes, weights or shares from now on."""
         await self._store.set_priorities(group, priorities)
         follower = self._followers.by_name.get(group)
-        if follower is not None:
-            follower.turns.change(priorities, follower.cursors.values())
+        for each in [] if follower is None else [follower, *self._followers.instances_of(group)]:
+            each.turns.change(priorities, each.cursors.values())
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and subscriptions. Raises NotFound."""

@@ -53,7 +53,7 @@ class Group:
         self.has_broadcast = False
         self.cursors: dict[tuple[str, int], Cursor] = {}
         """The cursor in each queue, by (topic, queue)."""
-        self.turns = Turns(store.priorities(name))
+        self.turns = Turns(store.priorities(name.partition("@")[0]))
         self.rate: TokenBucket | None = None
         """The bound on its messages a second; None: no bound."""
         self.scheduled_us: int | None = None
