@@ -7,7 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from notify.errors import Unavailable
 from notify.kafka.cluster import Cluster
 from notify.kafka.leaving import leave
 from notify.kafka.undelivered import TOPIC as REFUSED
-from notify.sinks.delays import background, cleaning, earlier, release
+from notify.sinks.delays import background, cleaning, earlier, made_anew, release
 from notify.sinks.delays.background import releasing as delays_released
 from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.releaser import Releaser
@@ -305,6 +305,44 @@ def test_slots_that_wait_go_to_another_releaser_and_come_back(kafka_node: KafkaN
         eventually(lambda: is_assigned(kafka_node.url, release.GROUP, 1), "the first to have all of them again")
         clock.now_us += 11 * SECOND_US
         eventually(lambda: first.total.released == 11, "all to be released")
+
+
+def test_a_wheel_that_is_made_anew_is_read_from_its_first_record(
+    kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many records as before, the releaser went on at its old offsets: what lay before them never came."""
+    monkeypatch.setattr(made_anew, "LOOK_SECONDS", 0.1)
+    clock, cluster = Clock(), Cluster.of(kafka_node.url)
+    wheels = wheels_of(SHAPE, unique, LATE_US)
+    old, new = [f"old {n}" for n in range(5)], [f"new {n}" for n in range(7)]
+    releaser = Releaser(cluster, wheels, clock)
+
+    def run() -> None:
+        while not releaser.wait(0.1):  # as in a bridge, which waits longer
+            with suppress(Unavailable):
+                releaser.run()
+
+    due_us = clock.now_us + SECOND_US
+    sender = Sender(cluster, wheels, clock, unique)
+    wheel = {sender.send(text, due_us) for text in old}.pop()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        clock.now_us += 2 * SECOND_US
+        eventually(lambda: releaser.total.released == 5, "the first messages")
+        admin = cluster.admin()
+        admin.delete_topics([wheel])[wheel].result(PATIENCE_SECONDS)
+        eventually(lambda: wheel not in admin.list_topics().topics, "the topic to go")
+        turn_us = SHAPE[0][1] * SHAPE[0][2]
+        clock.now_us += turn_us - 2 * SECOND_US
+        sender = Sender(cluster, wheels, clock, unique)  # makes the topic; the slot is the same in each turn
+        for text in new:
+            sender.send(text, due_us + turn_us)
+        clock.now_us += 2 * SECOND_US
+        assert Counter(texts_of(kafka_node.url, unique, 12)) == Counter([*old, *new])
+    finally:
+        releaser.stop()
+        thread.join(PATIENCE_SECONDS)
 
 
 # --- in time ------------------------------------------------------------------------------------------------------

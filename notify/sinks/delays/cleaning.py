@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from notify.kafka.cluster import Cluster
 from notify.sinks.delays.wheels import Place
 
 log = logging.getLogger("notify.delays")
@@ -20,8 +20,8 @@ CLEAN_SECONDS = 30.0
 class Cleaning:
     """Makes the brokers delete records before the committed offsets, now and then."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._admin = cluster.admin()
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
         self._offsets: dict[Place, int] = {}
         self._requests: Mapping[Any, Any] = {}
         self._cleaned_at = time.monotonic()

@@ -28,6 +28,7 @@ from notify.kafka.transactional import TransactionalProducer
 from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.sinks.delays.cleaning import Cleaning
 from notify.sinks.delays.delayed import Delayed, delayed_headers, delayed_of
+from notify.sinks.delays.made_anew import MadeAnew
 from notify.sinks.delays.slots import Slots
 from notify.sinks.delays.wheels import Place, Wheels
 
@@ -112,9 +113,11 @@ class Release:
             }
         )
         self._slots = Slots(self._consumer)
-        self._cleaning = Cleaning(cluster)
+        topics, admin = [wheel.topic for wheel in wheels.wheels], cluster.admin()
+        self._cleaning = Cleaning(admin)
+        self._made_anew = MadeAnew(admin, topics)
         self._consumer.subscribe(
-            [wheel.topic for wheel in wheels.wheels],
+            topics,
             on_assign=self._assigned,
             on_revoke=self._revoked,
             on_lost=self._revoked,
@@ -123,6 +126,9 @@ class Release:
     def step(self) -> None:
         """Wait a moment for records, and move a batch of them. Raises KafkaException, Unavailable."""
         self._gather()
+        if topic := self._made_anew.look():
+            # The brokers deleted the group's offsets with the earlier topic: another membership begins at its start.
+            raise Unavailable(f"topic {topic} was made anew: it is read from its first record on")
         if self._batch and self._move():
             self._failures = 0
             self._backoff.reset()
@@ -131,8 +137,8 @@ class Release:
 
     def close(self) -> bool:
         """Leave the group, and close the clients; False if one of them hangs, which is then abandoned."""
-        clients = [self._producer, self._cleaning]
-        del self._producer, self._cleaning
+        clients = [self._producer, self._cleaning, self._made_anew]
+        del self._producer, self._cleaning, self._made_anew
         return leave(GROUP, partial(_end, self._consumer, clients))
 
     # --- reading ----------------------------------------------------------------------------------------------
