@@ -100,7 +100,8 @@ class Settings:
     )
     create_topics: bool = _setting(
         True,
-        "Whether the first message for a topic makes the topic; otherwise the message is refused with 404.",
+        "Whether the first message for a topic, or the first consumer of it, makes the topic; otherwise both are "
+        "refused with 404.",
         live=True,
     )
     segment_bytes: int = _setting(

@@ -39,12 +39,16 @@ class Topics:
         if topic is not None:
             return topic
         check_name("topic", name)
-        if not self.on_first_use:
+        self.check_use(name)
+        return self.put_soon(Topic(name))
+
+    def check_use(self, name: str) -> None:
+        """Raises UnknownTopic if a topic does not exist, and topics are not made on their first use."""
+        if not (self.on_first_use or self._store.has_topic(name)):
             raise UnknownTopic(
                 f"there is no topic {name!r}, and topics are not created on first use here: "
                 f"make it with `notify topic create {name} --reason …`"
             )
-        return self.put_soon(Topic(name))
 
     def put_soon(self, topic: Topic) -> Topic:
         """Make or change a topic without waiting: it becomes durable before all that is written after it. Raises the

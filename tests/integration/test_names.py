@@ -43,7 +43,7 @@ def test_what_is_no_name_is_refused_before_rights_are_asked(name: str) -> None:
 
 
 def test_a_receive_names_so_many_topics_and_makes_none_where_none_may_be_made() -> None:
-    """Such a receive is refused. It made 155,000 topics in a minute, although first use may make none."""
+    """Such a receive is refused, and so is a subscription. They made topics although first use may make none."""
     with InMemoryServer(create_topics=False) as server:
         admin(server.url, "PUT", "topics/there", {})
 
@@ -54,6 +54,10 @@ def test_a_receive_names_so_many_topics_and_makes_none_where_none_may_be_made() 
 
         assert receive("there") == (200, None)
         assert receive("there", "other") == (404, "unknown_topic")
+        path = "/v1/groups/g/subscriptions"
+        status, problem = ask(server.url, "PUT", f"{path}/other", {})
+        assert (status, problem["code"]) == (404, "unknown_topic"), "a consumer made the topic by its subscription"
+        assert [ask(server.url, "PUT", f"{path}/{name}", {})[0] for name in ("there", "oth*")] == [200, 200]
         assert receive(*[f"t{n}" for n in range(LIMITS.topics + 1)]) == (422, "out_of_bounds")
         assert [t["name"] for t in admin(server.url, "GET", "topics")["topics"]] == ["there"]
     with InMemoryServer() as server:

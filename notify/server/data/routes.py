@@ -23,6 +23,7 @@ from notify.server.data.permission import check, check_subscriber, may_consume, 
 from notify.server.data.request import Request
 from notify.server.topics import described
 from notify.storage import crash_point
+from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.wire import (
     JSON,
     MSGPACK,
@@ -288,7 +289,10 @@ class DataRoutes:
         body: Subscribe = request.decode(_SUBSCRIBE)
         check_subscriber(request, group, topic)
         subscriptions = self.core.subscriptions
-        return request.encode(await subscriptions.put(subscriptions.checked(group, topic, body), body.start))
+        wanted = subscriptions.checked(group, topic, body)
+        if "*" not in topic and not topic.startswith(DEAD_LETTER_PREFIX):
+            self.core.topics.check_use(topic)
+        return request.encode(await subscriptions.put(wanted, body.start))
 
     async def tell_inbox(self, request: Request, group: str, topic: str) -> bytes:
         body: WholeInbox = request.decode(_WHOLE_INBOX)
