@@ -25,24 +25,28 @@ def test_an_instance_of_a_broadcast_gets_what_the_present_filter_lets_through(
     assert x.receive(unique) == [], "one attempt is all that is left"
 
 
-@pytest.mark.parametrize("topic", ["{}", "{}.*"])
-def test_redriven_letters_go_by_the_present_settings(frozen_server: InMemoryServer, unique: str, topic: str) -> None:
+@pytest.mark.parametrize(("topic", "mode"), [("{}", "shared"), ("{}.*", "shared"), ("{}", "broadcast")])
+def test_redriven_letters_go_by_the_present_settings(
+    frozen_server: InMemoryServer, unique: str, topic: str, mode: str
+) -> None:
     """They went by those of the first redrive: whoever allowed more attempts got none."""
     url, x = frozen_server.url, Caller(frozen_server.url, unique, "x")
-    name = topic.format(unique).replace("*", "a")
+    name, of_letters = topic.format(unique).replace("*", "a"), f"{unique}@x" if mode == "broadcast" else unique
 
     def attempt() -> list[dict[str, Any]]:
         received = x.receive(name)
         assert not received or x.settle(received, "retry") == [200]
         return received
 
-    subscribe(url, unique, topic.format(unique), max_attempts=1, start="earliest")
+    subscribe(url, unique, topic.format(unique), mode, max_attempts=1, start="earliest")
+    if mode == "broadcast":
+        assert x.receive(name) == []
     publish(url, name, ["bad"])
     assert bodies(attempt()) == ["bad"]
-    redrive(url, unique, reason="a test")
+    redrive(url, of_letters, reason="a test")
     assert bodies(attempt()) == ["bad"]
-    subscribe(url, unique, topic.format(unique), max_attempts=3, retry_min=7, retry_max=7)
-    redrive(url, unique, reason="a test")
+    subscribe(url, unique, topic.format(unique), mode, max_attempts=3, retry_min=7, retry_max=7)
+    redrive(url, of_letters, reason="a test")
     assert bodies(attempt()) == ["bad"]
     frozen_server.advance(6)
     assert attempt() == []

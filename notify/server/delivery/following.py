@@ -81,6 +81,7 @@ class Following:
             if before is not None and (changed := dataclasses.replace(before, **changes)) != before:
                 self._store.subscribe_soon(changed, None)
                 self._followers.follow(changed, moved=False)
+                self._change_made_from(changed)  # an instance has a retry topic of its own
                 self._waiters.serve(changed.group)
 
     def offset_of(self, topic: str, queue: int, start: Start) -> int:
