@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from notify.server.admin import writes
 from notify.testing import InMemoryServer
+from notify.threads import in_thread
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import Caller, bodies, publish, redrive, subscribe
 from tests.support.http import admin, post
 
@@ -84,3 +89,27 @@ def test_a_group_that_leaves_a_topic_goes_on_with_its_others(frozen_server: InMe
     assert bodies(x.receive(other)) == ["good"]
     subscribe(url, unique, unique)
     assert bodies(x.receive(unique)) == ["bad"]
+
+
+def test_an_administrators_change_keeps_a_replay_that_begins_while_it_is_recorded(
+    frozen_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took back the number of the replay, whose messages had no effect then: inboxes had rows of them."""
+    url, recording, replayed = frozen_server.url, threading.Event(), threading.Event()
+    subscribe(url, unique, unique)
+
+    async def slowly(function: Callable[..., Any], *arguments: Any) -> Any:
+        if not recording.is_set():
+            recording.set()
+            await in_thread(replayed.wait, PATIENCE_SECONDS)
+        return await in_thread(function, *arguments)
+
+    monkeypatch.setattr(writes, "in_thread", slowly)
+    changing = threading.Thread(target=subscribe, args=(url, unique, unique), kwargs={"max_attempts": 3})
+    changing.start()
+    assert recording.wait(PATIENCE_SECONDS)
+    admin(url, "POST", f"groups/{unique}/reset", {"topic": unique, "to": "earliest", "replay_effects": True})
+    replayed.set()
+    changing.join(PATIENCE_SECONDS)
+    (shown,) = admin(url, "GET", f"groups/{unique}")["subscriptions"]
+    assert (shown["max_attempts"], shown["replay"]) == (3, 1)

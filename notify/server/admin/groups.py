@@ -114,7 +114,8 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
         wanted = subscriptions.checked(name, topic, write.subscription())
 
         async def do() -> Any:
-            return await subscriptions.put(wanted, write.start)
+            # Checked again: while the record was written a replay may have begun, or a consumer may have reported.
+            return await subscriptions.put(subscriptions.checked(name, topic, write.subscription()), write.start)
 
         return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": wanted.mode})
 
