@@ -137,6 +137,22 @@ def test_tombstones_of_halves_that_retention_has_deleted_are_no_orphans(sharded:
     assert halves_from_us([]) == 0
 
 
+def test_a_ghost_over_storages_is_explained_and_a_message_of_no_database_is_none(
+    sharded: Trade, tmp_path: Path
+) -> None:
+    """The log names only the storage that the messages came through."""
+    trade = sharded.copy(tmp_path / "trade")
+    ghost, prepared = 20, 22
+    for n in (ghost, prepared):
+        trade.execute("shop", f"DELETE FROM half_message WHERE transaction_id = '{trade.name(n)}'")
+    change(
+        trade, "a", f"UPDATE server_half_message SET source = 'none' WHERE transaction_id = '{trade.name(prepared)}'"
+    )
+    with inputs_of(trade) as inputs:
+        told = [explain(inputs, trade.message(n), tmp_path / "copies", (5, 5)).verdicts[0] for n in (ghost, prepared)]
+    assert [verdict.finding for verdict in told] == ["GHOST", ""]
+
+
 def test_beside_kafka_local_rows_name_the_storages(sharded: Trade) -> None:
     with inputs_of(sharded, ["a"]) as inputs:
         over_kafka = Inputs(inputs.databases, (), (), ())
