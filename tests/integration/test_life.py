@@ -96,6 +96,28 @@ def test_a_dead_letter_says_why_and_when_it_was_sent_again(frozen_server: InMemo
     assert life["timeline"][-1]["at"] > life["timeline"][-2]["at"]
 
 
+def test_the_last_attempt_of_a_dead_letter_does_not_stand_for_the_first(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
+    """The first attempt was shown with the last one's consumer and reason."""
+    server = frozen_server
+    subscribe(server.url, unique, unique, max_attempts=2)
+    publish(server.url, unique, ["x"])
+    first, second = (Caller(server.url, unique, name) for name in ("one", "two"))
+    (message,) = first.receive(unique, lease=10)
+    server.advance(11)
+    server.advance(1)
+    (again,) = second.receive(unique)
+    server.advance(1)
+    second.settle([again], "retry", reason="no such customer")
+    assert [event for event in events(life_of(server, message["id"])) if event.startswith(unique)] == [
+        f"{unique} handed out",
+        f"{unique} attempt 1 failed its lease ran out",
+        f"{unique} handed out",
+        f"{unique} moved to the dead letters no such customer",
+    ]
+
+
 def test_a_timeline_says_which_consumer_had_a_message_and_why_it_failed(
     frozen_server: InMemoryServer, unique: str
 ) -> None:

@@ -136,12 +136,14 @@ class Settling:
         """Move messages to the dead letters; damaged and no longer retained ones are only settled."""
         letters: list[tuple[StoredMessage, bytes]] = []
         without_letter: list[tuple[int, SettleKind]] = []
+        attempts_of: list[int] = []
+        """The attempts at each of `dead`. The cursor forgets them once the storage has settled the message."""
         for d in dead:
             offset = d.lease.offsets[d.place]
+            attempts_of.append(cursor.attempts(offset) + 1)
             stored = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
             if stored and stored[0].offset == offset and not stored[0].corrupt:
-                attempts = cursor.attempts(offset) + 1
-                letter = dead_payload(self._group, stored[0], attempts, d.reason, cursor.subscription.replay)
+                letter = dead_payload(self._group, stored[0], attempts_of[-1], d.reason, cursor.subscription.replay)
                 letters.append((stored[0], letter))
             else:
                 is_corrupt = bool(stored) and stored[0].offset == offset
@@ -151,8 +153,8 @@ class Settling:
         if letters:
             self._store.dead_letter_soon(self._group, letters, now_us)
             self._metrics.dead_lettered += len(letters)
-        for d in dead:
-            self._fail(d.lease, d.place, cursor.attempts(d.lease.offsets[d.place]) + 1, d.reason, now_us)
+        for d, attempts in zip(dead, attempts_of, strict=True):
+            self._fail(d.lease, d.place, attempts, d.reason, now_us)
             self._end(d.lease, d.place, now_us, expired)
             cursor.finished((d.lease.offsets[d.place],))
             self._turns.wake(cursor)
