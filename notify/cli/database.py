@@ -25,6 +25,7 @@ from notify.client.purge import Purged, counts, purge, purge_by_force
 from notify.ending import heeding_signals, run_until_told
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
+from notify.outbox import LOCAL, SERVER
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
 from notify.sinks.sink import running_beside
@@ -264,7 +265,7 @@ def _bridges_and_members(url: str) -> list[str]:
         elif lag_seconds > LAG_SECONDS:
             findings.append(f"{name} is {lag_seconds:.0f} s behind: look whether it or the queue server lacks CPU")
         if refused:
-            findings.append(f"{name} had {refused} transactions that no queue could take: its output names them")
+            findings.append(f"{name} has refused transactions ({refused}): see them with `notify refused list --dsn …`")
     for member in call(url, "GET", "nodes")["members"]:
         offset = member["detail"].get("clock_offset_seconds", 0.0)
         if abs(offset) > CLOCK_SECONDS:
@@ -328,8 +329,12 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
     except sa.exc.SQLAlchemyError as error:
         return [_away(error)]
     try:
+        tables = set(sa.inspect(engine).get_table_names())
+        # A database of `notify serve --storage` needs no tables of a service.
+        is_of_a_service = LOCAL.table.name in tables or SERVER.table.name not in tables
         with engine.connect() as connection:
-            facts["source"] = read_source(connection)[0]
+            if is_of_a_service:
+                facts["source"] = read_source(connection)[0]
             query = _DURABILITY.get("mysql" if engine.dialect.name == "mariadb" else engine.dialect.name)
             if query is not None:
                 value = str(connection.exec_driver_sql(query[0]).scalar())
@@ -342,6 +347,8 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
                 f"{REMEDY}. That holds for `notify relay` and for servers; services may use it, with the driver's "
                 "prepared statements off (psycopg: prepare_threshold=None)"
             )
+        if not is_of_a_service:
+            return findings
         facts |= counts(engine)
     except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
         return [_not_ready(error)]

@@ -29,6 +29,7 @@ from notify.client import (
 from notify.errors import BindingRefused, InvalidRequest, NotFound
 from notify.testing import InMemoryServer
 from tests.support.commands import cli
+from tests.support.servers import make_storage
 
 
 def test_what_is_no_session_is_named(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
@@ -88,6 +89,15 @@ def test_doctor_tells_a_database_that_is_away_from_one_without_tables(memory: In
     away = finding("postgresql+psycopg://nobody@127.0.0.1:9/x")
     assert "does not answer" in away and "--create-tables" not in away
     assert "--create-tables" in finding(f"sqlite:///{tmp_path}/empty.db")
+
+
+def test_doctor_knows_the_database_of_servers(memory: InMemoryServer, tmp_path: Path) -> None:
+    """It was called not ready, and should get the tables of a service."""
+    dsn = f"sqlite:///{tmp_path}/servers.db"
+    make_storage(dsn)
+    told = str(cli("doctor", "--url", memory.url, "--dsn", dsn, "--json")[1])
+    assert "not ready" not in told and "--create-tables" not in told
+    assert cli("doctor", "--url", memory.url, "--dsn", dsn, "--create-tables", "--json")[1]["waiting_for_relay"] == 0
 
 
 def test_what_is_no_message_is_named(memory: InMemoryServer) -> None:
