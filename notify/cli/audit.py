@@ -255,7 +255,9 @@ def watch(
             from prometheus_client import start_http_server
 
             start_http_server(metrics_port, "127.0.0.1")
-        with session(master, memory) as spark:
+        # Once more within the session: Spark has put its own handler of SIGINT in place of the first, which ends the
+        # window in its middle.
+        with session(master, memory) as spark, heeding_signals(stop.set):
             watching = Watch(
                 Auditing(
                     spark, lambda: opened(database, log, kafka, storage), scratch or str(state / "segments"), results

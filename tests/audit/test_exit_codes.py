@@ -8,14 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from notify.cli import audit as command
 from notify.errors import NotifyError
+from notify.spark.watch import watching
 from tests.audit.trade import SERVICES, Trade, make_trade
 from tests.support import commands
 from tests.support.clock import PATIENCE_SECONDS, eventually
@@ -174,6 +177,37 @@ def jvm_of(pid: int) -> int:
         if "java" in Path(f"/proc/{child}/exe").resolve().name:
             return int(child)
     return 0
+
+
+def test_ctrl_c_ends_a_watch_after_its_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's own handler of SIGINT ended it in the middle of the window, with tracebacks."""
+
+    @contextlib.contextmanager
+    def session(*_: object, **__: object) -> Iterator[None]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as Spark sets one that raises KeyboardInterrupt
+        yield
+
+    class Watch:
+        def __init__(self, *_: object, **__: object) -> None:
+            """A watch that is interrupted within its first window."""
+
+        def run(self, stop: threading.Event, windows: int | None) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.wait(PATIENCE_SECONDS)
+            ended.append("its window")
+
+        def close(self) -> None:
+            ended.append("the watch")
+
+    ended: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    inputs = SimpleNamespace(databases=[])
+    monkeypatch.setattr(command, "session", session)
+    monkeypatch.setattr(command, "opened_here", lambda *_: contextlib.nullcontext(inputs))
+    monkeypatch.setattr(watching, "Watch", Watch)
+    assert cli("audit", "watch", "--log", str(tmp_path), "--state", str(tmp_path / "state"))[0] == 0
+    assert ended == ["its window", "the watch"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.long
