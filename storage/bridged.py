@@ -50,6 +50,10 @@ def check_bridge(recorded: BridgeState, batch: BridgeBatch) -> None:
         )
 
 
+UNNAMED = "unnamed"
+"""The instance of a producer's half with a source, if the producer names none: see `is_prepared_by`."""
+
+
 def is_prepared_by(source: str, half_source: str, half_instance: str) -> bool:
     """Whether a bridge of this source prepared the half: a bridge's half names the bridge's source and no instance."""
     return half_source == source and not half_instance

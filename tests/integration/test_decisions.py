@@ -28,6 +28,18 @@ def states(server: InMemoryServer, names: list[str]) -> list[str]:
     return [admin(server.url, "GET", f"transactions/{name}")["state"] for name in names]
 
 
+def test_a_bridge_decides_no_half_of_a_producer_that_names_its_source_alone(frozen_server: InMemoryServer) -> None:
+    """Such a half, without an instance, was taken for one that the bridge had prepared: it committed it."""
+    url, group = frozen_server.url, "names-a-source"
+    name = new_id()
+    post(url, "/v1/transactions", half_request(group, name) | {"source": group})
+    batch: dict[str, Any] = {"epoch": 1, "expected_position": "", "position": "1", "claim": True, "transactions": []}
+    for decided in ("commit", "rollback"):
+        status, problem = ask(url, "POST", f"/v1/bridge/{group}/batches", batch | {decided: [name]})
+        assert (status, problem["code"]) == (409, "foreign_half")
+    assert states(frozen_server, [name]) == ["PREPARED"]
+
+
 def decide(server: InMemoryServer, action: str, **fields: Any) -> Any:
     return admin(server.url, "POST", f"transactions/{action}", fields)["result"]
 

@@ -19,6 +19,7 @@ from notify.server.core.admission import (
 from notify.server.core.flow import HOLD_SECONDS, Flow
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
+from notify.storage.bridged import UNNAMED
 from notify.storage.records import STATE_NAMES, NewMessage, NewTransaction, PartlyStored, Put, PutResult
 from notify.storage.topics import Flush
 from notify.storage.transactions import TransactionStore
@@ -101,7 +102,8 @@ class Transactions:
     async def _accept(
         self, request: JsonTransactions | PackedTransactions, now_us: int, sender: Principal | None
     ) -> _Accepted:
-        group, source, instance = request.producer_group, request.source or "", request.instance or ""
+        group, source = request.producer_group, request.source or ""
+        instance = request.instance or (UNNAMED if source else "")
         refused: list[Item | None] = []
         accepted: list[NewTransaction] = []
         has_topic, make_topic = self._store.has_topic, self._topics.use
