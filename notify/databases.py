@@ -139,6 +139,21 @@ def check_engine(engine: object, *, is_async: bool) -> None:
         raise InvalidRequest(
             f"the engine is a {type(engine).__name__}: give what {make}(url) returns", "invalid_engine"
         )
+    if getattr(engine.dialect, "driver", "") == "aiomysql":
+        _let_aiomysql_send_bytes()
+
+
+def _let_aiomysql_send_bytes() -> None:
+    """Give aiomysql the function with which PyMySQL escapes bytes.
+
+    PyMySQL 1.2 has a text under the name that aiomysql 0.3 imports (https://github.com/PyMySQL/PyMySQL/issues/1274), so
+    that each statement with bytes, such as a message's body, raised a TypeError.
+    """
+    from aiomysql import connection
+    from pymysql import converters
+
+    if isinstance(getattr(connection, "escape_bytes_prefixed", None), str):
+        connection.escape_bytes_prefixed = converters.escape_bytes
 
 
 def use_explicit_begin(engine: Any) -> None:

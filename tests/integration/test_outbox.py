@@ -9,10 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from notify.check.question import read_source
-from notify.client import Inbox, Message, TransactionProducer
+from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionProducer, use_explicit_begin
 from notify.client.purge import counts, purge, purge_by_force
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, TooLarge, Unavailable
@@ -54,6 +55,30 @@ def test_outbox_waits_for_the_relay(engine: sa.Engine, server: ServerProcess, un
     ]
     first = drained[0]
     assert first["tag"] == "x" and first["key"] == "0" and first["headers"]["h"] == "v"
+
+
+ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
+
+
+def test_an_outbox_with_asyncio_drivers(engine: sa.Engine) -> None:
+    """With aiomysql and PyMySQL 1.2 each send failed: 'str' object is not callable."""
+
+    async def scenario() -> None:
+        async_engine = create_async_engine(engine.url.set(drivername=ASYNC_DRIVERS[engine.dialect.name]))
+        if engine.dialect.name == "sqlite":
+            use_explicit_begin(async_engine)
+        producer = AsyncTransactionProducer(
+            "http://127.0.0.1:9", group="g", engine=async_engine, mode="outbox", answer_checks=False, purge_after=None
+        )
+        async with producer, AsyncSession(async_engine) as session, session.begin():
+            for body in (bytes(range(256)), b"", {"n": 1}):
+                await producer.send(session, Message("t", body))
+        await async_engine.dispose()
+
+    asyncio.run(scenario())
+    with engine.connect() as connection:
+        rows = connection.scalars(sa.select(half_message.c.body).order_by(half_message.c.message_no))
+        assert [bytes(body) for body in rows] == [bytes(range(256)), b"", b'{"n":1}']
 
 
 def test_a_crash_between_sending_and_marking_doubles_nothing(
