@@ -18,10 +18,7 @@ from hashlib import blake2b
 from notify.errors import InvalidId
 
 _TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
-
 _STEPS = struct.Struct("256I")
-NO_DATABASE = "none"
-"""The source of halves whose transactions are in no database: no local row tells their outcome, only a listener."""
 
 
 class _Generator:

@@ -54,6 +54,7 @@ from notify.storage.log.records import (
 )
 from notify.storage.log.recovery import Damage, SegmentReader, walk
 from notify.storage.log.segments import Segment
+from notify.wire import NO_DATABASE
 
 
 class SegmentScan:
@@ -185,7 +186,7 @@ class SegmentScan:
         if source_hash is None:
             try:
                 name = sender_of(sender).source
-                name = name if name == ids.NO_DATABASE else source_of(name)
+                name = name if name == NO_DATABASE else source_of(name)
             except (msgspec.MsgspecError, ValueError):  # the frame is damaged
                 name = ""
             source_hash = self._source_hashes[sender] = name_hash(name)

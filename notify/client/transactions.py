@@ -21,6 +21,7 @@ from notify.client.packing import size_of_message
 from notify.client.servers import Servers
 from notify.errors import Closed, InvalidRequest, NotifyError, TransactionRefused, Unavailable
 from notify.wire import (
+    NO_DATABASE,
     Item,
     OutcomeItem,
     Outcomes,
@@ -195,7 +196,7 @@ class TransactionClient:
 
     async def _send_prepared_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
         shard = self._shard_for_all_attempts(shard, len(halves))
-        body = self._body_of_halves(halves, source=ids.NO_DATABASE)
+        body = self._body_of_halves(halves, source=NO_DATABASE)
         return await self._items(HALVES, body, [half.id for half in halves], self._half_seconds, shard)
 
     def _shard_for_all_attempts(self, shard: str | None, count: int) -> str | None:

@@ -21,6 +21,7 @@ from notify.spark.unmoved import MOVED, WAITS, bridged_us, bridges_of, unmoved_o
 from notify.storage.groups import SettleKind
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.sql.rows import microseconds_of
+from notify.wire import NO_DATABASE
 
 MOST_MESSAGES = 100
 """The most messages of a transaction, beside those that a source knows."""
@@ -210,7 +211,7 @@ def _of_storage(storage: Database, history: History, passed_us: int) -> None:
         trace.half_us = microseconds_of(row["created_at"])
         trace.producer_group = trace.producer_group or row["producer_group"]
         # The log names the storage, and the half the database of the transaction.
-        if row["source"] == ids.NO_DATABASE or source_of(row["source"]):
+        if row["source"] == NO_DATABASE or source_of(row["source"]):
             trace.source = name_hash(row["source"])
         event = f"half of message {row['message_no']} to {row['topic']} stored for {row['producer_group']}"
         history.note(trace.half_us, source, event)
