@@ -86,10 +86,6 @@ class OutcomeItem(Fields):
     reason: str | None = None
 
 
-NO_DATABASE = "none"
-"""The `source` of halves whose transactions are in no database: no local row tells their outcome, only a listener."""
-
-
 class TransactionsFields(Fields):
     producer_group: str
     source: str | None = None

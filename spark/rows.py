@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest
+from notify.sources import NO_DATABASE
 from notify.spark import findings, life
 from notify.spark.columns import COMMITTED, ROLLED_BACK, SOURCE, name_hash
 from notify.spark.coverage import Coverage
@@ -25,7 +26,6 @@ from notify.spark.result import Inputs
 from notify.spark.shards import ids_of
 from notify.spark.small_table import small_table
 from notify.spark.unmoved import bridged_us, bridges_of
-from notify.wire import NO_DATABASE
 
 
 class MessageRows:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from notify import ids
 from notify.digest import body_digest
+from notify.sources import NO_DATABASE
 from notify.spark.bridged import thinned
 from notify.spark.columns import (
     ACKS,
@@ -54,7 +55,6 @@ from notify.storage.log.records import (
 )
 from notify.storage.log.recovery import Damage, SegmentReader, walk
 from notify.storage.log.segments import Segment
-from notify.wire import NO_DATABASE
 
 
 class SegmentScan:

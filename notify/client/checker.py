@@ -17,7 +17,8 @@ from notify.check.question import read_source
 from notify.client.http import NO_SERVERS_ANSWER
 from notify.client.transactions import TransactionClient, call
 from notify.errors import NotifyError
-from notify.wire import NO_DATABASE, Check, Checks, OutcomeItem, Poll
+from notify.sources import NO_DATABASE
+from notify.wire import Check, Checks, OutcomeItem, Poll
 
 log = logging.getLogger("notify.check")
 

@@ -20,8 +20,8 @@ from notify.client.login import Shown
 from notify.client.packing import size_of_message
 from notify.client.servers import Servers
 from notify.errors import Closed, InvalidRequest, NotifyError, TransactionRefused, Unavailable
+from notify.sources import NO_DATABASE
 from notify.wire import (
-    NO_DATABASE,
     Item,
     OutcomeItem,
     Outcomes,

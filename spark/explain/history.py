@@ -8,6 +8,7 @@ from typing import Any
 
 from notify import ids
 from notify.kafka.subscriptions import Place
+from notify.sources import NO_DATABASE
 from notify.spark.columns import ATTEMPTED, name_hash, source_of
 from notify.spark.databases import Database
 from notify.spark.digest import hashes
@@ -21,7 +22,6 @@ from notify.spark.unmoved import MOVED, WAITS, bridged_us, bridges_of, unmoved_o
 from notify.storage.groups import SettleKind
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.sql.rows import microseconds_of
-from notify.wire import NO_DATABASE
 
 MOST_MESSAGES = 100
 """The most messages of a transaction, beside those that a source knows."""

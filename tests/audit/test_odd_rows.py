@@ -17,6 +17,7 @@ from notify import ids
 from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
+from notify.sources import NO_DATABASE
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
@@ -27,7 +28,6 @@ from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
 from notify.storage.records import State
 from notify.storage.sql.rows import moment_of
-from notify.wire import NO_DATABASE
 from tests.audit.audited import PLAN
 from tests.audit.trade import (
     AGO_US,
