@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from notify import tracing
@@ -47,7 +46,7 @@ class _Room:
         self._free = asyncio.Semaphore(THREADS)
         self._waiting = 0
         self.running: set[asyncio.Future[Any]] = set()
-        """The futures of the threads that have not ended."""
+        """The futures of the threads, and of the coroutines, that have not ended."""
 
     async def _enter(self) -> None:
         if self._waiting >= WAITING:
@@ -58,15 +57,6 @@ class _Room:
         finally:
             self._waiting -= 1
 
-    @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Take one of the room's places for a coroutine. Raises CheckUnavailable if too many checks wait for one."""
-        await self._enter()
-        try:
-            yield
-        finally:
-            self._free.release()
-
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function in a thread and return its result. If the caller is cancelled, the thread keeps its place
         until it ends.
@@ -74,7 +64,15 @@ class _Room:
         Raises CheckUnavailable if too many checks wait for a place.
         """
         await self._enter()
-        future = _in_thread(function, *arguments)
+        return await self._to_its_end(_in_thread(function, *arguments))
+
+    async def on_loop(self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
+        """As `in_thread`, for a coroutine. Cancelled within a statement, a connection to SQLite stayed open, and kept
+        the lock of writers."""
+        await self._enter()
+        return await self._to_its_end(asyncio.ensure_future(function(*arguments)))
+
+    async def _to_its_end(self, future: asyncio.Future[Any]) -> Any:
         self.running.add(future)
         future.add_done_callback(self._left)
         return await asyncio.shield(future)
@@ -217,13 +215,16 @@ class Checker:
     async def _read_source(self) -> str:
         try:
             if is_async(self._engine):
-                async with self._engine.connect() as connection:
-                    return str((await connection.run_sync(read_source))[0])
+                return str((await self._local.on_loop(self._on_connection, read_source))[0])
             return str(await self._local.in_thread(self._read_source_sync))
         except CheckUnavailable:
             raise
         except Exception as error:
             raise out_of_reach(error) from error
+
+    async def _on_connection(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        async with self._engine.connect() as connection:
+            return await connection.run_sync(function, *arguments)
 
     def _read_source_sync(self) -> str:
         with self._engine.connect() as connection:
@@ -281,14 +282,13 @@ class Checker:
         if self._engine is None:
             raise CheckUnavailable(f"no listener for topic {half.topic!r}")
         if is_async(self._engine):
-            async with self._local.place(), self._engine.connect() as connection:
-                async_outcome: Outcome = await connection.run_sync(answer, half)
-                return async_outcome
+            async_outcome: Outcome = await self._local.on_loop(self._on_connection, answer, half)
+            return async_outcome
         local_outcome: Outcome = await self._local.in_thread(LocalTransactionCheck(self._engine).check, half)
         return local_outcome
 
     async def close(self) -> None:
-        """Cancel the answers on their way, and wait at most ANSWER_SECONDS for the threads that use the database."""
+        """Cancel the answers on their way, and wait at most ANSWER_SECONDS for those that use the database."""
         for task in list(self._answers):
             task.cancel()
         running = [future for room in (self._local, *self._rooms.values()) for future in room.running]

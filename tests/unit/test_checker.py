@@ -94,6 +94,44 @@ def test_checks_without_messages_take_nothing_from_the_others() -> None:
     assert all(item.unavailable and item.outcome == "UNKNOWN" for item in client.said if item.id != good.id)
 
 
+def test_a_checker_that_ends_interrupts_no_statement() -> None:
+    """An asyncio connection to SQLite that was interrupted as it began stayed open, and kept the lock of writers."""
+
+    class Connection:
+        async def __aenter__(self) -> Connection:
+            began.set()
+            return self
+
+        async def run_sync(self, function: Callable[..., Any], *arguments: Any) -> Any:
+            await may_end.wait()
+            ends.append("statement")
+            return "source", 0
+
+        async def __aexit__(self, *error: object) -> None:
+            ends.append("closed")
+
+    class Engine:
+        sync_engine = None
+
+        def connect(self) -> Connection:
+            return Connection()
+
+    began, may_end, ends = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def main() -> None:
+        checker = Checker(Asking(), Engine(), [])  # type: ignore[arg-type]
+        polling = asyncio.ensure_future(checker.run())
+        await began.wait()
+        polling.cancel()
+        closing = asyncio.ensure_future(checker.close())
+        await asyncio.gather(polling, return_exceptions=True)
+        may_end.set()
+        await closing
+        assert ends == ["statement", "closed"]
+
+    asyncio.run(main())
+
+
 def test_a_listener_that_hangs_keeps_nobody_else_waiting() -> None:
     end = threading.Event()
 
