@@ -174,7 +174,7 @@ def load(disk: Disk) -> Checkpoint | None:
         except Corrupt as error:
             complaints.append(f"{name}: {error}")
     if complaints:
-        raise Corrupt("no checkpoint can be read: " + "; ".join(complaints))
+        raise Corrupt("no checkpoint can be read, restore a backup: " + "; ".join(complaints))
     return None
 
 
