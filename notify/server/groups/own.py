@@ -181,11 +181,13 @@ class OwnGroups:
         core, rows, times_us = self._core, [], []
         topic = core.queues.topic(s.topic)
         for queue in range(topic.queues if topic is not None else 0):
-            floor = core.queues.progress(s.group, s.topic, queue).floor
+            progress = core.queues.progress(s.group, s.topic, queue)
+            floor = progress.floor
             to = core.delivery.following.offset_of(s.topic, queue, move.to)
-            rows.append(
-                {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
-            )
+            again = core.queues.count(s.topic, queue, to, floor)
+            # Offsets in gaps count as settled.
+            left_out = max(0, to - floor) - progress.settled.between(floor, max(floor, to))
+            rows.append({"queue": queue, "from": floor, "to": to, "again": again, "left_out": left_out})
             if to < floor:
                 times_us += inboxes.first_from(core.queues, s.topic, queue, to)
         return rows, times_us
