@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from notify.sources import NO_DATABASE
 from notify.spark.digest import hashes
 from notify.storage.log.entry import EntryKind, due_times
 
@@ -86,6 +87,11 @@ def source_of(name: str) -> str:
     """
     source = name.removeprefix(_RELAY_PREFIX)
     return source if re.match(SOURCE, source) else ""
+
+
+def origin_of(name: str) -> str:
+    """As `source_of`; NO_DATABASE if the name says that the sender's transactions are in no database."""
+    return name if name == NO_DATABASE else source_of(name)
 
 
 def name_hash(name: str) -> int:

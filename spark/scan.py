@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from notify import ids
 from notify.digest import body_digest
-from notify.sources import NO_DATABASE
 from notify.spark.bridged import thinned
 from notify.spark.columns import (
     ACKS,
@@ -31,8 +30,8 @@ from notify.spark.columns import (
     list_number,
     message_rows,
     name_hash,
+    origin_of,
     places,
-    source_of,
     with_bits,
 )
 from notify.spark.damage import Broken, Damages, examine
@@ -185,8 +184,7 @@ class SegmentScan:
         source_hash = self._source_hashes.get(sender)
         if source_hash is None:
             try:
-                name = sender_of(sender).source
-                name = name if name == NO_DATABASE else source_of(name)
+                name = origin_of(sender_of(sender).source)
             except (msgspec.MsgspecError, ValueError):  # the frame is damaged
                 name = ""
             source_hash = self._source_hashes[sender] = name_hash(name)

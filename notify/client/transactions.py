@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,7 @@ from notify.wire import (
     encode_msgpack,
 )
 
+T = TypeVar("T")
 HALF_SECONDS = 3.0
 OUTCOME_SECONDS = 10.0
 OUTCOME_TRIES = 5
@@ -160,10 +161,7 @@ class TransactionClient:
         )
 
     async def _send_halves(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
-        if shard is not None:
-            return await self._send_halves_to(shard, halves)
-        await self.http.known()
-        return await by_shard(halves, lambda half: self.http.shard_of(half.messages), self._send_halves_to)
+        return await self._send_to_shards(shard, halves, lambda half: half.messages, self._send_halves_to)
 
     async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
         shard = self._shard_for_all_attempts(shard, len(halves))
@@ -189,15 +187,25 @@ class TransactionClient:
         return await self._items(HALVES, self._body_of_halves(halves), half_ids, self._half_seconds, shard)
 
     async def _send_prepared(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
-        if shard is not None:
-            return await self._send_prepared_to(shard, halves)
-        await self.http.known()
-        return await by_shard(halves, lambda half: self.http.shard_of(half.messages), self._send_prepared_to)
+        return await self._send_to_shards(shard, halves, lambda half: half.messages, self._send_prepared_to)
 
     async def _send_prepared_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
         shard = self._shard_for_all_attempts(shard, len(halves))
         body = self._body_of_halves(halves, source=NO_DATABASE)
         return await self._items(HALVES, body, [half.id for half in halves], self._half_seconds, shard)
+
+    async def _send_to_shards(
+        self,
+        shard: str | None,
+        items: list[T],
+        messages_of: Callable[[T], Sequence[PackedMessage]],
+        send: Callable[[str | None, list[T]], Awaitable[Answers]],
+    ) -> Answers:
+        """Send the items of one lane; those of the lane None to the shards of their messages' keys."""
+        if shard is not None:
+            return await send(shard, items)
+        await self.http.known()
+        return await by_shard(items, lambda item: self.http.shard_of(messages_of(item)), send)
 
     def _shard_for_all_attempts(self, shard: str | None, count: int) -> str | None:
         """The shard for a request of `count` items.
@@ -331,10 +339,7 @@ class TransactionClient:
         return item.id
 
     async def _send_messages(self, shard: str | None, messages: list[PackedPublished]) -> Answers:
-        if shard is not None:
-            return await self._send_messages_to(shard, messages)
-        await self.http.known()
-        return await by_shard(messages, lambda message: self.http.shard_of((message,)), self._send_messages_to)
+        return await self._send_to_shards(shard, messages, lambda message: (message,), self._send_messages_to)
 
     async def _send_messages_to(self, shard: str | None, messages: list[PackedPublished]) -> Answers:
         body = encode_msgpack(PackedMessages(messages=messages))

@@ -136,9 +136,8 @@ class MySqlLease(NoLeases):
     def limit(self, connection: Connection) -> None:
         # MySQL has no bound for a transaction, so the session is bounded there, which the relay uses all the time.
         seconds = round(self._seconds)
-        lock_seconds = max(
-            1, round(min(LOCK_SECONDS, self._seconds))
-        )  # by default a table's lock is waited for for a day
+        # By default a statement waits for a table's lock for a day.
+        lock_seconds = max(1, round(min(LOCK_SECONDS, self._seconds)))
         connection.exec_driver_sql(
             f"SET SESSION wait_timeout = {3 * seconds}, lock_wait_timeout = {lock_seconds}, innodb_lock_wait_timeout = "
             f"{lock_seconds} /*M! , idle_transaction_timeout = {seconds} */"

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Engine
 
 from notify.backoff import Backoff
 from notify.databases import reason_of, shown_url
-from notify.errors import Backpressure, InvalidRequest, Unavailable
+from notify.errors import Backpressure, Unavailable
 from notify.outbox import SERVER
 from notify.relay.by_id import ById
 from notify.relay.by_position import ByPosition
@@ -146,14 +146,14 @@ class Relay:
         return moved
 
     def _announce(self) -> tuple[str, RefusedReport]:
-        """Write a heartbeat to the server's registry, if there is one; the source's name and its refused messages."""
+        """Write a heartbeat to the server's registry, if there is one; the source's name and its refused messages.
+
+        Without a source id ("") the target cannot show the report.
+        """
         report = self._rows.listed()
         self.listed = report.waiting
         if SERVER in self._rows.outboxes:
             detail = {"sent": self.total.sent, "refused": self.total.refused, "listed": self.listed}
             with self._rows.begin() as connection:
                 registry.heartbeat(connection, registry.Member(self._name, "relay", detail=detail))
-        try:
-            return self._rows.source(), report
-        except InvalidRequest:
-            return "", report  # without a source id the target cannot show the report
+        return self._rows.source(), report

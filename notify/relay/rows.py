@@ -52,6 +52,8 @@ class Rows:
         self._leases = leases
         self._mover = mover
         self._has_list = False
+        self._source = ""
+        """The database's source id as it was read last; "" if it had none."""
         self.outboxes: list[Outbox] = []
 
     @contextmanager
@@ -99,9 +101,16 @@ class Rows:
                 )
 
     def source(self) -> str:
-        """The database's source id. Raises InvalidRequest if it has none."""
+        """The database's source id, read again; "" if it has none."""
         with self.begin() as connection:
-            return source_name(connection)
+            return self._read_source(connection)
+
+    def _read_source(self, connection: Connection) -> str:
+        try:
+            self._source = source_name(connection)
+        except InvalidRequest:
+            self._source = ""
+        return self._source
 
     def page(self, outbox: Outbox, after: Place | None = None, left_out: Collection[str] = ()) -> Page:
         """Transactions that wait in an outbox after a place, without those of the topics in `left_out`."""
@@ -123,7 +132,7 @@ class Rows:
                     unreadable.append(
                         Refusal(place.id, *group_topic_count, TooLarge.status, "request_too_large", detail)
                     )
-            return Page(transactions, unreadable, chosen[-1], is_last, _source_of(connection))
+            return Page(transactions, unreadable, chosen[-1], is_last, self._source or self._read_source(connection))
 
     def note(self, outbox: Outbox, sent: Sequence[str], refusals: Sequence[Refusal]) -> None:
         """In one transaction, mark the ids that the target has, and list the refused transactions."""
@@ -143,13 +152,6 @@ class Rows:
             for outbox in self.outboxes:
                 refused.tidy(connection, outbox)
             return refused.report(connection)
-
-
-def _source_of(connection: Connection) -> str:
-    try:
-        return source_name(connection)
-    except InvalidRequest:
-        return ""
 
 
 def is_away(error: sa.exc.SQLAlchemyError) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 
 from notify import ids
 from notify.kafka.subscriptions import Place
-from notify.sources import NO_DATABASE
-from notify.spark.columns import ATTEMPTED, name_hash, source_of
+from notify.spark.columns import ATTEMPTED, name_hash, origin_of
 from notify.spark.databases import Database
 from notify.spark.digest import hashes
 from notify.spark.explain.trace import Row, Settled, Stand, Trace
@@ -211,7 +210,7 @@ def _of_storage(storage: Database, history: History, passed_us: int) -> None:
         trace.half_us = microseconds_of(row["created_at"])
         trace.producer_group = trace.producer_group or row["producer_group"]
         # The log names the storage, and the half the database of the transaction.
-        if row["source"] == NO_DATABASE or source_of(row["source"]):
+        if origin_of(row["source"]):
             trace.source = name_hash(row["source"])
         event = f"half of message {row['message_no']} to {row['topic']} stored for {row['producer_group']}"
         history.note(trace.half_us, source, event)

@@ -10,21 +10,8 @@ from notify.clock import wall_clock
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.gate import Access
-from notify.server.access.oidc import Claims
 from notify.settings import Settings
-
-
-class Provider:
-    """Believes every token, whose text is its subject."""
-
-    def key_name(self, token: str) -> str:
-        return "k1"
-
-    def has_key(self, name: str) -> bool:
-        return True
-
-    def verify(self, token: str) -> Claims:
-        return Claims(token, ("publish",), 4e9)
+from tests.support.provider import Provider
 
 
 async def nothing() -> None:
@@ -42,8 +29,8 @@ def test_a_providers_subject_ends_with_its_credential() -> None:
         access = Access(Settings(access=True), nothing, provider=Provider())  # type: ignore[arg-type]
         clerk = made("subject", "clerk")
         access.learn([clerk])
-        principal = await access.principal(b"Bearer clerk", None)
-        other = await access.principal(b"Bearer other", None)
+        principal = await access.principal(b"Bearer clerk:publish", None)
+        other = await access.principal(b"Bearer other:publish", None)
         ended: list[str] = []
         with principal.waiting(lambda: ended.append("clerk")), other.waiting(lambda: ended.append("other")):
             access.learn([clerk, made("certificate", "another")])
@@ -76,8 +63,8 @@ def test_a_principal_ends_when_its_token_or_its_credential_expires() -> None:
         access = Access(Settings(access=True), nothing, provider=Provider())  # type: ignore[arg-type]
         soon = wall_clock() + 3_600_000_000
         access.learn([dataclasses.replace(made("subject", "clerk"), expires_us=soon), made("certificate", "service")])
-        assert (await access.principal(b"Bearer other", None)).expires_us == 4_000_000_000_000_000
-        assert (await access.principal(b"Bearer clerk", None)).expires_us == soon
+        assert (await access.principal(b"Bearer other:publish", None)).expires_us == 4_000_000_000_000_000
+        assert (await access.principal(b"Bearer clerk:publish", None)).expires_us == soon
         assert (await access.principal(b"", "service")).expires_us == 0
         access.close()
 

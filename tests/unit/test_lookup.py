@@ -18,6 +18,7 @@ from notify.server.access.gate import Access
 from notify.server.access.oidc import Claims
 from notify.server.access.principal import Principal
 from notify.settings import Settings
+from tests.support.provider import Provider
 from tests.support.virtual_loop import VirtualLoop, pass_seconds
 
 
@@ -225,20 +226,6 @@ def test_who_stops_waiting_takes_nobody_along() -> None:
         assert await stays == "token"
 
     run(main())
-
-
-class Provider:
-    """Believes every token `SUBJECT:RIGHTS`."""
-
-    def key_name(self, token: str) -> str:
-        return "k1"
-
-    def has_key(self, name: str) -> bool:
-        return True
-
-    def verify(self, token: str) -> Claims:
-        subject, _, rights = token.partition(":")
-        return Claims(subject, tuple(rights.split()), 1e12)
 
 
 def test_a_subject_made_elsewhere_has_its_rights_at_once() -> None:

@@ -21,7 +21,7 @@ from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.lookup import Lookup, Unknown
 from notify.server.access.principal import EVERYONE, Principal, Quota
-from notify.server.access.rights import parse_rights
+from notify.server.access.rights import Right, parse_rights
 from notify.settings import Settings
 
 if TYPE_CHECKING:
@@ -271,14 +271,12 @@ class Access:
         expires_us = round(claims.expires_at * 1e6)
         if credential is None:
             quota = self._quota(f":{claims.subject}", 0, 0)
-            principal = self._new(Principal(claims.subject, rights, quota, expires_us=expires_us))
+            principal = self._new(claims.subject, rights, quota, "", expires_us)
         else:
             rights = (*rights, *parse_rights(credential.rights))
             quota = self._quota(credential.id, credential.requests, credential.polls)
             expires_us = min(expires_us, credential.expires_us or expires_us)
-            principal = self._new(
-                Principal(credential.name, rights, quota, credential=credential.id, expires_us=expires_us)
-            )
+            principal = self._new(credential.name, rights, quota, credential.id, expires_us)
         until = min(claims.expires_at, self.clock() / 1e6 + KNOWN_SECONDS)
         self._remember(authorization, principal, credential, until)
         return principal
@@ -346,15 +344,14 @@ class Access:
         if principal is None:
             requests = credential.requests or self.settings.principal_requests
             quota = Quota(requests, credential.polls or self.settings.principal_polls, self.clock())
-            rights, expires_us = parse_rights(credential.rights), credential.expires_us
-            principal = self._new(
-                Principal(credential.name, rights, quota, credential=credential.id, expires_us=expires_us)
-            )
+            rights = parse_rights(credential.rights)
+            principal = self._new(credential.name, rights, quota, credential.id, credential.expires_us)
             self._principals[credential.id] = principal
         return principal
 
-    def _new(self, principal: Principal) -> Principal:
-        """Keep a principal in sight while something uses it, so that it ends with its credential."""
+    def _new(self, name: str, rights: Sequence[Right], quota: Quota, credential: str, expires_us: int) -> Principal:
+        """A principal that is kept in sight while something uses it, so that it ends with its credential."""
+        principal = Principal(name, rights, quota, credential=credential, expires_us=expires_us)
         self._in_use.add(principal)
         return principal
 

@@ -79,7 +79,7 @@ class Outcomes:
                 items.append(failed(o.id, error))
                 continue
             if o.shard is not None and o.shard not in own_shards:
-                detail = f"this is shard {', '.join(self._shards)}; send the outcome to {o.shard[:60]!r}"
+                detail = f"this is shard {', '.join(own_shards)}; send the outcome to {o.shard[:60]!r}"
                 items.append(Item(o.id, 421, code="wrong_shard", detail=detail))
                 continue
             wanted = _OUTCOMES[o.outcome]

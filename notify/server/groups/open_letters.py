@@ -5,8 +5,6 @@ Each letter is read once; then the counts are kept up to date.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 from notify import ids
 from notify.message import DEAD_LETTER_REASON
 from notify.server.core.core import Core
-from notify.server.jobs.dead_letters import SEARCH_SHARE, DeadLetters
+from notify.server.jobs.dead_letters import DeadLetters
 from notify.server.jobs.failures import Failures
 from notify.server.jobs.wanted import LOOKED_AT_ONCE
 from notify.storage.records import StoredMessage
@@ -90,8 +88,7 @@ class OpenLetters:
 
     async def _count_next(self, letters: DeadLetters, counts: _GroupCounts, most: int) -> int:
         """Count the next letters; returns how many it read."""
-        async with self._core.one_search:
-            began = time.perf_counter()
+        async with letters.part_of_a_search():
             batch = letters.read(counts.counted_to, most)
             sound = [m for m in batch if not m.corrupt]
             closed = await letters.are_closed(sound)
@@ -104,7 +101,6 @@ class OpenLetters:
                 reason, topic = _reason(m)
                 name = ids.message_id(m.transaction_id, m.message_no)
                 counts.failures.note(reason, name, topic, m.committed_us, is_closed=is_closed, may_grow=may_grow)
-            await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
         return max(1, len(batch))
 
 

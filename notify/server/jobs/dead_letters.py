@@ -76,7 +76,7 @@ class DeadLetters:
         matching: list[StoredMessage] = []
         size = 0
         while len(matching) < limit and (most_bytes is None or size < most_bytes):
-            async with self._part_of_a_search():
+            async with self.part_of_a_search():
                 count = len(matching)
                 offset, more = self._look(wanted, offset, limit, matching)
                 size += sum([len(m.payload) for m in matching[count:]])
@@ -92,18 +92,18 @@ class DeadLetters:
             batch, offset = await self.find(wanted, offset, wanted.at_once, most_bytes=READ_BYTES)
             if not batch:
                 break
-            async with self._part_of_a_search():
+            async with self.part_of_a_search():
                 closed = await self.are_closed(batch)
             places += [_place(letter) for letter, is_closed in zip(batch, closed, strict=True) if not is_closed]
         return places[:most]
 
     @contextlib.asynccontextmanager
-    async def _part_of_a_search(self) -> AsyncIterator[None]:
+    async def part_of_a_search(self) -> AsyncIterator[None]:
         """Wait for other searches before, and pause afterwards, which leaves most of the time to other work."""
         async with self._core.one_search:
             began = time.perf_counter()
             yield
-            await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
+            await _pause(began)
 
     async def find_newest(self, wanted: Wanted, before: int, limit: int) -> tuple[list[StoredMessage], int]:
         """The matching letters before an offset (0: all letters), the newest first, as many as fit into a reply.
@@ -126,8 +126,7 @@ class DeadLetters:
                             return matching, letter.offset if letter.offset > start else 0
                 if not batch:
                     return matching, 0
-                # The pause leaves most of the time to other work.
-                await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
+                await _pause(began)
 
     def _look(self, wanted: Wanted, offset: int, most: int, matching: list[StoredMessage]) -> tuple[int, bool]:
         """Read a batch and add its matching letters to `matching`, up to `most` in all.
@@ -256,6 +255,11 @@ class DeadLetters:
             if message.topic == topic and not message.corrupt:
                 return (decode_payload(message.payload).headers or {}).get(DROPPED_WHY, "")
         return None
+
+
+async def _pause(began: float) -> None:
+    """Leave most of the time to other work after a part of a search; `began`: when it began (time.perf_counter)."""
+    await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
 
 
 def _place(letter: StoredMessage) -> Place:
