@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.release import __main__ as release
 from tests.release import extras, licences
@@ -95,3 +97,12 @@ def test_licences(text: str, allowed: bool) -> None:
 def test_licences_of_what_is_installed_here() -> None:
     known = licences.of([Path(pytest.__file__).parents[1]])
     assert len(known) > 50 and not [name for name, text in known.items() if name.startswith("SQLAlchemy ") and not text]
+
+
+def test_every_pin_runs_on_the_oldest_python() -> None:
+    """Debian 12 has Python 3.11.2: there `make install` refuses a pin that asks for a later patch release."""
+    pins = (ROOT / "constraints.txt").read_text().lower().splitlines()
+    pinned = [it for it in distributions() if f"{it.name}=={it.version}".lower() in pins]
+    wanted = {it.name: it.metadata["Requires-Python"] for it in pinned}
+    assert {name: spec for name, spec in wanted.items() if spec and "3.11.0" not in SpecifierSet(spec)} == {}
+    assert len(wanted) > 100, "the names of the pins are not those of the distributions"
