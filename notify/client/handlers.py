@@ -95,6 +95,8 @@ def check_options(
         raise InvalidRequest(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
     if mode == "broadcast" and "*" in topic:
         raise InvalidRequest("a pattern cannot be broadcast: subscribe to its topics by name")
+    if isinstance(tags, str):
+        raise InvalidRequest(f"tags is text; it should be a list of tags, such as [{tags[:60]!r}]", "invalid_type")
     for tag in tags:
         check_name("tag", tag)
     check_between("max_attempts", max_attempts, 1, LIMITS.attempts)

@@ -93,6 +93,7 @@ def test_a_handler_that_can_be_called_is_taken(kind: str, function: Callable[...
     "options",
     [
         {"tags": ["no tag"]},
+        {"tags": "vip"},  # it was taken for the tags v, i and p, and the group skipped all messages with the tag vip
         {"max_attempts": 0},
         {"retry_min": 0},
         {"retry_min": 2, "retry_max": 1},
