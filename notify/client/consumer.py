@@ -41,7 +41,7 @@ from notify.ending import heeding_signals
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.limits import LIMITS, Mode, check_between, check_name, check_whole
-from notify.message import ReceivedMessage
+from notify.message import ReceivedMessage, number_of_seconds
 
 log = logging.getLogger("notify.consumer")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,11 +83,14 @@ class _Consumer:
         """
         check_name("group", group)
         check_whole("concurrency", concurrency, 1, MOST_CONCURRENT)
+        lease, drain = number_of_seconds("lease", lease), number_of_seconds("drain", drain)
         check_between("lease", lease, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
         check_between("drain", drain, 0, 86_400)
         if batch is not None:
             check_whole("batch", batch, 1, LIMITS.max_messages)
-        if instance is not None and not (0 < len(instance) <= 255 and instance.isprintable()):
+        if instance is not None and not (
+            isinstance(instance, str) and 0 < len(instance) <= 255 and instance.isprintable()
+        ):
             raise InvalidRequest("instance is 1 to 255 printable characters", "out_of_bounds")
         if inbox is not None:
             check_inbox(inbox, is_async=self._is_async)

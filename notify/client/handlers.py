@@ -18,7 +18,7 @@ from notify.client.callables import is_coroutine_function, is_generator_function
 from notify.client.typed import Read, reader_of
 from notify.errors import InvalidRequest
 from notify.limits import LIMITS, MODES, check_between, check_name, check_whole
-from notify.message import ReceivedMessage
+from notify.message import ReceivedMessage, number_of_seconds
 
 REASON_CHARACTERS = 500
 """The most characters of a handler's error that go to the server with a retry or a dead letter."""
@@ -100,8 +100,9 @@ def check_options(
     for tag in tags:
         check_name("tag", tag)
     check_between("max_attempts", max_attempts, 1, LIMITS.attempts)
-    check_between("retry_min", retry[0], LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
-    check_between("retry_max", retry[1], retry[0], LIMITS.retry_max_seconds)
+    retry_min, retry_max = number_of_seconds("retry_min", retry[0]), number_of_seconds("retry_max", retry[1])
+    check_between("retry_min", retry_min, LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
+    check_between("retry_max", retry_max, retry_min, LIMITS.retry_max_seconds)
     if batch is not None:
         check_whole("batch", batch, 1, LIMITS.max_messages)
         if in_hand is not None and batch > in_hand:

@@ -17,7 +17,7 @@ from notify.client.old_rows import CLOCK_SKEW, instant_before, note_purged
 from notify.client.table import MAKE_TABLES, has_replay, notify_inbox, notify_source
 from notify.databases import check_engine, in_transaction, in_transaction_async, roll_back_driver
 from notify.errors import InvalidRequest
-from notify.message import ReceivedMessage
+from notify.message import ReceivedMessage, number_of_seconds
 
 T = TypeVar("T")
 DAY = 86_400.0
@@ -268,7 +268,7 @@ def _delete_before(connection: sa.Connection, cutoff: datetime, batch: int) -> i
 
 
 def _check_age(name: str, seconds: float) -> None:
-    if not seconds >= DAY:
+    if not number_of_seconds(name, seconds) >= DAY:
         raise InvalidRequest(
             f"{name} is at least {DAY:g} s: a message that comes again would take effect again", "out_of_bounds"
         )

@@ -18,7 +18,7 @@ from notify.client.login import Shown
 from notify.client.loop import LoopThread
 from notify.client.servers import Servers
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import check_between, check_name
+from notify.limits import LIMITS, check_name, check_whole
 from notify.message import ReceivedMessage
 from notify.wire import JSON, Delivered, Pulled
 
@@ -46,7 +46,7 @@ class AsyncReader:
 
     def __init__(self, url: str, *, batch: int = BATCH, token: Shown = None, tls: ssl.SSLContext | None = None) -> None:
         """`batch`: messages in a request, 1 to 10,000; `token`, `tls`: see Consumer."""
-        check_between("batch", batch, 1, 10_000)
+        check_whole("batch", batch, 1, LIMITS.max_messages)
         self._http = Servers(url, "queue", tls=tls, token=token)
         self._batch = batch
         self._has_only_admin_routes = False

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from notify.client import AsyncConsumer, Consumer, Inbox
+from notify.client import AsyncConsumer, Consumer, Inbox, Reader
 from notify.client.handlers import REASON_CHARACTERS, call_to_the_end, reason_of
 from notify.errors import InvalidRequest
 from tests.support.callables import Awaited, async_generator, coroutine, generator, plain, wrapping_a_coroutine
@@ -96,6 +97,8 @@ def test_a_handler_that_can_be_called_is_taken(kind: str, function: Callable[...
         {"tags": "vip"},  # it was taken for the tags v, i and p, and the group skipped all messages with the tag vip
         {"max_attempts": 0},
         {"retry_min": 0},
+        {"retry_min": "1"},
+        {"retry_max": timedelta(minutes=5)},
         {"retry_min": 2, "retry_max": 1},
         {"retry_max": float("nan")},
         {"mode": "orderd"},
@@ -134,12 +137,23 @@ def test_a_handler_of_batches_of_the_wrong_kind_is_refused(kind: str, function: 
     [
         {"batch": 0}, {"batch": 10_001}, {"batch": 2.5}, {"concurrency": 2.5}, {"concurrency": True},
         {"drain": -1}, {"lease": 0.5}, {"concurrency": 0}, {"instance": ""},
-        {"instance": "x" * 256}, {"instance": "a\nb"}, {"instance": "\udcff"},
+        {"instance": "x" * 256}, {"instance": "a\nb"}, {"instance": "\udcff"}, {"instance": 7},
+        {"lease": "30"}, {"lease": timedelta(seconds=30)}, {"drain": None},
     ],
 )  # fmt: skip
 def test_a_consumer_beyond_a_bound_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         Consumer(URL, group="g", **options)
+
+
+def test_an_inbox_that_is_given_an_age_that_is_no_number_refuses_it() -> None:
+    with pytest.raises(InvalidRequest, match="total_seconds"):
+        Inbox(sa.create_engine("sqlite://"), purge_after=timedelta(days=30))  # type: ignore[arg-type]
+
+
+def test_a_reader_of_half_a_message_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="whole number"):
+        Reader(URL, batch=2.5)  # type: ignore[arg-type]
 
 
 def test_no_future_holds_stop_iteration() -> None:
