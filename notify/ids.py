@@ -87,8 +87,7 @@ def redelivered(group: str, message_no: int) -> bytes:
 
 def to_text(transaction_id: bytes) -> str:
     """The 36-character form of 16 bytes."""
-    digits = transaction_id.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return f"{transaction_id[:4].hex()}-{transaction_id[4:10].hex('-', 2)}-{transaction_id[10:].hex()}"
 
 
 @lru_cache(16_384)  # a server reads each id twice in quick succession: with the half, then with its outcome
@@ -140,8 +139,7 @@ def from_texts(texts: Sequence[str]) -> list[bytes] | None:
 
 def message_id(transaction_id: bytes, message_no: int) -> str:
     """The message id `{transaction}.{n}`."""
-    digits = transaction_id.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}.{message_no}"
+    return f"{transaction_id[:4].hex()}-{transaction_id[4:10].hex('-', 2)}-{transaction_id[10:].hex()}.{message_no}"
 
 
 def parse_message_id(text: str) -> tuple[bytes, int]:

@@ -9,6 +9,7 @@ server (after a failover) has other files: there only the GTIDs are compared, by
 from __future__ import annotations
 
 import struct
+import uuid
 
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position
 from notify.errors import StorageFailed
@@ -80,17 +81,16 @@ def previous_gtids(body: bytes) -> MySqlSet | None:
     gtids = MySqlSet()
     at = 8
     for _ in range(count):
-        uuid = server_uuid(body[at : at + 16])
+        server = server_uuid(body[at : at + 16])
         intervals = int.from_bytes(body[at + 16 : at + 24], "little")
         at += 24
         for _ in range(intervals):
             first, end = struct.unpack_from("<qq", body, at)
-            gtids.insert(uuid, first, end - 1)
+            gtids.insert(server, first, end - 1)
             at += 16
     return gtids
 
 
 def server_uuid(raw: bytes) -> str:
     """A server's UUID in the form that MySQL uses in GTIDs."""
-    digits = raw.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return str(uuid.UUID(bytes=raw))
