@@ -25,6 +25,7 @@ TRANSACTIONS = {
     "lost": 0,
     "duplicated": 0,
     "cores": 0.8,
+    "client_cores": 0.6,
     "delivered_per_second": 10_000,
 }
 
@@ -37,6 +38,7 @@ def test_what_is_compared_of_a_run() -> None:
     assert ratios.figures(TRANSACTIONS) == {
         "rate": 40_000,
         "cpu_per_transaction": pytest.approx(20),  # 0.8 s of CPU time for 40,000, in microseconds
+        "client_cpu_per_transaction": pytest.approx(15),
         "p50": 3.0,
         "p99": 8.0,
     }
@@ -95,6 +97,12 @@ def test_cpu_time_against_its_bar(values: tuple[float, ...], word: str) -> None:
     assert ratios.judge(measured, rate_at_least=None, cpu_at_most=1.05).word == word
 
 
+def test_the_bar_of_cpu_time_is_the_clients_too() -> None:
+    measured = {"rate": spread(1.0), "cpu_per_transaction": spread(1.0), "client_cpu_per_transaction": spread(1.2)}
+    verdict = ratios.judge(measured, rate_at_least=None, cpu_at_most=1.05)
+    assert (verdict.word, "CPU of the client 1.200 is not at most 1.05" in verdict.reason) == ("FAIL", True)
+
+
 def test_the_worst_bar_is_the_verdict() -> None:
     measured = {"rate": spread(0.9), "cpu_per_transaction": spread(1.0, 1.1, 1.2)}
     verdict = ratios.judge(measured, rate_at_least=0.97, cpu_at_most=1.05)
@@ -143,7 +151,7 @@ def test_one_json_object_says_everything() -> None:
     printed = json.loads(json.dumps(figures.as_json(ratios.judge(figures.spreads(), None, None))))
     assert (printed["base"], printed["head"], printed["pairs"]) == ("a" * 40, "b" * 40 + "-dirty", 1)
     same = {"median": 1.0, "min": 1.0, "quartiles": [1.0, 1.0], "max": 1.0}
-    assert [printed[name] for name in ("rate", "cpu_per_transaction", "p50", "p99")] == [same] * 4
+    assert [printed[name] for name in ("rate", *ratios.LABELS, "p50", "p99")] == [same] * 5
     assert [(run["pair"], run["side"], run["cores"]) for run in printed["runs"]] == [(1, "base", 0.8), (1, "head", 0.8)]
     assert printed["verdict"].startswith("PASS")
 

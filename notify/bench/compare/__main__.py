@@ -69,7 +69,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=_odd, default=9, help="pairs of runs that count, an odd number")
     parser.add_argument("--run-seconds", type=float, default=RUN_SECONDS, help="the longest that a run may take")
     parser.add_argument("--rate-at-least", type=float, help="the least median ratio of the rates")
-    parser.add_argument("--cpu-at-most", type=float, help="the greatest median ratio of CPU time a transaction")
+    parser.add_argument(
+        "--cpu-at-most",
+        type=float,
+        help="the greatest median ratio of CPU time a transaction, of the server and of the client",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, all else on stderr")
     given = parser.parse_args(words)
 

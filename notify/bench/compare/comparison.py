@@ -54,7 +54,7 @@ class Comparison:
             "head": self.head,
             "bench": self.bench,
             "pairs": self.pairs,
-            **dict.fromkeys((ratios.RATE, ratios.CPU, *ratios.LATENCIES)),
+            **dict.fromkeys((ratios.RATE, ratios.CPU, ratios.CLIENT_CPU, *ratios.LATENCIES)),
             **measured,
             "runs": runs,
             "verdict": str(verdict),
