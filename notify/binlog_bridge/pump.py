@@ -40,7 +40,7 @@ from notify.outbox import source_name
 from notify.refused import Refusal
 from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
-from notify.sinks.sink import PutsById, Sink, open_sink
+from notify.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
 from notify.storage.sql.engines import make_engine
 from notify.threads import in_thread
 from notify.urls import without_secrets
@@ -51,8 +51,6 @@ log = logging.getLogger("notify.bridge")
 
 IDLE_SECONDS = 1.0
 """How often the position is written while the binlog has only transactions without messages."""
-TRAILER_SECONDS = 10.0
-"""How often the position is written while nothing happens, so that the queue shows that the bridge runs."""
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
 PURGED_SECONDS = 30.0

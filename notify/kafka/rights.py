@@ -158,7 +158,7 @@ def missing(error: KafkaError, cluster: Cluster, needs: Needs) -> Forbidden | No
         return None
     wanted = "; ".join(str(need) for need in needs.of(kind)) or "IdempotentWrite on the cluster"
     reason = f"Kafka at {cluster.brokers} refuses {user_of(cluster)} a {kind} ({error.str()})"
-    return Forbidden(f"{reason}; grant it what a {needs.role} needs: {wanted}")
+    return Forbidden(f"{reason}; grant it what the {needs.role} needs: {wanted}")
 
 
 def user_of(cluster: Cluster) -> str:

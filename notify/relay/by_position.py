@@ -6,6 +6,8 @@ Only one relay of a database publishes at a time: the relay that holds all bucke
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 
 from notify.errors import Conflict, Unavailable
 from notify.outbox import OUTBOXES, Outbox
@@ -13,21 +15,31 @@ from notify.refused import Refusal
 from notify.relay.leases import Leases
 from notify.relay.mover import Relayed
 from notify.relay.rows import Page, Rows
-from notify.sinks.sink import Sink
+from notify.sinks.sink import TRAILER_SECONDS, Sink
 from notify.threads import in_thread
-from notify.wire import BridgedTransaction, PackedBridgeBatch
+from notify.wire import BridgedTransaction, Item, PackedBridgeBatch
 
 
 class ByPosition:
     """Moves pages of outboxes by position."""
 
-    def __init__(self, sink: Sink, rows: Rows, leases: Leases, total: Relayed) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        rows: Rows,
+        leases: Leases,
+        total: Relayed,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._sink = sink
         self._rows = rows
         self._leases = leases
         self._total = total
         self._name = ""
         self._epoch = 0
+        self._clock = clock
+        self._written = 0.0
+        """When this relay last wrote a position to the target."""
 
     async def move(self, outbox: Outbox) -> bool:
         """Move a page; False if there was nothing to move.
@@ -50,11 +62,14 @@ class ByPosition:
                 table, published = json.loads(position)
                 last_outbox = next(each for each in OUTBOXES if each.table.name == table)
                 await in_thread(self._rows.note, last_outbox, published, [])
+            self._written = self._clock()
             self._epoch = epoch  # only after the last batch is marked, which would be published again otherwise
             if position:
                 return True
         page: Page = await in_thread(self._rows.page, outbox)
         if not page.transactions and not page.unreadable:
+            if self._clock() - self._written >= TRAILER_SECONDS:
+                await self._say_alive(outbox)
             return False
         epoch, self._epoch = self._epoch, 0  # if marking the batch fails, claim again to learn whether it was published
         published, refusals = await self._publish(outbox, page.transactions, epoch)
@@ -64,18 +79,29 @@ class ByPosition:
         self._total.refused += len(refusals) + len(page.unreadable)
         return True
 
+    async def _say_alive(self, outbox: Outbox) -> None:
+        """Write a position that names no transaction: the last batch is marked, and nothing has followed."""
+        epoch, self._epoch = self._epoch, 0
+        await self._append(outbox, [], epoch)
+        self._epoch = epoch
+
     async def _publish(
         self, outbox: Outbox, transactions: list[BridgedTransaction], epoch: int
     ) -> tuple[list[str], list[Refusal]]:
         """Append the transactions that the target accepts; their ids, and refusals of the others."""
         refusals: list[Refusal] = []
         while transactions:
-            transaction_ids = [t.id for t in transactions]
-            position = json.dumps([outbox.table.name, transaction_ids])
-            batch = PackedBridgeBatch(epoch=epoch, expected_position="", position=position, transactions=transactions)
-            refused = {item.id: item for item in (await self._sink.append(self._name, batch)).refused}
+            refused = {item.id: item for item in await self._append(outbox, transactions, epoch)}
             if not refused:
-                return transaction_ids, refusals
+                return [t.id for t in transactions], refusals
             refusals += [Refusal.of(t, refused[t.id]) for t in transactions if t.id in refused]
             transactions = [t for t in transactions if t.id not in refused]
         return [], refusals
+
+    async def _append(self, outbox: Outbox, transactions: list[BridgedTransaction], epoch: int) -> list[Item]:
+        """Append transactions and the position that names them; an item for each that will never be accepted."""
+        position = json.dumps([outbox.table.name, [t.id for t in transactions]])
+        batch = PackedBridgeBatch(epoch=epoch, expected_position="", position=position, transactions=transactions)
+        answer = await self._sink.append(self._name, batch)
+        self._written = self._clock()
+        return answer.refused

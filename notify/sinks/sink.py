@@ -10,6 +10,9 @@ from notify.kafka.records import SCHEME
 from notify.sinks.queue_server import QueueSink
 from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
 
+TRAILER_SECONDS = 10.0
+"""How often a mover writes its position while nothing happens, so that the target shows that it runs."""
+
 
 class Sink(Protocol):
     """A target. It stores a source's position, which becomes durable together with the messages before it."""

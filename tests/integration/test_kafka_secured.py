@@ -549,7 +549,7 @@ def test_the_doctor_names_rights_that_a_role_lacks(secured: SecuredKafka, unique
     needs = rights.of_consumer(unique, [topic])
     role = f"consumer:{unique}"
     code, good = cli("doctor", "--kafka", secured.url(secured.user(needs)), "--as", role, "--json")
-    mine = [line for line in good["kafka"] if line["check"] == "right of a consumer"]
+    mine = [line for line in good["kafka"] if line["check"] == "right of the consumer"]
     assert {line["level"] for line in mine} == {"ok", "unknown"}, mine
     assert f"Read on topic {topic} (messages)" in [line["text"] for line in mine if line["level"] == "ok"]
     user = secured.user(without(needs, GROUP, unique, "Read"))

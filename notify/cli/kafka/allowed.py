@@ -45,10 +45,11 @@ def lines(seen: Seen, needs: Needs) -> Iterator[Line]:
 
 
 def _line(seen: Seen, asker: Asker, role: str, need: Need) -> Line:
-    check = f"right of a {role}"
+    check = f"right of the {role}"
     names = _names(seen, need)
     if need.kind not in (TOPIC, GROUP) or not names:
-        why = "it is not there yet" if need.kind in (TOPIC, GROUP) else "Kafka's client cannot ask for it"
+        can_be_asked = need.kind == TOPIC or (need.kind == GROUP and need.name != "*")
+        why = "it is not there yet" if can_be_asked else "Kafka's client cannot ask for it"
         return Line(check, "unknown", f"{need} ({need.why}): {why}")
     try:
         lacks = sorted({operation for name in names for operation in _lacks(seen, asker, need, name)})
