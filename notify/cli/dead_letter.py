@@ -75,7 +75,7 @@ def list_dead(
     as_json: bool = AS_JSON,
 ) -> None:
     """List a group's dead letters with the reasons."""
-    result = _listed(url, group_name, f"?max={max}" + (f"&failure={quote(failure)}" if failure else ""))
+    result = _listed(url, group_name, max, f"&failure={quote(failure)}" if failure else "")
     _check_known(url, group_name, result["messages"])
     show_rows(result, as_json, "messages", COLUMNS, wide)
 
@@ -133,8 +133,7 @@ def redrive(
     conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
     how = given(replay_effects=replay_effects, force=force)
     body = write(reason, dry_run, ids=id or None, max=max, wanted=conditions, all=all, **how)
-    answer = call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body)
-    to_the_end("dead-letters.redrive", url, answer, as_json)
+    to_the_end("dead-letters.redrive", url, _redriven(url, group_name, max, body), as_json)
 
 
 @group.command()
@@ -182,14 +181,31 @@ def edit(
     show_write("dead-letters.edit", sent, as_json)
 
 
-def _listed(url: str, group_name: str, query: str) -> dict[str, Any]:
-    """The first page of a list that has letters. Over Kafka a page may be empty although letters follow."""
+def _listed(url: str, group_name: str, most: int, condition: str) -> dict[str, Any]:
+    """The first `most` letters of a list. A server looks at some letters for each answer, which may be empty."""
     offset: int | str = 0
+    messages: list[Any] = []
     while True:
-        result = call(url, "GET", "groups", group_name, "dead-letters", query=f"{query}&offset={quote(str(offset))}")
-        if result["messages"] or result["next_offset"] in (0, offset):
-            return result
-        offset = result["next_offset"]
+        query = f"?max={most - len(messages)}{condition}&offset={quote(str(offset))}"
+        page = call(url, "GET", "groups", group_name, "dead-letters", query=query)
+        messages += page["messages"]
+        if len(messages) >= most or page["next_offset"] in (0, offset):
+            return page | {"messages": messages}
+        offset = page["next_offset"]
+
+
+def _redriven(url: str, group_name: str, most: int, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a redrive of at most `most` letters, made of one answer for each part that the server looked at."""
+    rows: dict[str, list[Any]] = {}
+    while True:
+        answer = call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body)
+        result = answer["result"]
+        rows = {name: rows.get(name, []) + result[name] for name in ("ids", "items") if name in result}
+        result |= rows
+        left = most - max(map(len, rows.values()), default=0)
+        if left <= 0 or not result.get("next_offset"):
+            return answer
+        body |= {"offset": result["next_offset"], "max": left}
 
 
 def _wanted(**conditions: str) -> dict[str, str]:

@@ -79,6 +79,7 @@ def redrive(target: str, result: Mapping[str, Any]) -> Told:
         description = Told(
             [f"{messages(number)} of the dead letters {'goes' if number == 1 else 'go'} to {target} again.", effects]
         )
+        description.sentences += _rest(result)
         description.rows = Rows(
             ["Message"], [[name] for name in result["ids"][:MOST_ROWS]], max(0, len(result["ids"]) - MOST_ROWS)
         )
@@ -90,7 +91,14 @@ def redrive(target: str, result: Mapping[str, Any]) -> Told:
         return Told([*_failure(result), job, effects])
     if "job" in result:
         return by_job(result)
-    return items(target, result)
+    description = items(target, result)
+    description.sentences += _rest(result)
+    return description
+
+
+def _rest(result: Mapping[str, Any]) -> list[str]:
+    """The sentence about letters that a bounded search left out."""
+    return ["Later dead letters were not looked at."] if result.get("next_offset") else []
 
 
 def items(target: str, result: Mapping[str, Any]) -> Told:

@@ -368,6 +368,10 @@ def test_a_redrive_takes_at_most_max_letters_of_all_workers_together(server: Ser
         assert len(items) == 3
         post(server.url, f"/{name}/v1/groups/bounded-grave/settle", {"items": items})
     path = "groups/bounded-grave/dead-letters/redrive"
+    cut = admin(server.url, "POST", path, {"max": 1, "dry_run": True})["result"]
+    rest = admin(server.url, "POST", path, {"max": 9, "dry_run": True, "offset": cut["next_offset"]})["result"]
+    assert (len(cut["ids"]), len(rest["ids"]), rest["next_offset"]) == (1, 5, 0)
+    assert refusal(server.url, "POST", path, offset=3) == (422, "names_no_worker")
     shown = admin(server.url, "POST", path, {"max": 4, "dry_run": True})["result"]["ids"]
     sent = admin(server.url, "POST", path, {"max": 4})["result"]["items"]
     assert len(shown) == 4 and [item["id"] for item in sent] == shown

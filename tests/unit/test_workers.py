@@ -17,8 +17,9 @@ from notify.server.heartbeat import Silence, beat_seconds, state_in, waits_for_d
 from notify.server.parent import said_in
 from notify.server.spread import exposition
 from notify.server.spread.combining import columns, combined
+from notify.server.spread.cursors import offsets
 from notify.server.spread.rules import Asked, job_number, job_of, rule_of
-from notify.server.spread.shares import shares
+from notify.server.spread.shares import allot, shares
 from notify.settings import Settings
 from notify.workers import (
     check_count,
@@ -165,6 +166,27 @@ def test_a_bound_on_the_whole_is_divided_among_workers_by_turns() -> None:
     assert shares(ids, 3) == [["a", "b"], [], ["d"]]
     assert shares(ids, 4) == [["a", "b"], [], ["d", "e"]]
     assert shares(ids, 9) == ids
+
+
+def test_a_redrive_goes_on_at_each_worker_where_its_search_ended() -> None:
+    """A worker of whose letters some are left out looks for them again; one that has seen all is not asked again."""
+    names = ("w-1", "w-2", "w-3")
+    previews = {"w-1": (["a", "b"], 7), "w-2": (["c"], 0), "w-3": ([], 9)}
+
+    def divided(most: int, places: dict[str, int]) -> tuple[str | int, list[list[str]]]:
+        answers = {n: {"result": {"ids": ids, "next_offset": place}} for n, (ids, place) in previews.items()}
+        following = allot(answers, most, places, names)
+        return following, [answer["result"]["ids"] for answer in answers.values()]
+
+    assert divided(2, dict.fromkeys(names, 5)) == ("w-1:5,w-2:-,w-3:9", [["a"], ["c"], []])
+    assert divided(9, dict.fromkeys(names, 5)) == ("w-1:7,w-2:-,w-3:9", [["a", "b"], ["c"], []])
+    del previews["w-1"], previews["w-3"]
+    assert divided(9, {"w-2": 5}) == (0, [["c"]])
+    assert offsets(0, names) == dict.fromkeys(names, 0)
+    assert offsets("w-1:7,w-2:-,w-3:9", names) == {"w-1": 7, "w-3": 9}
+    for text in (5, "w-1:-", "w-1:x", "5", None):
+        with pytest.raises(InvalidRequest, match="GET /v1/members"):
+            offsets(text, names)
 
 
 def test_charts_are_added_up_at_each_time() -> None:

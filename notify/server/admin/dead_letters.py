@@ -38,6 +38,7 @@ class WantedFields(BaseModel):
 class Redrive(Write):
     ids: list[str] | None = Field(None, max_length=AT_ONCE)
     max: int = Field(REDRIVEN, ge=1, le=AT_ONCE)
+    offset: int = Field(0, ge=0, le=1 << 62, description="the offset to look from: `next_offset` of an earlier answer")
     wanted: WantedFields = WantedFields()
     all: bool = Field(False, description="every letter that matches, as a job: see jobs/{id}")
     replay_effects: bool = Field(
@@ -76,8 +77,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         """List a group's dead letters that match, from an offset on; `next_offset` continues the list.
 
         The list ends where `next_offset` is the offset that was asked for, or 0. With `newest`, the newest come first;
-        `next_before`, given as `before`, continues the list, and 0 ends it. An answer may have fewer than `max` letters
-        although the list goes on, and over Kafka none, after a search of 5 s.
+        `next_before`, given as `before`, continues the list, and 0 ends it. An answer may have fewer than `max`
+        letters, or none, although the list goes on: it ends after 20,000 letters that were looked at, or 5 s.
         """
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
@@ -105,12 +106,16 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 def _redriving(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/dead-letters/redrive")
     async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:
-        """Send dead letters to this group alone again; a repeated redrive sends each letter once."""
+        """Send dead letters to this group alone again; a repeated redrive sends each letter once.
+
+        It looks at 20,000 letters at most, for 5 s: where there are more, `next_offset` in the result is not 0, and is
+        the `offset` of the request that goes on.
+        """
         wanted = write.wanted.wanted()
         if write.all:
             return await _redrive_all(desk, name, write, who)
         letter_ids = None if write.ids is None else tuple(write.ids)
-        chosen = Chosen(letter_ids, wanted, write.max, write.replay_effects, write.force)
+        chosen = Chosen(letter_ids, wanted, write.max, write.replay_effects, write.force, write.offset)
         preview, do = await desk.letters.redrive(name, chosen)
         return await desk.carry_out(write, who, "dead_letter.redrive", name, do, preview)
 

@@ -43,6 +43,8 @@ class Chosen:
     most: int
     replay_effects: bool = False
     force: bool = False
+    offset: int = 0
+    """Where the search begins: `next_offset` of the result of an earlier call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +102,20 @@ class Letters(Redriving, Protocol):
         ...
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
-        """The letters of a group that match, from an offset on, and the offset for the next call."""
+        """The letters of a group that match, from an offset on, and the offset for the next call.
+
+        There may be fewer than `most` although there are more: a call looks at LOOKED_AT letters at most.
+        """
         ...
 
     async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
         """The matching letters before an offset (0: the end), the newest first, and the offset for the next call (0: no
-        more). Kafka's engine may return fewer than `most` although there are more.
+        more). There may be fewer than `most` although there are more: a call looks at LOOKED_AT letters at most.
         """
         ...
 
     async def redrive(self, name: str, chosen: Chosen) -> Change:
-        """Raises NotFound."""
+        """In preview and result, `next_offset` is where the next call goes on; 0: nowhere. Raises NotFound."""
         ...
 
     async def edit(self, name: str, edited: Edited) -> Change:

@@ -13,8 +13,18 @@ from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.server.groups import Change, Chosen, Edited, purging, rewriting
 from notify.server.groups.open_letters import OpenLetters
-from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, LETTER_DROPPED, DeadLetters, Place
+from notify.server.jobs.dead_letters import (
+    AT_ONCE,
+    EFFECTS_AGAIN,
+    EFFECTS_KEPT,
+    LETTER_DROPPED,
+    DeadLetters,
+    Fate,
+    Place,
+    place_of,
+)
 from notify.server.jobs.failures import Failure
+from notify.server.jobs.letter_search import LetterSearch
 from notify.server.jobs.wanted import RedriveSpec, Wanted
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
@@ -44,14 +54,14 @@ class OwnLetters:
         return heapq.nlargest(most, rows, key=lambda row: (row["count"], row["redriven"]))
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
-        letters = DeadLetters(self._core, name)
-        chosen, next_offset = await letters.find(wanted, offset, most, most_bytes=LIMITS.reply_bytes)
-        return {"messages": await _shown(letters, chosen), "next_offset": next_offset}
+        search = LetterSearch(DeadLetters(self._core, name), wanted, _shown, most, LIMITS.reply_bytes)
+        next_offset = await search.forwards(offset)
+        return {"messages": search.results, "next_offset": next_offset}
 
     async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
-        letters = DeadLetters(self._core, name)
-        chosen, next_before = await letters.find_newest(wanted, before, most)
-        return {"messages": await _shown(letters, chosen), "next_before": next_before}
+        search = LetterSearch(DeadLetters(self._core, name), wanted, _shown, most, LIMITS.reply_bytes)
+        next_before = await search.backwards(before)
+        return {"messages": search.results, "next_before": next_before}
 
     async def failures(self, name: str) -> dict[str, Any]:
         await self.open.look_at(name)
@@ -62,7 +72,7 @@ class OwnLetters:
 
     async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
         letters = DeadLetters(self._core, name)
-        places = letters.places_of(set(names))
+        places = await letters.places_of(set(names))
 
         async def do() -> Any:
             return {"items": await self._lot_by_lot(letters, places, names, lambda lot: letters.drop(lot, why))}
@@ -71,17 +81,24 @@ class OwnLetters:
 
     async def redrive(self, name: str, chosen: Chosen) -> Change:
         letters = DeadLetters(self._core, name)
-        if chosen.ids is not None:
-            places = letters.places_of(set(chosen.ids))
-        else:
-            places = await letters.find_open(chosen.wanted, min(chosen.most, AT_ONCE))
+        places, next_offset = await self._chosen(letters, chosen)
         send = partial(letters.send_again, replay_effects=chosen.replay_effects, force=chosen.force)
         names = [place.id for place in places]
 
         async def do() -> Any:
-            return {"items": await self._lot_by_lot(letters, places, chosen.ids or names, send)}
+            items = await self._lot_by_lot(letters, places, chosen.ids or names, send)
+            return {"items": items, "next_offset": next_offset}
 
-        return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
+        effects = EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT
+        return Change({"ids": names, "effects": effects, "next_offset": next_offset}, do)
+
+    async def _chosen(self, letters: DeadLetters, chosen: Chosen) -> tuple[Sequence[Place], int]:
+        """(the places of the chosen letters, the offset where the search for further ones goes on, or 0)."""
+        if chosen.ids is not None:
+            return await letters.places_of(set(chosen.ids)), 0
+        search = LetterSearch(letters, chosen.wanted, _open_place, min(chosen.most, AT_ONCE))
+        next_offset = await search.forwards(chosen.offset)
+        return search.results, 0 if search.is_over else next_offset
 
     async def _lot_by_lot(
         self,
@@ -100,7 +117,7 @@ class OwnLetters:
 
     async def edit(self, name: str, edited: Edited) -> Change:
         letters = DeadLetters(self._core, name)
-        lot = next(letters.lots(letters.places_of({edited.id})), None)
+        lot = next(letters.lots(await letters.places_of({edited.id})), None)
         if lot is None:
             raise NotFound(f"{edited.id[:100]!r} is not among the dead letters of group {name[:100]!r}")
         letter = lot[0]
@@ -149,13 +166,14 @@ def not_letters(group: str, asked: Sequence[str] | None, present: Sequence[str])
     return [{"id": i, "status": 404, "detail": detail} for i in sorted(set(asked or ()) - set(present))]
 
 
-async def _shown(letters: DeadLetters, messages: list[StoredMessage]) -> list[dict[str, Any]]:
-    closed, dropped = await letters.are_closed(messages), await letters.dropped(messages)
-    return [
-        json_pulled(m)
-        | {"dead_at": instant(m.committed_us), "redriven": is_closed and why is None, "dropped": why is not None}
-        for m, is_closed, why in zip(messages, closed, dropped, strict=True)
-    ]
+def _shown(letter: StoredMessage, fate: Fate) -> dict[str, Any]:
+    is_redriven, is_dropped = fate is Fate.REDRIVEN, fate is Fate.DROPPED
+    state = {"dead_at": instant(letter.committed_us), "redriven": is_redriven, "dropped": is_dropped}
+    return json_pulled(letter) | state
+
+
+def _open_place(letter: StoredMessage, fate: Fate) -> Place | None:
+    return place_of(letter) if fate is Fate.OPEN else None
 
 
 def failure_row(failure: Failure) -> dict[str, Any]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from notify import ids
-from notify.limits import LIMITS
 from notify.message import FIRST_ID
 from notify.server.core.core import Core
 from notify.server.jobs.sending_again import send_to_group
-from notify.server.jobs.wanted import Wanted
+from notify.server.jobs.wanted import LOOKED_AT_ONCE
 from notify.server.newest import backwards
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage, Transaction
@@ -45,6 +44,14 @@ class Place(NamedTuple):
     """The message's id."""
 
 
+class Fate(Enum):
+    """The state of a dead letter."""
+
+    OPEN = auto()
+    REDRIVEN = auto()
+    DROPPED = auto()
+
+
 class DeadLetters:
     """The dead letters of one group."""
 
@@ -66,36 +73,17 @@ class DeadLetters:
             return []
         return self._core.queues.read(self.topic, 0, offset, limit, READ_BYTES)
 
-    async def find(
-        self, wanted: Wanted, offset: int, limit: int, *, most_bytes: int | None = None
-    ) -> tuple[list[StoredMessage], int]:
-        """The matching letters from an offset on, and the offset to continue from.
+    def forwards(self, offset: int, at_once: int) -> Iterator[StoredMessage]:
+        """The letters from an offset on, read `at_once` at a time."""
+        while batch := self.read(offset, at_once):
+            yield from batch
+            offset = batch[-1].offset + 1
 
-        The search ends at `limit` letters, or soon after the letters have `most_bytes` of payload.
-        """
-        matching: list[StoredMessage] = []
-        size = 0
-        while len(matching) < limit and (most_bytes is None or size < most_bytes):
-            async with self.part_of_a_search():
-                count = len(matching)
-                offset, more = self._look(wanted, offset, limit, matching)
-                size += sum([len(m.payload) for m in matching[count:]])
-            if not more:
-                break
-        return matching, offset
-
-    async def find_open(self, wanted: Wanted, most: int) -> list[Place]:
-        """The places of the first matching letters that were neither sent again nor dropped."""
-        places: list[Place] = []
-        offset = 0
-        while len(places) < most:
-            batch, offset = await self.find(wanted, offset, wanted.at_once, most_bytes=READ_BYTES)
-            if not batch:
-                break
-            async with self.part_of_a_search():
-                closed = await self.are_closed(batch)
-            places += [_place(letter) for letter, is_closed in zip(batch, closed, strict=True) if not is_closed]
-        return places[:most]
+    def backwards(self, before: int) -> Iterator[StoredMessage]:
+        """The letters before an offset (0: all letters), the newest first, without damaged ones."""
+        start, end, _ = self.bounds()
+        if end > start:
+            yield from backwards(self._core.queues, self.topic, 0, min(end, before or end))
 
     @contextlib.asynccontextmanager
     async def part_of_a_search(self) -> AsyncIterator[None]:
@@ -103,44 +91,16 @@ class DeadLetters:
         async with self._core.one_search:
             began = time.perf_counter()
             yield
-            await _pause(began)
+            await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
 
-    async def find_newest(self, wanted: Wanted, before: int, limit: int) -> tuple[list[StoredMessage], int]:
-        """The matching letters before an offset (0: all letters), the newest first, as many as fit into a reply.
-
-        Also returns the offset before which to continue, or 0 if there are no more letters.
-        """
-        start, end, _ = self.bounds()
-        matching: list[StoredMessage] = []
-        size = 0
-        letters = backwards(self._core.queues, self.topic, 0, min(end, before or end)) if end > start else iter(())
-        while True:
-            async with self._core.one_search:
-                began = time.perf_counter()
-                batch = list(itertools.islice(letters, wanted.at_once))
-                for letter in batch:
-                    if wanted.matches(letter):
-                        matching.append(letter)
-                        size += len(letter.payload)
-                        if len(matching) == limit or size >= LIMITS.reply_bytes:
-                            return matching, letter.offset if letter.offset > start else 0
-                if not batch:
-                    return matching, 0
-                await _pause(began)
-
-    def _look(self, wanted: Wanted, offset: int, most: int, matching: list[StoredMessage]) -> tuple[int, bool]:
-        """Read a batch and add its matching letters to `matching`, up to `most` in all.
-
-        Returns the offset to continue from, and whether the batch had any letters.
-        """
-        batch = self.read(offset, wanted.at_once)
-        for letter in batch:
-            offset = letter.offset + 1
-            if wanted.matches(letter):
-                matching.append(letter)
-                if len(matching) == most:
-                    break
-        return offset, bool(batch)
+    async def fates(self, letters: Sequence[StoredMessage]) -> list[Fate]:
+        """The state of each letter."""
+        again = await self._ids_again(letters)
+        states = await self._core.queues.states(again)
+        return [
+            Fate.OPEN if state is None else Fate.REDRIVEN if self._dropped(new_id) is None else Fate.DROPPED
+            for new_id, state in zip(again, states, strict=True)
+        ]
 
     async def are_closed(self, letters: Sequence[StoredMessage]) -> list[bool]:
         """For each letter, whether it was sent again or dropped."""
@@ -170,23 +130,30 @@ class DeadLetters:
         topic = retry_topic(self.group, decode_payload(letter.payload).topic)
         return old_id if any(sent.topic == topic for sent in self._core.queues.messages(old_id)) else None
 
-    def places_of(self, message_ids: set[str]) -> list[Place]:
+    async def places_of(self, message_ids: set[str]) -> list[Place]:
         """The places of the letters with these message ids, found through the index of ids."""
-        places = []
-        for message_id in sorted(message_ids):
-            try:
-                transaction_id, number = ids.parse_message_id(message_id)
-            except ValueError:
-                continue
-            places += [
-                _place(m)
-                for m in self._core.queues.messages(transaction_id)
-                if m.topic == self.topic and m.message_no == number and not m.corrupt
-            ]
+        places: list[Place] = []
+        names = sorted(message_ids)
+        for first in range(0, len(names), LOOKED_AT_ONCE):
+            async with self.part_of_a_search():
+                for name in names[first : first + LOOKED_AT_ONCE]:
+                    places += self._places_of(name)
         return places
 
+    def _places_of(self, message_id: str) -> list[Place]:
+        try:
+            transaction_id, number = ids.parse_message_id(message_id)
+        except ValueError:
+            return []
+        return [
+            place_of(m)
+            for m in self._core.queues.messages(transaction_id)
+            if m.topic == self.topic and m.message_no == number and not m.corrupt
+        ]
+
     def lots(self, places: Sequence[Place]) -> Iterator[list[StoredMessage]]:
-        """The letters at these places in lots of READ_BYTES, plus one letter: all of them may not fit into memory.
+        """The letters at these places in lots of LOOKED_AT_ONCE, or READ_BYTES plus one letter: all of them may not fit
+        into memory, and would hold up other work.
 
         Letters that are gone by now, as after a purge, are left out.
         """
@@ -197,7 +164,7 @@ class DeadLetters:
                 if letter.offset == place.offset and not letter.corrupt:
                     lot.append(letter)
                     size += len(letter.payload)
-            if size >= READ_BYTES:
+            if size >= READ_BYTES or len(lot) >= LOOKED_AT_ONCE:
                 yield lot
                 lot, size = [], 0
         if lot:
@@ -257,10 +224,6 @@ class DeadLetters:
         return None
 
 
-async def _pause(began: float) -> None:
-    """Leave most of the time to other work after a part of a search; `began`: when it began (time.perf_counter)."""
-    await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
-
-
-def _place(letter: StoredMessage) -> Place:
+def place_of(letter: StoredMessage) -> Place:
+    """A letter's place."""
     return Place(letter.offset, ids.message_id(letter.transaction_id, letter.message_no))

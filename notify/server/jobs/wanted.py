@@ -15,6 +15,10 @@ from notify.wire import Payload, decode_payload, microseconds
 
 LOOKED_AT_ONCE = 500
 """The most dead letters that are read without a pause: a search through all must not hold up other work."""
+LOOKED_AT = 20_000
+"""The most dead letters that one request looks at; its answer says where to go on."""
+SEARCH_SECONDS = 5.0
+"""How long one request looks for dead letters, plus one part of the search; its answer says where to go on."""
 
 
 @dataclass(slots=True)
@@ -59,7 +63,7 @@ class Wanted:
             and self.tag in ("", payload.tag)
             and self.key in ("", payload.key)
             and self.contains in reason
-            and self.failure in ("", kind_of(reason).fingerprint)
+            and (not self.failure or self.failure == kind_of(reason).fingerprint)
             and (self._filter is None or self._filter.fits(payload))
         )
 

@@ -14,6 +14,7 @@ from notify.errors import InvalidRequest
 from notify.queue_rows import kept, sent
 from notify.server.jobs.failures import MOST_FAILURES
 from notify.server.spread.combining import Answer, columns, combined, ordered
+from notify.server.spread.cursors import OVER, parsed, written
 
 
 class Asked(Enum):
@@ -37,8 +38,6 @@ class Asked(Enum):
     """No worker: the request is about one log, and must be sent to that worker's address."""
 
 
-OVER = "-"
-"""The mark, instead of an offset, of a worker whose part of a list has ended."""
 HIGHEST_QUEUE = 99_999
 """A number above that of any queue."""
 
@@ -154,9 +153,7 @@ def _letters(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str
             earlier = places.get(name, query.get("offset", "0"))
             is_over = not answer["messages"] and str(answer["next_offset"]) == earlier
             places[name] = OVER if is_over else str(answer["next_offset"])
-    is_over = all(places.get(name) == OVER for name in names)
-    cursor = 0 if is_over else ",".join(f"{name}:{place}" for name, place in places.items())
-    return cut | {"next_before" if newest else "next_offset": cursor}
+    return cut | {"next_before" if newest else "next_offset": written(names, places)}
 
 
 def _letters_at(name: str, query: Mapping[str, str]) -> Mapping[str, str] | None:
@@ -171,10 +168,8 @@ def _letters_at(name: str, query: Mapping[str, str]) -> Mapping[str, str] | None
 
 
 def _places(query: Mapping[str, str]) -> dict[str, str]:
-    """Where a list of dead letters continues at each worker, as the earlier answer said: `worker-1:12,worker-2:-`."""
-    text = query.get("before" if _is_newest(query) else "offset", "")
-    pairs = [part.partition(":") for part in text.split(",") if ":" in part]
-    return {name: place for name, _, place in pairs}
+    """Where a list of dead letters continues at each worker, as the earlier answer said."""
+    return parsed(query.get("before" if _is_newest(query) else "offset", ""))
 
 
 def _is_newest(query: Mapping[str, str]) -> bool:

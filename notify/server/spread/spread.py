@@ -23,10 +23,11 @@ from notify.server.cluster.workers import Workers
 from notify.server.data.answer import fault_of
 from notify.server.jobs.dead_letters import REDRIVEN
 from notify.server.running import Running
-from notify.server.spread import exposition, publishing
+from notify.server.spread import cursors, exposition, publishing
 from notify.server.spread.combining import Answer
+from notify.server.spread.replies import Reply, refusal, response_of
 from notify.server.spread.rules import Asked, Rule, job_of, refuse_offsets, renumbered, rule_of
-from notify.server.spread.shares import shares
+from notify.server.spread.shares import allot
 from notify.settings import Settings
 
 ADMIN = "/v1/admin/"
@@ -59,10 +60,6 @@ class _Question:
         except ValueError:
             return {}
         return fields if isinstance(fields, dict) else {}
-
-
-Reply = tuple[int, bytes]
-"""Status and body of a worker's answer."""
 
 
 class Spread:
@@ -143,7 +140,7 @@ class _Spreading:
             new_topic = json.dumps({"reason": question.fields.get("reason", "")}).encode()
             if 200 in statuses and (await self._ask(number, method="PUT", path=topic, body=new_topic))[0] == 200:
                 reply = await self._ask(number)
-        return _response(reply)
+        return response_of(reply)
 
     async def _ask(
         self, number: int, *, method: str = "", path: str = "", body: bytes | None = None, query: str | None = None
@@ -194,20 +191,20 @@ class _Spreading:
                 away = error
                 continue
             if reply[0] != 404:
-                return _response(reply)
+                return response_of(reply)
             not_found = reply
         if away is not None or not_found is None:
             raise away or NotFound("no worker knows it")
-        return _response(not_found)
+        return response_of(not_found)
 
     async def _each_by_one(self, rule: Rule) -> Response:
         """Publish messages again: all workers look for each message, and one worker publishes it."""
         question = self._question
         fields = question.fields
         answers = await self._all(rule, json.dumps(fields | {"dry_run": True}).encode())
-        refused = _refusal(list(answers.values()))
+        refused = refusal(list(answers.values()))
         if refused is not None:
-            return _response(refused)
+            return response_of(refused)
         previews = [json.loads(answers[number][1]) for number in range(len(self._names))]
         answer = previews[0]
         rows = [preview["result"]["items"] for preview in previews]
@@ -218,7 +215,7 @@ class _Spreading:
                 part = fields | {"messages": [fields["messages"][index] for index in indexes]}
                 status, body = await self._ask(number, body=json.dumps(part).encode())
                 if status != 200:
-                    return _response((status, body))
+                    return response_of((status, body))
                 answer = json.loads(body)
                 for index, item in zip(indexes, answer["result"]["items"], strict=True):
                     items[index] = item
@@ -229,25 +226,31 @@ class _Spreading:
         fields = self._question.fields
         if fields.get("ids") is not None or fields.get("all"):
             return await self._by_all(rule)
-        trial = await self._all(rule, json.dumps(fields | {"dry_run": True}).encode())
-        refused = _refusal(list(trial.values()))
+        places = cursors.offsets(fields.get("offset", 0), self._names)
+        parts = {name: {"offset": offset, "dry_run": True} for name, offset in places.items()}
+        trial = await self._parts(parts)
+        refused = refusal(list(trial.values()))
         if refused is not None:
-            return _response(refused)
-        answers: dict[int, Answer] = {n: json.loads(body) for n, (status, body) in trial.items() if status == 200}
-        ids_by_worker = [answer["result"]["ids"] for answer in answers.values()]
-        parts = dict(zip(answers, shares(ids_by_worker, int(fields.get("max", REDRIVEN))), strict=True))
-        for number, ids in parts.items():
-            answers[number]["result"]["ids"] = ids
+            return response_of(refused)
+        answers: dict[str, Answer] = {name: json.loads(body) for name, (status, body) in trial.items() if status == 200}
+        next_offset = allot(answers, int(fields.get("max", REDRIVEN)), places, self._names)
         if not fields.get("dry_run"):
-            numbers = [n for n, ids in parts.items() if ids] or list(parts)[:1]  # without ids, one worker answers
-            bodies = [json.dumps(fields | {"ids": parts[n]}).encode() for n in numbers]
-            replies = await asyncio.gather(*(self._ask(n, body=b) for n, b in zip(numbers, bodies, strict=True)))
-            refused = _refusal(replies)
+            ids = {name: answer["result"]["ids"] for name, answer in answers.items()}
+            names = [name for name in ids if ids[name]] or list(ids)[:1]  # without ids, one worker answers
+            replies = await self._parts({name: {"ids": ids[name], "offset": 0} for name in names})
+            refused = refusal(list(replies.values()))
             if refused is not None:
-                return _response(refused)
-            answers = {n: json.loads(body) for n, (status, body) in zip(numbers, replies, strict=True) if status == 200}
-        names = [self._names[n] for n in answers]
-        return JSONResponse(rule.combine(names, list(answers.values()), self._question.query))
+                return response_of(refused)
+            answers = {name: json.loads(body) for name, (status, body) in replies.items() if status == 200}
+        whole = rule.combine(list(answers), list(answers.values()), self._question.query)
+        whole["result"]["next_offset"] = next_offset
+        return JSONResponse(whole)
+
+    async def _parts(self, parts: Mapping[str, dict[str, Any]]) -> dict[str, Reply]:
+        """The answers of these workers, each to the request with its own fields. Raises Unavailable."""
+        fields = self._question.fields
+        calls = [self._ask(self._names.index(n), body=json.dumps(fields | part).encode()) for n, part in parts.items()]
+        return dict(zip(parts, await asyncio.gather(*calls), strict=True))
 
     def _nearest_first(self) -> Sequence[int]:
         this = self._workers.number
@@ -257,12 +260,12 @@ class _Spreading:
         """The answer about a job from the worker in the job's number."""
         noun, number, *rest = path.split("/")
         if not (number.isascii() and number.isdigit() and len(number) < 18):
-            return _response(await self._ask(self._workers.number))
+            return response_of(await self._ask(self._workers.number))
         worker, worker_number = job_of(int(number))
         if not 0 <= worker < len(self._names):
             raise NotFound(f"there is no job {number}")
         status, body = await self._ask(worker, path=ADMIN + "/".join((noun, str(worker_number), *rest)))
-        return _response((status, renumbered(worker, body)))
+        return response_of((status, renumbered(worker, body)))
 
     async def _by_all(self, rule: Rule) -> Response:
         """One answer from all workers. A write is sent as a dry run first: if a worker refuses it, no worker does it.
@@ -273,13 +276,13 @@ class _Spreading:
         is_read = question.method == "GET"
         if not (is_read or question.fields.get("dry_run")):
             trial = json.dumps(question.fields | {"dry_run": True}).encode()
-            refused = _refusal(list((await self._all(rule, trial)).values()))
+            refused = refusal(list((await self._all(rule, trial)).values()))
             if refused is not None:
-                return _response(refused)
+                return response_of(refused)
         answers = await self._all(rule, None, without_away=is_read)
-        refused = _refusal(list(answers.values()))
+        refused = refusal(list(answers.values()))
         if refused is not None:
-            return _response(refused)
+            return response_of(refused)
         bodies = {n: renumbered(n, body) for n, (status, body) in answers.items() if status == 200}
         decoded: list[Answer] = [json.loads(body) for body in bodies.values()]
         whole = rule.combine([self._names[number] for number in bodies], decoded, question.query)
@@ -334,20 +337,6 @@ def _is_spread(scope: Scope) -> bool:
 
 def _query(scope: Scope) -> Mapping[str, str]:
     return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-
-
-def _refusal(replies: Sequence[Reply]) -> Reply | None:
-    """The first answer that refuses the request; a 404 counts only if no worker knows the name."""
-    refusals = [reply for reply in replies if reply[0] != 200]
-    known_refusals = [reply for reply in refusals if reply[0] != 404]
-    if known_refusals:
-        return known_refusals[0]
-    return refusals[0] if refusals and len(refusals) == len(replies) else None
-
-
-def _response(reply: Reply) -> Response:
-    status, body = reply
-    return Response(body, status, media_type="application/json" if status == 200 else "application/problem+json")
 
 
 def _head(scope: Scope) -> str:

@@ -28,16 +28,14 @@ from notify.server.groups.kafka.redriven import Redriven, has
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.own_letters import not_letters
 from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_KEPT, LETTER_DROPPED
-from notify.server.jobs.wanted import RedriveSpec, Wanted
+from notify.server.jobs.wanted import LOOKED_AT, SEARCH_SECONDS, RedriveSpec, Wanted
 from notify.wire import microseconds
 
 LOT_BYTES = 8 << 20
-FIRST_WINDOW, LARGEST_WINDOW, LOOKED_AT = 500, 8_000, 20_000
-"""For the newest letters: the first and the largest window that is read. The most letters that one call reads."""
+FIRST_WINDOW, LARGEST_WINDOW = 500, 8_000
+"""For the newest letters: the first and the largest window that is read."""
 HELD_BYTES = LIMITS.reply_bytes
 """The most bytes of letters held for a page, plus one letter."""
-SEARCH_SECONDS = 5.0
-"""How long a list looks for a letter that matches, plus one call, before it answers with an empty page."""
 NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and drop the letter"
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
