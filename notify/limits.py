@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Literal
 
 from notify.errors import InvalidRequest, TooLarge
@@ -64,11 +65,16 @@ def bounds_of_clients() -> dict[str, float]:
     return {name: bound for name, bound in asdict(LIMITS).items() if name not in _OF_SERVERS}
 
 
+@lru_cache(4096)  # a producer sends to few topics, and a group has one name
+def _is_name(text: str) -> bool:
+    return NAME.match(text) is not None
+
+
 def check_name(kind: str, name: str) -> None:
     """Raises InvalidRequest (`invalid_name`) unless `name` is a valid name; `kind`: what it names, such as "topic"."""
     if not isinstance(name, str):
         raise InvalidRequest(f"{kind} is {name!r:.60}: it should be text", "invalid_name")
-    if NAME.match(name) is None:
+    if not _is_name(name):
         raise InvalidRequest(
             f"{kind} {name[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -, not beginning with . or -",
             "invalid_name",

@@ -99,16 +99,15 @@ class Batcher(Generic[Item, Result]):
         if len(self._waiting) >= MAX_WAITING:
             raise Unavailable("too much waits to be sent; the server is slow or away")
         future: asyncio.Future[Result] = self._loop.create_future()
-        self._append(item, future)
-        return future
-
-    def _append(self, item: Item, future: asyncio.Future[Result]) -> None:
         self._waiting.append((item, future))
-        self._start_later()
+        if not self._scheduled:
+            self._start_later()
+        return future
 
     def _again(self, item: Item, future: asyncio.Future[Result]) -> None:
         self._away -= 1
-        self._append(item, future)
+        self._waiting.append((item, future))
+        self._start_later()
 
     @contextlib.contextmanager
     def along(self, most: int) -> Iterator[Along[Item, Result]]:

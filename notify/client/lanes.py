@@ -53,7 +53,8 @@ class Lanes(Generic[Item, Result]):
 
     def submit(self, item: Item, shard: str | None) -> asyncio.Future[Result]:
         """Queue an item and return the future of its result. Raises Unavailable if too many items wait already."""
-        return self._lane(shard).submit(item)
+        lane = self._lanes.get(shard) or self._lane(shard)
+        return lane.submit(item)
 
     def along(self, shard: str | None, most: int) -> AbstractContextManager[Along[Item, Result]]:
         """`Batcher.along` of the shard's Batcher."""

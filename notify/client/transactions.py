@@ -47,7 +47,7 @@ MOST_ITEMS, MOST_TOGETHER = 200, 100
 cost far more than the request itself, and with two smaller requests client and server work at the same time."""
 Answers = Sequence[Item | Later | NotifyError]
 """The answer for each item of a request, in the order of the items."""
-NOT_NOW = (500, 503, 421)
+NOT_NOW = frozenset((500, 503, 421))
 """Statuses of an item that may succeed in another attempt."""
 
 
@@ -247,7 +247,7 @@ class TransactionClient:
         for all its attempts. A request that is refused as a whole does not come here: `_retried` sends it again.
         """
         deadlines = self._deadlines
-        if not deadlines and all(item.status not in NOT_NOW for item in items):
+        if not deadlines and NOT_NOW.isdisjoint([item.status for item in items]):
             return items
         if any(item.code == "wrong_shard" for item in items):
             self.http.look_again()
@@ -367,7 +367,10 @@ def _is_for_later(item: Item) -> bool:
 
 
 def _size(half: PackedTransaction) -> int:
-    return 64 + sum(map(size_of_message, half.messages))
+    messages = half.messages
+    if len(messages) == 1:  # half the time of a sum
+        return 64 + size_of_message(messages[0])
+    return 64 + sum(map(size_of_message, messages))
 
 
 async def call(
