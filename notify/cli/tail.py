@@ -13,6 +13,7 @@ import typer
 from notify.cli.api import URL, seconds
 from notify.cli.printed import is_terminal, say, say_fields, say_json
 from notify.client import AsyncReader, ReceivedMessage
+from notify.client.reader import QueueBounds
 from notify.errors import NotFound
 
 LOOK_SECONDS = 0.5
@@ -36,8 +37,8 @@ def tail(
 
     async def run() -> None:
         count = 0
-        async with AsyncReader(url) as reader, AsyncReader(url, batch=1) as prober:
-            async for message in _messages(reader, prober, name, last, follow):
+        async with AsyncReader(url) as reader:
+            async for message in _messages(reader, name, last, follow):
                 _say(message, json_lines)
                 count += 1
         if not count and last:
@@ -51,33 +52,28 @@ Place = tuple[str | None, int]
 """The shard (None if there is only one log) and the queue."""
 
 
-async def _messages(
-    reader: AsyncReader, prober: AsyncReader, topic: str, last: int, follow: bool
-) -> AsyncIterator[ReceivedMessage]:
-    """The `last` messages of all queues together; with `follow`, then all new messages, without an end.
-
-    `prober` reads one message in a request, to find messages that lie before a gap.
-    """
+async def _messages(reader: AsyncReader, topic: str, last: int, follow: bool) -> AsyncIterator[ReceivedMessage]:
+    """The `last` messages of all queues together; with `follow`, then all new messages, without an end."""
     newest: list[ReceivedMessage] = []
     offsets: dict[Place, int] = {}
-    for (shard, queue), (start, end) in (await _bounds(reader, topic)).items():
-        offsets[shard, queue] = end
+    for place, bounds in (await _bounds(reader, topic)).items():
+        offsets[place] = bounds.end
         found: list[ReceivedMessage] = []
-        while len(found) < last and start < end:
-            begin = max(start, end - last + len(found))
-            part = await _read(reader, topic, (shard, queue), begin, end)
-            found = part + found
-            end = begin if part else await _end_before(prober, topic, (shard, queue), start, begin)
+        for start, end in reversed(bounds.spans()):
+            while len(found) < last and start < end:
+                begin = max(start, end - last + len(found))
+                found = await _read(reader, topic, place, begin, end) + found
+                end = begin
         newest += found
     newest.sort(key=lambda message: message.committed_at)
     for message in newest[len(newest) - min(last, len(newest)) :]:
         yield message
     while follow:
-        for place, (start, end) in (await _bounds(reader, topic)).items():
+        for place, bounds in (await _bounds(reader, topic)).items():
             shard, queue = place
-            begin = max(offsets.get(place, start), start)
-            offsets[place] = max(begin, end)
-            if end > begin:
+            begin = max(offsets.get(place, bounds.start), bounds.start)
+            offsets[place] = max(begin, bounds.end)
+            if bounds.end > begin:
                 async for message in reader.read(topic, queue, offset=begin, shard=shard):
                     offsets[place] = max(offsets[place], message.offset + 1)
                     yield message
@@ -96,34 +92,13 @@ async def _read(reader: AsyncReader, topic: str, place: Place, begin: int, end: 
     return found
 
 
-async def _end_before(prober: AsyncReader, topic: str, place: Place, start: int, end: int) -> int:
-    """The offset after the last message before `end`, or `start` if there is none.
-
-    A log that was restored from a store continues 2^32 offsets further, so the gap is halved instead of read.
-    """
-    while start < end:
-        middle = (start + end) // 2
-        offset = await _first(prober, topic, place, middle, end)
-        start, end = (start, middle) if offset is None else (offset + 1, end)
-    return start
-
-
-async def _first(prober: AsyncReader, topic: str, place: Place, begin: int, end: int) -> int | None:
-    """The offset of the first message from `begin` to before `end`, if there is one."""
-    messages = prober.read(topic, place[1], offset=begin, shard=place[0])
-    async with contextlib.aclosing(messages):
-        async for message in messages:
-            return message.offset if message.offset < end else None
-    return None
-
-
-async def _bounds(reader: AsyncReader, topic: str) -> dict[Place, tuple[int, int]]:
-    """The first and the next offset of each queue. Raises NotFound if no log has the topic."""
-    bounds: dict[Place, tuple[int, int]] = {}
+async def _bounds(reader: AsyncReader, topic: str) -> dict[Place, QueueBounds]:
+    """The offsets of each queue. Raises NotFound if no log has the topic."""
+    bounds: dict[Place, QueueBounds] = {}
     unknown: NotFound | None = None
     for shard in await reader.shards() or (None,):
         try:
-            bounds |= {(shard, queue): ends for queue, ends in (await reader.queues(topic, shard=shard)).items()}
+            bounds |= {(shard, queue): row for queue, row in (await reader.bounds(topic, shard=shard)).items()}
         except NotFound as error:
             unknown = error
     if unknown is not None and not bounds:

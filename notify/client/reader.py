@@ -27,14 +27,26 @@ CALL_SECONDS = 30.0
 FOLLOW_SECONDS = 0.1
 
 
-class _Bounds(msgspec.Struct):
+class QueueBounds(msgspec.Struct, frozen=True):
+    """The offsets of a queue."""
+
     queue: int
     start: int
+    """The first retained offset."""
     end: int
+    """The offset after the last message."""
+    gaps: Sequence[tuple[int, int]] = ()
+    """The runs [first, end) of offsets that no message has, in order: a restore left them free."""
+
+    def spans(self) -> list[tuple[int, int]]:
+        """The runs [first, end) of retained offsets without the gaps, in order."""
+        starts = [self.start, *(max(self.start, after) for _, after in self.gaps)]
+        ends = [*(min(self.end, first) for first, _ in self.gaps), self.end]
+        return [(first, end) for first, end in zip(starts, ends, strict=True) if first < end]
 
 
 class _Topic(msgspec.Struct):
-    queues: list[_Bounds]
+    queues: list[QueueBounds]
 
 
 _decode_pulled = msgspec.msgpack.Decoder(Pulled).decode
@@ -155,9 +167,14 @@ class AsyncReader:
         `shard`: which of several servers with separate logs; None: any. Raises NotFound if the topic does not exist,
         InvalidRequest for an invalid name.
         """
+        bounds = await self.bounds(topic, shard=shard)
+        return {queue: (row.start, row.end) for queue, row in bounds.items()}
+
+    async def bounds(self, topic: str, *, shard: str | None = None) -> dict[int, QueueBounds]:
+        """The offsets of a topic's queues, by number, with the gaps that a restore left; see `queues`."""
         check_name("topic", topic)
         described = read_answer(_decode_topic, await self._described(topic, shard))
-        return {bounds.queue: (bounds.start, bounds.end) for bounds in described.queues}
+        return {row.queue: row for row in described.queues}
 
     async def _described(self, topic: str, shard: str | None) -> bytes:
         """A topic in JSON. A server up to 9c372b4 has it only as an admin route. Raises NotFound."""

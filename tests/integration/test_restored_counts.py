@@ -59,3 +59,11 @@ def test_messages_are_counted_and_not_offsets(server: ServerProcess) -> None:
     admin(server.url, "POST", "groups/g/reset", asked | {"to": "latest", "dry_run": False})
     (moved,) = admin(server.url, "POST", "groups/g/reset", asked | {"to": "earliest"})["result"]["queues"]
     assert (moved["again"], moved["left_out"]) == (3, 0)
+
+
+def test_tail_shows_the_messages_on_both_sides_of_the_gap(server: ServerProcess) -> None:
+    publish(server.url, "t", ["d"])
+    code, shown = cli("topic", "tail", "t", "--last", "3", "--url", server.url)
+    lines = shown["text"].splitlines()
+    assert (code, [line.split("\t")[-1] for line in lines]) == (0, ["b", "c", "d"])
+    assert lines[-1].startswith(f"t/0@{OFFSETS_APART + 3}")
