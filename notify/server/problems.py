@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
+import sqlalchemy as sa
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
@@ -70,6 +71,10 @@ def answer_errors(api: FastAPI) -> None:
 
     for kind in faults.DATABASE_AWAY:
         api.exception_handler(kind)(away)
+
+    @api.exception_handler(sa.exc.DataError)
+    async def not_storable(request: Request, error: sa.exc.DataError) -> Response:
+        return _problem(InvalidRequest(f"the database refuses a text of this request: {error.orig}", "invalid_schema"))
 
     @api.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from notify.databases import TEXT
 
@@ -17,15 +18,19 @@ metadata = sa.MetaData()
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 """SQLite counts up only what it calls INTEGER."""
 _INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+_UTF8 = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
+_PERSON = sa.String(255).with_variant(mysql.VARCHAR(255, **_UTF8), "mysql", "mariadb")
+"""A name in any script, such as an identity provider's subject, whatever the database's own character set is."""
+_WHAT = sa.String(64).with_variant(mysql.VARCHAR(64, **_UTF8), "mysql", "mariadb")
 
 server_action = sa.Table(
     "server_action",
     metadata,
     sa.Column("id", _NUMBER, primary_key=True, autoincrement=True),
     sa.Column("at_us", sa.BigInteger, nullable=False),
-    sa.Column("who", sa.String(255), nullable=False),
-    sa.Column("what", sa.String(64), nullable=False),
-    sa.Column("target", sa.String(255), nullable=False),
+    sa.Column("who", _PERSON, nullable=False),
+    sa.Column("what", _WHAT, nullable=False),
+    sa.Column("target", _PERSON, nullable=False),
     sa.Column("reason", TEXT, nullable=False),
     sa.Column("result", TEXT, nullable=False),
     **_INNODB,
@@ -37,7 +42,7 @@ server_revision = sa.Table(
     metadata,
     sa.Column("number", _NUMBER, primary_key=True, autoincrement=False),
     sa.Column("at_us", sa.BigInteger, nullable=False),
-    sa.Column("who", sa.String(255), nullable=False),
+    sa.Column("who", _PERSON, nullable=False),
     sa.Column("reason", TEXT, nullable=False),
     sa.Column("settings", TEXT, nullable=False),  # JSON: every setting that differs from how the servers were started
     **_INNODB,
@@ -50,7 +55,7 @@ server_credential = sa.Table(
     sa.Column("id", sa.String(16), primary_key=True),
     sa.Column("name", sa.String(127), nullable=False),
     sa.Column("kind", sa.String(16), nullable=False),  # token, certificate, subject
-    sa.Column("proof", sa.String(255), nullable=False),  # SHA-256 of the token; the certificate's or subject's name
+    sa.Column("proof", _PERSON, nullable=False),  # SHA-256 of the token; the certificate's or subject's name
     sa.Column("rights", TEXT, nullable=False),  # JSON: a list of texts
     sa.Column("requests", sa.Float(53), nullable=False),
     sa.Column("polls", sa.Integer, nullable=False),

@@ -31,13 +31,16 @@ from notify.server.admin import (
     transactions,
 )
 from notify.server.admin.writes import Desk
+from notify.server.json_body import JsonRoute
 from notify.server.running import Running
 
 
 def router(running: Callable[[], Running]) -> APIRouter:
     """All admin routes. `running` returns the running parts of the server, or raises Unavailable."""
-    routes = APIRouter(tags=["admin"], dependencies=[Depends(guard.check_admin)])
-    services = APIRouter(tags=["admin"])  # each route checks its own right: older SDKs call them as a service
+    routes = APIRouter(tags=["admin"], dependencies=[Depends(guard.check_admin)], route_class=JsonRoute)
+    services = APIRouter(
+        tags=["admin"], route_class=JsonRoute
+    )  # each route checks its own right: older SDKs call them as a service
     desk = Desk(running)
     topics.add_routes(routes, services, desk)
     dead_letters.add_routes(routes, desk)

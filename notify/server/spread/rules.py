@@ -277,7 +277,9 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
     ("GET", "backups/.*", Rule(Asked.NONE)),
     ("*", ".*", Rule(Asked.ALL)),
 )
-_COMPILED = [(methods.split(), re.compile(path), rule) for methods, path, rule in _RULES]
+_COMPILED = [
+    (methods.split(), re.compile(path, re.DOTALL), rule) for methods, path, rule in _RULES
+]  # a name may hold "\n"
 
 
 def rule_of(method: str, path: str, query: Mapping[str, str]) -> Rule:

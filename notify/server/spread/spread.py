@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +22,7 @@ from notify.server import problems
 from notify.server.cluster.workers import Workers
 from notify.server.data.answer import fault_of
 from notify.server.jobs.dead_letters import REDRIVEN
+from notify.server.json_body import decoded
 from notify.server.running import Running
 from notify.server.spread import cursors, exposition, publishing
 from notify.server.spread.combining import Answer
@@ -56,8 +57,8 @@ class _Question:
     def fields(self) -> dict[str, Any]:
         """The body if it is a JSON object, else empty: the route then reports what is wrong."""
         try:
-            fields = json.loads(self.body)
-        except ValueError:
+            fields = decoded(self.body)
+        except InvalidRequest:
             return {}
         return fields if isinstance(fields, dict) else {}
 
@@ -156,7 +157,7 @@ class _Spreading:
         query = question.scope["query_string"].decode("latin-1") if query is None else query
         if number == self._workers.number:
             return await _asked_here(self._api, {**question.scope, "method": method}, path, query, body)
-        raw = question.scope.get("raw_path", question.path.encode()) if path == question.path else path.encode()
+        raw = question.scope.get("raw_path", question.path.encode()) if path == question.path else quote(path).encode()
         target = raw.decode("latin-1") + ("?" + query if query else "")
         seconds = READ_SECONDS if method == "GET" else WRITE_SECONDS
         if path == METRICS:

@@ -1,0 +1,125 @@
+"""Bad input to admin routes gets a 4xx with a code and a sentence, also where several workers answer together, and
+leaves the records of actions readable."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from notify.testing import InMemoryServer
+from notify.testing.process import ServerProcess
+from tests.support.http import REASON, admin, ask
+from tests.support.servers import make_storage, stop_if_running
+
+HALF_OF_A_PAIR = b"\\ud800"
+DROP = "/v1/admin/groups/g/dead-letters/drop"
+LIMITS = "/v1/admin/limits"
+
+
+@pytest.fixture
+def over_a_database(engine_url: str, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server whose records are in a database."""
+    make_storage(engine_url)
+    server = ServerProcess(tmp_path / "server", flags=["--storage", engine_url])
+    try:
+        yield server.start()
+    finally:
+        stop_if_running(server)
+
+
+@pytest.fixture(scope="module")
+def with_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path_factory.mktemp("workers"), flags=["--workers", "2"])
+    try:
+        yield server.start()
+    finally:
+        stop_if_running(server)
+
+
+def test_half_of_a_surrogate_pair_is_refused_and_the_actions_stay_readable(memory: InMemoryServer) -> None:
+    """It was recorded, and no list of actions with this one could be shown any more."""
+    status, problem = ask(memory.url, "POST", DROP, b'{"reason": "r", "ids": ["%s"]}' % HALF_OF_A_PAIR)
+    assert (status, problem["code"]) == (422, "invalid_schema") and "JSON" in problem["detail"]
+    assert admin(memory.url, "GET", "actions?max=1")["actions"] is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b'{"reason": NaN}', b'{"reason": "r"} {}', '{"reason": "r"}'.encode("utf-16"), b'"\xff"'],
+    ids=["depth", "NaN", "more behind it", "UTF-16", "no UTF-8"],
+)
+def test_what_is_no_json_is_refused(memory: InMemoryServer, with_workers: ServerProcess, body: bytes) -> None:
+    for url in (memory.url, with_workers.url):
+        for path in (DROP, "/v1/admin/alarms/x/unsilence", "/v1/admin/transactions/x/check"):
+            status, problem = ask(url, "POST", path, body)
+            assert (status, problem["code"]) == (422, "invalid_schema"), (path, problem)
+
+
+def test_another_type_or_encoding_is_named(memory: InMemoryServer) -> None:
+    """It said that a body of JSON should be a dictionary."""
+    body = json.dumps({"reason": REASON}).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/msgpack", ""):
+        status, problem = ask(memory.url, "PUT", LIMITS, body, kind=kind)
+        assert (status, problem["code"]) == (415, "unsupported_type")
+        assert "send application/json, not" in problem["detail"]
+    status, problem = ask(memory.url, "PUT", LIMITS, body, headers={"content-encoding": "gzip"})
+    assert (status, problem["code"]) == (415, "unsupported_encoding")
+    for kind in ("APPLICATION/JSON", "application/json; charset=utf-8"):
+        assert (
+            ask(memory.url, "PUT", LIMITS, body + b" ", kind=kind, headers={"content-encoding": "identity"})[0] == 200
+        )
+
+
+def test_a_name_with_a_line_break_is_a_name_like_any_other(with_workers: ServerProcess) -> None:
+    """Workers that answer together took the line break for the end of the path, and the answer was an empty 500."""
+    for method, path, status in (
+        ("GET", "topics/%0d%0aX:y", 404),
+        ("DELETE", "topics/%0aX", 404),
+        ("POST", "groups/%0aX/reset", 404),
+        ("GET", "jobs/%0a1", 404),
+        ("GET", "messages/%0a1", 404),
+    ):
+        body = {"reason": REASON, "topic": "t", "to": "earliest"} if path.endswith("reset") else {"reason": REASON}
+        answered, problem = ask(with_workers.url, method, f"/v1/admin/{path}", None if method == "GET" else body)
+        assert answered in (status, 422) and problem["code"], (path, answered, problem)
+
+
+def test_a_name_is_never_a_part_of_the_request_between_workers(with_workers: ServerProcess) -> None:
+    """A worker that looks for a topic at the others puts its name into the path of that request."""
+    name = "t%20HTTP/1.1%0d%0aX-A:%20b%0d%0a%0d%0aGET%20/livez"
+    parts = urlsplit(with_workers.url)
+    for key in map(str, range(8)):  # of both workers
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
+        body = json.dumps({"reason": REASON, "body": "x", "key": key})
+        connection.request("POST", f"/v1/admin/topics/{name}/messages", body, {"content-type": "application/json"})
+        status = connection.getresponse().status
+        connection.close()
+        assert status in (404, 422)
+    assert ask(with_workers.url, "GET", "/v1/admin/topics/none")[0] == 404
+
+
+def test_a_text_that_the_database_refuses_is_named(over_a_database: ServerProcess) -> None:
+    """PostgreSQL takes no NUL: it was a fault of the server."""
+    url = over_a_database.url
+    for method, path, body in (
+        ("PUT", LIMITS, {"reason": "a\0b"}),
+        ("GET", "/v1/admin/actions?target=%00", None),
+    ):
+        status, answer = ask(url, method, path, body)
+        assert status in (200, 422), answer
+        assert status == 200 or "NUL" in answer["detail"]
+    assert admin(url, "GET", "actions") and admin(url, "PUT", "limits", {})["status"] == 200
+
+
+def test_people_have_names_in_any_script(over_a_database: ServerProcess) -> None:
+    """Also where the database's own character set is latin1: the write was a fault, and a search found no database."""
+    url = over_a_database.url
+    subject: dict[str, Any] = {"name": "x", "kind": "subject", "subject": "山田太郎 😀", "rights": ["view"]}
+    assert admin(url, "POST", "credentials", subject)["result"]["subject"] == subject["subject"]
+    assert admin(url, "GET", "actions?target=%F0%9F%98%80")["actions"] == []
