@@ -45,8 +45,8 @@ class Checkpoints:
     async def take(self) -> None:
         """Take a checkpoint behind the next frame, and wait until it is durable. Raises StorageFailed or OSError."""
         taken: list[tuple[int, Callable[[], bytes]]] = []
+        self._journal.reserve(4096)  # first: where it raises, the next frame must not copy the state for nobody
         self._journal.on_take.append(lambda position: taken.append((position, self.capture(position))))
-        self._journal.reserve(4096)
         self._journal.append(RecordType.CARRY, b"")
         await self._journal.sync()
         position, encoded = taken[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -73,9 +74,21 @@ class Disk:
         os.ftruncate(fd, size)
 
     def replace(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a file whole: under another name, synced, then renamed into place."""
+        """Write a file whole: under another name, synced, then renamed into place.
+
+        What does not fit on the disk is removed: retention, and whoever writes next, need the room.
+        """
         temporary = name + ".tmp"
-        fd = os.open(self.directory / temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            self._write_whole(temporary, chunks)
+            self.rename(temporary, name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.unlink(temporary)
+            raise
+
+    def _write_whole(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        fd = os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             for chunk in chunks:
                 view = memoryview(chunk)
@@ -84,7 +97,6 @@ class Disk:
             os.fsync(fd)
         finally:
             os.close(fd)
-        self.rename(temporary, name)
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self.directory / old, self.directory / new)

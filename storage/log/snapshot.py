@@ -29,6 +29,9 @@ async def snapshot(log: Path, segments: Segments, journal: Journal, directory: P
     for _ in range(TRIES):
         try:
             os.mkdir(directory, 0o700)
+        except OSError as error:  # also one that exists: nothing in it is this function's to remove
+            raise _failed(directory, error) from None
+        try:
             # Checkpoints first: a segment is dropped only after a later checkpoint, so each finds what it speaks of.
             written = _link(log, segments, journal.durable, directory)
             return await asyncio.to_thread(_copy, written, directory)
@@ -36,8 +39,12 @@ async def snapshot(log: Path, segments: Segments, journal: Journal, directory: P
             _remove(directory)  # retention or a seal was quicker: once more
         except OSError as error:
             _remove(directory)
-            raise StorageFailed(f"no snapshot in {directory}: {error.strerror}") from None
+            raise _failed(directory, error) from None
     raise StorageFailed(f"no snapshot in {directory}: the log's files changed under {TRIES} tries; try again")
+
+
+def _failed(directory: Path, error: OSError) -> StorageFailed:
+    return StorageFailed(f"no snapshot in {directory}: {error.strerror}")
 
 
 def _link(log: Path, segments: Segments, durable: int, directory: Path) -> list[tuple[Path, int]]:
@@ -83,6 +90,6 @@ def _private(path: str, flags: int) -> int:
 
 
 def _remove(directory: Path) -> None:
-    for file in directory.iterdir() if directory.exists() else ():
+    for file in directory.iterdir():
         file.unlink()
     directory.rmdir()

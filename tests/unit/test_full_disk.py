@@ -1,8 +1,10 @@
-"""A disk without room: what is kept beside the log leaves nothing behind, and a refused write says why."""
+"""A disk without room: what does not fit leaves nothing behind, and a refused write says why."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,12 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from notify.errors import DiskFull, StorageFailed
 from notify.server import kept_file
 from notify.server.problems import answer_errors
+from notify.storage.log import LogStore
+from notify.storage.log.disk import Disk
+from tests.support.logs import T0
 
 
 def test_a_file_that_does_not_fit_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +63,81 @@ def test_a_write_that_the_records_have_no_room_for_is_507(tmp_path: Path) -> Non
     answer = TestClient(api, raise_server_exceptions=False).put("/v1/admin/thing")
     engine.dispose()
     assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
+
+
+def test_a_file_of_the_log_that_does_not_fit_gives_its_room_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each checkpoint that did not fit left its beginning behind, under a name of its own, until the next start: on a
+    full disk it kept the room that retention needs."""
+    disk = Disk(tmp_path)
+    write = os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        if len(data) < 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:3])
+
+    monkeypatch.setattr("notify.storage.log.disk.os.write", half)
+    with pytest.raises(OSError, match="No space"):
+        disk.replace("a.ckpt", [b"12345"])
+    assert disk.names() == []
+    monkeypatch.undo()
+    disk.replace("a.ckpt", [b"12345"])
+    assert (tmp_path / "a.ckpt").read_bytes() == b"12345" and disk.names() == ["a.ckpt"]
+
+
+class FullDisk(Disk):
+    """Has no room for another record while `is_full`."""
+
+    is_full = False
+
+    def reserve(self, fd: int, offset: int, size: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().reserve(fd, offset, size)
+
+
+def test_a_checkpoint_that_has_no_room_is_not_made_later(tmp_path: Path) -> None:
+    """The state was copied at the next write for each checkpoint that was refused meanwhile, and none of the copies was
+    written: retention asks for one every 30 s."""
+
+    async def scenario() -> None:
+        disk = FullDisk(tmp_path)
+        store = LogStore(tmp_path, disk=disk)
+        await store.open(T0)
+        try:
+            await store.checkpoint()
+            newest = store._checkpoints.newest
+            store.journal._reserved = 0
+            disk.is_full = True
+            for _ in range(3):
+                with pytest.raises(DiskFull):
+                    await store.checkpoint()
+            disk.is_full = False
+            await store.pause("g", True)
+            assert (store.journal.on_take, store._checkpoints.newest) == ([], newest)
+        finally:
+            await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_snapshot_touches_no_directory_that_exists(tmp_path: Path) -> None:
+    """It removed the files in it."""
+
+    async def scenario() -> None:
+        store = LogStore(tmp_path / "log")
+        await store.open(T0)
+        try:
+            (tmp_path / "mine").mkdir()
+            (tmp_path / "mine" / "file").write_text("precious")
+            with pytest.raises(StorageFailed, match="exists"):
+                await store.snapshot(tmp_path / "mine")
+            with pytest.raises(StorageFailed, match="No such file"):
+                await store.snapshot(tmp_path / "missing" / "mine")
+        finally:
+            await store.close()
+
+    asyncio.run(scenario())
+    assert (tmp_path / "mine" / "file").read_text() == "precious"
