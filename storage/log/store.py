@@ -184,7 +184,11 @@ class LogStore:
         started = time.perf_counter()
         self.disk.make()
         self._lock.take()
-        opened = Opening(self.disk, self.segments, self.state).run(now_us)
+        try:
+            opened = Opening(self.disk, self.segments, self.state).run(now_us)
+        except BaseException:
+            self.let_go()
+            raise
         self.damages = opened.damages
         self.replayed_bytes = opened.replayed_bytes
         self._checkpoints.newest = opened.checkpoint

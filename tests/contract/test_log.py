@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 import time
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notify import faults, ids
+from notify.errors import Corrupt
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore, journal
 from notify.storage.memory import MemoryStore
@@ -260,3 +262,21 @@ def test_ids_are_found_whatever_their_producers_clocks_say(tmp_path: Path) -> No
         await store.close()
 
     asyncio.run(whole())
+
+
+def test_a_log_that_cannot_be_opened_is_let_go_of(tmp_path: Path) -> None:
+    """It kept its files and its lock: opened again, it was said to be in use by another process."""
+
+    async def scenario() -> None:
+        unreadable = tmp_path / f"{1:020d}.ckpt"
+        unreadable.write_bytes(b"no checkpoint")
+        files = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(Corrupt):
+            await LogStore(tmp_path).open(T0)
+        assert len(os.listdir("/proc/self/fd")) == files
+        unreadable.unlink()
+        store = LogStore(tmp_path)
+        await store.open(T0)
+        await store.close()
+
+    asyncio.run(scenario())
