@@ -14,6 +14,10 @@ from notify.storage.log.queues import TopicsById
 from notify.storage.log.records import Sender
 
 
+LEAST_COMPACTED = 1000
+"""A schedule with so many ids that came due, or twice as many as were open the last time, drops the decided ones."""
+
+
 class Pending(msgspec.Struct, eq=False, gc=False):
     """One undecided transaction."""
 
@@ -36,11 +40,12 @@ class _Schedule:
     does not rise goes into a heap. An id whose due time has moved meanwhile is skipped when it comes up.
     """
 
-    __slots__ = ("batches", "heap")
+    __slots__ = ("_compact_at", "batches", "heap")
 
     def __init__(self) -> None:
         self.batches: deque[tuple[int, Sequence[bytes]]] = deque()
         self.heap: list[tuple[int, bytes]] = []
+        self._compact_at = LEAST_COMPACTED
 
     def add(self, due_us: int, ids: Sequence[bytes]) -> None:
         if not self.batches or self.batches[-1][0] <= due_us:
@@ -61,6 +66,11 @@ class _Schedule:
             for transaction_id in ids:
                 if transaction_id in open_ids:
                     heapq.heappush(self.heap, (due_us, transaction_id))
+        if len(self.heap) >= self._compact_at:
+            # Only a poll takes ids out otherwise, and nobody may poll for this group.
+            self.heap = [entry for entry in self.heap if entry[1] in open_ids]
+            heapq.heapify(self.heap)
+            self._compact_at = max(LEAST_COMPACTED, 2 * len(self.heap))
 
     def pop_due(self, now_us: int) -> tuple[int, bytes] | None:
         """Take one due id."""
@@ -86,9 +96,11 @@ class PendingTable:
         self.schedule(pending.producer.group, due_us, (pending.id,))
 
     def ripen(self, now_us: int) -> None:
-        """Called now and then for groups that nobody polls."""
-        for schedule in self._schedules.values():
+        """Called at each turn of the server, for groups that nobody polls; a group without open ids is forgotten."""
+        for group, schedule in list(self._schedules.items()):
             schedule.ripen(now_us, self.by_id)
+            if schedule.next_us() is None:
+                del self._schedules[group]
 
     def next_us(self, group: str) -> int | None:
         """When the group's next check may be due: early where that one is decided meanwhile, never late."""
