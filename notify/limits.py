@@ -37,7 +37,7 @@ class Limits:
     wait_seconds: float = 60
     max_messages: int = 10_000
     topics: int = 1_000
-    """The most topics that a request to receive may name."""
+    """The most topics that a request to receive, and topics and sources that a poll for checks, may name."""
     reply_bytes: int = 8 << 20
     connections: int = 10_000
     """The most connections to a server; the default of the setting `connections`."""
@@ -92,6 +92,12 @@ def check_whole(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name} is {value!r}; it must be a whole number from {low} to {high}", "out_of_bounds")
     check_between(name, value, low, high)
+
+
+def check_text(what: str, text: str) -> None:
+    """Raises InvalidRequest (`out_of_bounds`) if `text` has more than 255 characters."""
+    if len(text) > 255:
+        raise InvalidRequest(f"{what} has {len(text)} characters; at most 255 are allowed", "out_of_bounds")
 
 
 def check_headers(headers: Mapping[str, str], limits: Limits = LIMITS) -> None:

@@ -13,7 +13,6 @@ from notify.storage.log.entry import topic_of
 from notify.storage.log.queues import TopicsById
 from notify.storage.log.records import Sender
 
-
 LEAST_COMPACTED = 1000
 """A schedule with so many ids that came due, or twice as many as were open the last time, drops the decided ones."""
 

@@ -99,9 +99,3 @@ def failed(item_id: str, error: NotifyError, state: str | None = None) -> Item:
     """The answer's item for one that `error` refuses."""
     shard = error.shard if isinstance(error, WrongShard) else None
     return Item(item_id, error.status, state, shard, None, error.code, str(error), retry_after(error))
-
-
-def check_text(what: str, text: str) -> None:
-    """Raises InvalidRequest if `text` has more than 255 characters."""
-    if len(text) > 255:
-        raise InvalidRequest(f"{what} has {len(text)} characters; at most 255 are allowed", "out_of_bounds")

@@ -9,7 +9,7 @@ from typing import Any
 from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
 from notify.clock import Clock
-from notify.limits import LIMITS, check_between, check_name
+from notify.limits import LIMITS, check_between, check_name, check_text
 from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.checks import Due
@@ -64,7 +64,10 @@ class Checks:
         self._shard = shard
         self._metrics = metrics
         self._pollers: dict[str, list[_Poller]] = {}
-        self.last_poll_us: dict[str, int] = {}
+        """The polls that wait, by producer group; no group without one."""
+        self._polled_us: dict[str, int] = {}
+        """When a group polled last, for ONLINE_US."""
+        self._forgot_us = clock()
         self.log = log
         self._with_spans = with_spans
 
@@ -73,7 +76,8 @@ class Checks:
         check_name("producer_group", poll.producer_group)
         check_between("wait", poll.wait, 0, LIMITS.wait_seconds)
         check_between("max", poll.max, 1, LIMITS.max_messages)
-        self.last_poll_us[poll.producer_group] = self._clock()
+        _check_wishes(poll)
+        self._polled_us[poll.producer_group] = self._clock()
         loop = asyncio.get_running_loop()
         poller = _Poller(poll, loop.create_future())
         waiting = self._pollers.setdefault(poll.producer_group, [])
@@ -88,7 +92,9 @@ class Checks:
         finally:
             if poller in waiting:
                 waiting.remove(poller)
-        now_us = self.last_poll_us[poll.producer_group] = self._clock()
+            if not waiting and self._pollers.get(poll.producer_group) is waiting:
+                del self._pollers[poll.producer_group]
+        now_us = self._polled_us[poll.producer_group] = self._clock()
         questions = []
         for due, half in await self._halves(poller.checks):
             # A half without messages was decided since its check was claimed, or its payloads are unreadable.
@@ -125,7 +131,9 @@ class Checks:
         room = sum(p.max for p in waiting)
         answer_us = round(self.schedule.answer_within * 1_000_000)
         unmatched: list[Due] = []
-        for due in await self._store.claim_checks(group, now_us, min(room, LIMITS.items), answer_us):
+        claimed = await self._store.claim_checks(group, now_us, min(room, LIMITS.items), answer_us)
+        waiting = self._pollers.get(group, [])  # others may wait by now
+        for due in claimed:
             chosen = next((p for p in waiting if p.instance == due.instance and p.fits(due)), None)
             chosen = chosen or next((p for p in waiting if p.fits(due)), None)
             if chosen is None:
@@ -141,18 +149,22 @@ class Checks:
 
     def is_online(self, group: str) -> bool:
         """Whether a producer of the group is polling for checks, or did within ONLINE_US."""
-        polled_us = self.last_poll_us.get(group)
-        return bool(self._pollers.get(group)) or (polled_us is not None and self._clock() - polled_us < ONLINE_US)
+        polled_us = self._polled_us.get(group)
+        return group in self._pollers or (polled_us is not None and self._clock() - polled_us < ONLINE_US)
 
     def next_event_us(self) -> int | None:
         """When the next check of a group with a waiting poller is due; None if no check waits."""
-        times = [self._store.next_check_us(group) for group, waiting in self._pollers.items() if waiting]
+        times = [self._store.next_check_us(group) for group in self._pollers]
         return min((t for t in times if t is not None), default=None)
 
     async def tick(self) -> None:
-        """Hand out the due checks of every group that polls."""
-        for group in [group for group, waiting in self._pollers.items() if waiting]:
+        """Hand out the due checks of every group that polls, and forget groups that have not polled for ONLINE_US."""
+        for group in list(self._pollers):
             await self.hand_out(group)
+        now_us = self._clock()
+        if now_us - self._forgot_us >= ONLINE_US:
+            self._forgot_us = now_us
+            self._polled_us = {group: at_us for group, at_us in self._polled_us.items() if now_us - at_us < ONLINE_US}
 
     def _question(self, due: Due, messages: Sequence[Payload]) -> dict[str, Any]:
         return {
@@ -163,6 +175,17 @@ class Checks:
             "attempt": due.attempts + 1,
             "messages": messages,
         }
+
+
+def _check_wishes(poll: Poll) -> None:
+    """Raises InvalidRequest for more topics or sources, or longer names, than a poll may hold while it waits."""
+    check_text("instance", poll.instance)
+    for kind, names in (("topics", poll.topics or ()), ("sources", poll.sources or ())):
+        check_between(f"the number of {kind}", len(names), 0, LIMITS.topics)
+    for topic in poll.topics or ():
+        check_name("topic", topic)
+    for source in poll.sources or ():
+        check_text("a source", source)
 
 
 def _size(message: Payload) -> int:

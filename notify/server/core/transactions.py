@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from notify import ids, tracing
 from notify.clock import Clock
 from notify.errors import Backpressure, InvalidRequest, NotifyError
-from notify.limits import LIMITS, check_between, check_count, check_name
+from notify.limits import LIMITS, check_between, check_count, check_name, check_text
 from notify.server.access.principal import Principal
 from notify.server.core.admission import (
     check_place,
-    check_text,
     failed,
     keys_of,
     new_messages,

@@ -57,11 +57,12 @@ def may_consume(request: Request, group: str, topics: Sequence[str] = ()) -> Cal
 
 
 def polling(request: Request, clock: Clock) -> AbstractContextManager[None]:
-    """The context in which a request waits for messages or checks.
+    """The context in which a request, whose body is decoded, waits for messages or checks.
 
     Raises Backpressure if its principal has too many waiting requests, Unauthorized if the principal's access ends.
     """
     request.polls = True
+    request.body = b""  # it may have 8 MiB, and a poll waits for up to a minute
     return _UNBOUNDED if request.principal is EVERYONE else _polling(request.principal, clock)
 
 
