@@ -61,10 +61,15 @@ class _Room:
         """Call the function in a thread and return its result. If the caller is cancelled, the thread keeps its place
         until it ends.
 
-        Raises CheckUnavailable if too many checks wait for a place.
+        Raises CheckUnavailable if too many checks wait for a place, RuntimeError if the system allows no more threads.
         """
         await self._enter()
-        return await self._to_its_end(_in_thread(function, *arguments))
+        try:
+            future = _in_thread(function, *arguments)
+        except BaseException:
+            self._free.release()
+            raise
+        return await self._to_its_end(future)
 
     async def on_loop(self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
         """As `in_thread`, for a coroutine. Cancelled within a statement, a connection to SQLite stayed open, and kept

@@ -29,15 +29,27 @@ class HandlerThreads(Executor):
         self._is_closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a function in a thread and return the future of its result. Raises RuntimeError after `shutdown`."""
+        """Call a function in a thread and return the future of its result.
+
+        Raises RuntimeError after `shutdown`, and if the system allows no thread at all.
+        """
         if self._is_closed:
             raise RuntimeError("the consumer has ended: its threads call no handler any more")
         future: Future[Any] = Future()
-        self._waiting.put((future, lambda: fn(*args, **kwargs)))
         if not self._idle.acquire(blocking=False) and self._started < self._most:
-            self._started += 1
-            threading.Thread(target=self._run, name=f"{self._name}_{self._started}", daemon=True).start()
+            self._start()
+        self._waiting.put((future, lambda: fn(*args, **kwargs)))
         return future
+
+    def _start(self) -> None:
+        """Start another thread. If the system allows no more, the work waits for one of those that run."""
+        try:
+            threading.Thread(target=self._run, name=f"{self._name}_{self._started + 1}", daemon=True).start()
+        except RuntimeError:
+            if not self._started:
+                raise
+        else:
+            self._started += 1
 
     def _run(self) -> None:
         while (work := self._waiting.get()) is not None:

@@ -14,7 +14,7 @@ from notify import ids
 from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.schedule import CheckSchedule
 from notify.client import TransactionProducer
-from notify.client.checker import Checker
+from notify.client.checker import THREADS, Checker, _Room
 from notify.errors import InvalidRequest
 from notify.limits import LIMITS
 from notify.server.core import checks as server_checks
@@ -27,7 +27,7 @@ from notify.storage.records import State
 from notify.storage.topics import Topic
 from notify.testing import InMemoryServer
 from notify.wire import Check, CheckedMessage, Checks, OutcomeItem, Payload, Poll, encode_msgpack
-from tests.support.clock import eventually_async
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.transactions import new_id, sent
 
 
@@ -253,6 +253,24 @@ def test_a_poll_answers_with_no_more_than_goes_into_a_reply(monkeypatch: pytest.
 
     asyncio.run(scenario())
     assert most_read <= server_checks.READ_AT_ONCE
+
+
+def test_a_check_whose_thread_cannot_be_started_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After THREADS of them no check of this listener was ever answered again."""
+
+    async def scenario() -> None:
+        room = _Room("the listener")
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_more)
+            for _ in range(THREADS):
+                with pytest.raises(RuntimeError, match="new thread"):
+                    await room.in_thread(str)
+        assert await asyncio.wait_for(room.in_thread(str, 5), PATIENCE_SECONDS) == "5"
+
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    asyncio.run(scenario())
 
 
 def test_the_threads_of_listeners_do_not_outlive_the_process() -> None:

@@ -33,6 +33,35 @@ def test_work_is_done_by_so_many_threads_at_most() -> None:
     threads.shutdown()
 
 
+def test_a_thread_that_cannot_be_started_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After as many failures as there may be threads, nothing ran any more: messages stayed in hand, and their leases
+    were renewed for ever. The work itself stayed queued, although its caller was told that it failed."""
+    threads = HandlerThreads(1, "test")
+
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more)
+        with pytest.raises(RuntimeError, match="new thread"):
+            threads.submit(done.append, "refused")
+    threads.submit(done.append, "taken").result(PATIENCE_SECONDS)
+    assert done == ["taken"]
+
+    busy = threading.Event()
+    two = HandlerThreads(2, "test")
+    first = two.submit(busy.wait, PATIENCE_SECONDS)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more)
+        second = two.submit(done.append, "by the other thread")
+    busy.set()
+    assert first.result(PATIENCE_SECONDS) and second.result(PATIENCE_SECONDS) is None
+    assert done[-1] == "by the other thread"
+    threads.shutdown()
+    two.shutdown()
+
+
 def test_what_work_raises_is_its_result() -> None:
     threads = HandlerThreads(1, "test")
     for error in (KeyError("a"), SystemExit(3)):
