@@ -17,6 +17,7 @@ from notify.backoff import Backoff
 from notify.client import inbox as inboxes
 from notify.client.inbox import Inbox
 from notify.client.session import Session, Work
+from notify.databases import reason_of
 from notify.errors import NotifyError
 
 log = logging.getLogger("notify.consumer")
@@ -28,6 +29,10 @@ INBOX_PAUSE_SECONDS = 0.2
 """The pause between two batches of a purge, so that the purge takes little of the database's time."""
 INBOX_WAIT_SECONDS = 0.5
 INBOX_WAIT_MAX_SECONDS = 10.0
+AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, OSError)
+"""Errors of a database that does not answer now, or of a pool without a free connection; asyncio drivers raise OSError.
+"""
+NOT_KEPT = "the inbox was not purged, or the servers were not told of it; again later"
 
 
 class Keeping:
@@ -45,9 +50,9 @@ class Keeping:
             try:
                 await self._ask(self._inbox, inboxes.check, self._inbox.make_tables)
                 return
-            except sa.exc.OperationalError as error:
+            except AWAY as error:
                 wait = backoff.next()
-                log.warning("the inbox's database is away, again in %.1f s: %s", wait, error.orig)
+                log.warning("the inbox's database is away, again in %.1f s: %s", wait, reason_of(error))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), wait)
 
@@ -80,5 +85,7 @@ class Keeping:
                 while is_old and sessions and all(session.is_subscribed for session, _ in sessions.values()):
                     is_old = await self._ask(inbox, inboxes.delete_noted, INBOX_BATCH) == INBOX_BATCH
                     await asyncio.sleep(INBOX_PAUSE_SECONDS)
-            except (sa.exc.DBAPIError, NotifyError) as error:
-                log.warning("the inbox was not purged, or the servers were not told of it; again later: %s", error)
+            except (sa.exc.SQLAlchemyError, NotifyError, OSError) as error:
+                log.warning("%s: %s", NOT_KEPT, reason_of(error))
+            except Exception:
+                log.exception(NOT_KEPT)

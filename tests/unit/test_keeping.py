@@ -1,0 +1,68 @@
+"""A consumer's inbox is kept whatever its database, or its engine's pool, does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify.client import Inbox, inbox, keeping
+from notify.client.keeping import Keeping
+from notify.client.session import Work
+from tests.support.clock import eventually_async
+
+FAILURES = [
+    sa.exc.TimeoutError("QueuePool limit of size 5 overflow 10 reached, connection timed out, timeout 30.00"),
+    ConnectionRefusedError("an asyncio driver's, which SQLAlchemy does not wrap"),
+    sa.exc.InterfaceError("SELECT 1", None, Exception("the connection is closed")),
+]
+
+
+class Failing:
+    """Asks the inbox's database: once it raises each of the failures, then it answers."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self._failures = list(failures)
+        self.calls = 0
+
+    async def __call__(self, _: Inbox, function: Any, *arguments: Any) -> Any:
+        self.calls += 1
+        if self._failures:
+            raise self._failures.pop(0)
+        return datetime(2026, 1, 1, tzinfo=UTC) if function is inbox.whole_from else None
+
+
+async def nothing(*_: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INBOX_LOOK_SECONDS", "INBOX_WAIT_SECONDS", "INBOX_WAIT_MAX_SECONDS"):
+        monkeypatch.setattr(keeping, name, 0.001)
+
+
+def test_a_consumer_waits_for_its_inboxs_database() -> None:
+    async def scenario() -> None:
+        ask = Failing(*FAILURES)
+        await Keeping(Inbox(sa.create_engine("sqlite://")), ask).until_good(asyncio.Event())
+        assert ask.calls == len(FAILURES) + 1
+
+    asyncio.run(scenario())
+
+
+def test_an_inbox_is_kept_after_a_failure() -> None:
+    """The first failure that is not the driver's ended it: the inbox was never purged again, and the servers were not
+    told of other processes' purges."""
+
+    async def scenario() -> None:
+        work = Work("g", "i", {}, nothing, 30, 1, 1)
+        ask = Failing(*FAILURES, RuntimeError("a fault of an engine's listener"))
+        running = asyncio.ensure_future(Keeping(Inbox(sa.create_engine("sqlite://")), ask).run(work, {}))
+        await eventually_async(lambda: running.done() or work.inbox_from is not None, "the inbox's age to be read")
+        assert not running.done()
+        running.cancel()
+
+    asyncio.run(scenario())
