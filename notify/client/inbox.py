@@ -17,12 +17,15 @@ from notify.client.old_rows import CLOCK_SKEW, instant_before, note_purged
 from notify.client.table import MAKE_TABLES, has_replay, notify_inbox, notify_source
 from notify.databases import check_engine, in_transaction, in_transaction_async, roll_back_driver
 from notify.errors import InvalidRequest
+from notify.limits import check_whole
 from notify.message import ReceivedMessage, number_of_seconds
 
 T = TypeVar("T")
 DAY = 86_400.0
 PURGE_AFTER_SECONDS = 30 * DAY
 """Longer than a server's retention of 7 days; older messages are delivered again only if an operator forces it."""
+MOST_PURGED = 10_000
+"""The most rows that a transaction of a purge deletes."""
 MAY_COMMIT = "notify_inbox_may_commit"
 
 
@@ -69,7 +72,10 @@ class Inbox:
     """The part of an error text that says how to create Notify's tables."""
 
     def __init__(self, engine: Any, *, purge_after: float | None = PURGE_AFTER_SECONDS) -> None:
-        """`purge_after` (seconds, at least a day): consumers delete older rows; None: the rows stay."""
+        """`purge_after` (seconds, at least a day): consumers of a queue server delete older rows; None: the rows stay.
+
+        Consumers of Kafka delete no rows: see `purge`.
+        """
         check_engine(engine, is_async=False)
         if purge_after is not None:
             _check_age("purge_after", purge_after)
@@ -137,24 +143,30 @@ class Inbox:
             raise
         return len(fresh)
 
-    def purge(self, older_than: float, *, batch: int = 10_000) -> int:
+    def purge(self, older_than: float, *, batch: int = MOST_PURGED) -> int:
         """Delete rows older than `older_than` seconds, in transactions of `batch` rows; returns their number.
 
         The database notes that rows of this age may be gone, so that an audit does not report their effects as missing.
-        Raises InvalidRequest for less than a day: a message may be redelivered as long as its topic retains it.
+        Raises InvalidRequest for less than a day, because a message may be redelivered as long as its topic retains it,
+        and for an AsyncEngine (see `purge_async`).
         """
-        _check_age("older_than", older_than)
-        engine = getattr(self.engine, "sync_engine", self.engine)
-        with engine.begin() as connection:
-            note_purged(connection, notify_source.c.inbox_from, older_than)
-            cutoff = instant_before(connection, older_than)
+        if is_async_engine(self.engine):
+            raise InvalidRequest("this inbox has an AsyncEngine: write `await inbox.purge_async(…)`", "invalid_engine")
+        _check_purge(older_than, batch)
+        cutoff = self.call(_note_cutoff, older_than)
         total = 0
-        while True:
-            with engine.begin() as connection:
-                rows = _delete_before(connection, cutoff, batch)
+        while (rows := self.call(_delete_before, cutoff, batch)) == batch:
             total += rows
-            if rows < batch:
-                return total
+        return total + rows
+
+    async def purge_async(self, older_than: float, *, batch: int = MOST_PURGED) -> int:
+        """`purge` for an AsyncEngine."""
+        _check_purge(older_than, batch)
+        cutoff = await self.call_async(_note_cutoff, older_than)
+        total = 0
+        while (rows := await self.call_async(_delete_before, cutoff, batch)) == batch:
+            total += rows
+        return total + rows
 
     async def run_async(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """`run` for a coroutine function and an AsyncSession."""
@@ -254,6 +266,12 @@ def delete_noted(connection: sa.Connection, batch: int) -> int:
     return _delete_before(connection, cutoff, batch)
 
 
+def _note_cutoff(connection: sa.Connection, older_than: float) -> datetime:
+    """Note that rows older than `older_than` seconds may be gone; returns the instant before which they are deleted."""
+    note_purged(connection, notify_source.c.inbox_from, older_than)
+    return instant_before(connection, older_than)
+
+
 def _delete_before(connection: sa.Connection, cutoff: datetime, batch: int) -> int:
     columns = notify_inbox.c
     keys = sa.select(columns.consumer_group, columns.message_id, columns.replay)
@@ -272,6 +290,11 @@ def _check_age(name: str, seconds: float) -> None:
         raise InvalidRequest(
             f"{name} is at least {DAY:g} s: a message that comes again would take effect again", "out_of_bounds"
         )
+
+
+def _check_purge(older_than: float, batch: int) -> None:
+    _check_age("older_than", older_than)
+    check_whole("batch", batch, 1, MOST_PURGED)
 
 
 def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:

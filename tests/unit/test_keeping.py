@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from notify.client import Inbox, inbox, keeping
+from notify.client import Inbox, create_tables, inbox, keeping, use_explicit_begin
+from notify.client.inbox import DAY
 from notify.client.keeping import Keeping
 from notify.client.session import Work
+from notify.client.table import notify_inbox
+from notify.errors import InvalidRequest
 from tests.support.clock import eventually_async
 
 FAILURES = [
@@ -66,3 +71,31 @@ def test_an_inbox_is_kept_after_a_failure() -> None:
         running.cancel()
 
     asyncio.run(scenario())
+
+
+def test_an_inbox_of_coroutines_is_purged_by_a_coroutine(tmp_path: Path) -> None:
+    """`purge` failed with SQLAlchemy's MissingGreenlet, and left a connection in its transaction."""
+
+    async def scenario() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+        use_explicit_begin(engine)
+        try:
+            async with engine.begin() as connection:
+                await connection.run_sync(create_tables)
+                row = {"consumer_group": "g", "created_at": datetime(2026, 1, 1)}
+                await connection.execute(notify_inbox.insert(), [row | {"message_id": f"m{n}"} for n in range(5)])
+            with pytest.raises(InvalidRequest, match="purge_async"):
+                Inbox(engine).purge(DAY)
+            assert await Inbox(engine).purge_async(DAY, batch=2) == 5
+            since = await Inbox(engine).call_async(inbox.whole_from)
+            assert since > datetime(2026, 1, 1, tzinfo=UTC)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(scenario())
+
+
+def test_a_purge_of_batches_without_rows_is_refused() -> None:
+    """It went on for ever."""
+    with pytest.raises(InvalidRequest, match="batch"):
+        Inbox(sa.create_engine("sqlite://")).purge(DAY, batch=0)
