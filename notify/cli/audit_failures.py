@@ -11,18 +11,24 @@ import typer
 
 from notify.cli.printed import OutputLost, say, say_json
 from notify.errors import NotifyError, Unavailable
+from notify.extras import remedy
 from notify.log_output import discard
 
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Turn errors of Spark, files and databases into Unavailable with one line."""
+    """Turn errors of Spark, files and databases, and a missing extra, into Unavailable with one line."""
     try:
         yield
     except (NotifyError, OutputLost):
         raise
     except OSError as error:
         raise Unavailable(f"the audit could not be finished: {error}") from error
+    except ImportError as error:
+        sentence = remedy(error)
+        if sentence is None:
+            raise
+        raise Unavailable(sentence) from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j", "sqlalchemy"):
             raise
