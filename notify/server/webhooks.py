@@ -74,7 +74,8 @@ def check_address(url: str, settings: Settings) -> None:
     allowed = [part.strip() for part in settings.webhook_hosts.split(",") if part.strip()]
     if host_and_port not in allowed:
         raise InvalidRequest(
-            f"{host_and_port} is not on the allow-list: start the servers with NOTIFY_WEBHOOK_HOSTS={host_and_port}",
+            f"{host_and_port} is not on the allow-list: start the servers with it in NOTIFY_WEBHOOK_HOSTS, whose hosts "
+            "are separated by commas",
             "invalid_webhook",
         )
     if not settings.webhook_secret:
