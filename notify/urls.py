@@ -50,6 +50,14 @@ def refuse_user(url: str) -> None:
         )
 
 
+def check_host(name: str | None) -> None:
+    """Raises ValueError for a name of a host that no resolver takes: connecting would raise UnicodeError."""
+    try:
+        (name or "").encode("idna")
+    except UnicodeError:
+        raise ValueError(f"{name!r} is no name of a host: a part between two dots has 1 to 63 characters") from None
+
+
 def server_address(url: str) -> SplitResult:
     """The parts of a server's address. Raises InvalidRequest if `url` is not one."""
     refuse_user(url)
@@ -57,6 +65,7 @@ def server_address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - the property raises ValueError for an invalid port
+        check_host(parts.hostname)
     except ValueError as error:
         raise InvalidRequest(f"{safe_url!r} is not a server's address: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:

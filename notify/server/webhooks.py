@@ -24,7 +24,7 @@ import httptools
 from notify.errors import InvalidRequest, Unavailable
 from notify.settings import Settings
 from notify.threads import in_thread
-from notify.urls import HIDDEN, place_of
+from notify.urls import HIDDEN, check_host, place_of
 
 SECONDS = 10.0
 """The most time for a whole call, from the look-up of the name to the last byte of the answer."""
@@ -57,6 +57,7 @@ def _parsed(url: str) -> _Address:
     try:
         parts = urlsplit(url)
         port = parts.port
+        check_host(parts.hostname)
     except ValueError:
         parts, port = urlsplit(""), None
     is_plain = url.isascii() and url.isprintable() and " " not in url

@@ -15,7 +15,7 @@ from sqlalchemy.engine.url import URL
 from notify.databases import KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
 from notify.errors import InvalidRequest
 from notify.extras import remedy
-from notify.urls import without_secrets
+from notify.urls import check_host, without_secrets
 
 CONNECT_SECONDS = 3
 IO_SECONDS = 10
@@ -41,8 +41,9 @@ def make_engine(url: str, named: str, options: Callable[[URL], Mapping[str, Any]
     """
     try:
         parsed = with_driver(parsed_url(url))
+        check_host(parsed.host)
         engine = sa.create_engine(parsed, **options(parsed))
-    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
+    except (ValueError, sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"{named} {_shown(url)}: {_reason(error)}") from None
     _name_options(engine, named)
     if engine.dialect.name == "sqlite":

@@ -131,6 +131,22 @@ def test_the_url_of_a_database_is_refused_without_its_password(use: Any, url: st
     assert SECRET not in str(refused.value)
 
 
+@pytest.mark.parametrize("host", ["notify..svc", "x" * 64, "\u202e"])
+@pytest.mark.parametrize("use", [server_address, HttpClient, published, consumed, read, open_sink])
+def test_a_host_that_no_resolver_takes_is_named(use: Any, host: str) -> None:
+    """Connecting raised UnicodeError: a traceback of commands, and a reader tried again for ever."""
+    with pytest.raises(InvalidRequest, match="is no name of a host: a part between two dots has 1 to 63 characters"):
+        use(f"http://{host}:7400")
+
+
+@pytest.mark.parametrize("use", [open_engine, visitor_engine])
+def test_the_host_of_a_database_or_webhook_is_looked_at_as_well(use: Any) -> None:
+    with pytest.raises(InvalidRequest, match="'db..svc' is no name of a host"):
+        use("postgresql://user@db..svc/shop")
+    with pytest.raises(InvalidRequest, match="is not an address of a webhook"):
+        check_address("https://hooks..svc/x", Settings(webhook_hosts="hooks..svc:443", webhook_secret="s"))
+
+
 def test_an_engine_is_shown_without_its_password() -> None:
     engine = sa.create_engine(f"postgresql+psycopg://u:{SECRET}@h/d?password={SECRET}")
     assert shown_url(engine) == "postgresql+psycopg://u:***@h/d?password=***"
