@@ -1,14 +1,19 @@
-"""A fault in one step of the core's timer task ends neither the task nor its other steps."""
+"""A step of the core's timer task that fails, or has much to do, ends neither the task nor its other steps."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from notify.server.core.core import Core
+from notify.server.delivery import delivery
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
+from notify.storage.topics import Topic
 from tests.support.clock import eventually_async
+from tests.support.transactions import sent
 
 NOW_US = 1_800_000_000_000_000
 
@@ -38,6 +43,38 @@ def test_a_step_that_fails_holds_up_none_of_the_others(tmp_path: Path) -> None:
             healthy = True
             await core.act()
             assert core.ticked_us == now_us
+        finally:
+            running.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_many_messages_that_are_due_at_once_hold_up_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases and checks waited until all were released. Of 2 million with one `deliver_at` that took longer than a
+    probe of health waits for the next round."""
+    monkeypatch.setattr(delivery, "RELEASE_BATCH", 1)
+    monkeypatch.setattr(delivery, "RELEASE_SECONDS", 0, raising=False)
+
+    async def scenario() -> None:
+        now_us = NOW_US
+        store = MemoryStore()
+        await store.open(NOW_US)
+        await store.create_topic(Topic("t"))
+        delayed = [sent(committed=True, delay_us=1_000_000) for _ in range(20)]
+        await store.put(delayed, NOW_US)
+        core = Core(store, Settings(data_dir=str(tmp_path)), lambda: now_us)
+        released: list[int] = []
+
+        async def ask() -> None:
+            released.append(store.bounds("t", 0)[1])
+
+        core._steps = (*core._steps[:2], ask)
+        now_us += 1_000_000
+        running = asyncio.ensure_future(core.run())
+        try:
+            await core.act()  # returns when all is done
+            assert store.bounds("t", 0)[1] == len(delayed)
+            assert released[0] < 3 and released == sorted(released) and core.ticked_us == now_us
         finally:
             running.cancel()
 

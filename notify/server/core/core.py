@@ -189,7 +189,10 @@ class Core:
                     await asyncio.sleep(POSTPONED_SECONDS)
             if not failed:
                 self.ticked_us = self.clock()
-            _wake(*callers)
+            if self._queue_role is not None and self._queue_role.delivery.is_releasing:
+                self._callers = callers + self._callers
+            else:
+                _wake(*callers)
             await self._sleep()
 
     async def _drop_oldest(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotFound, Unavailable
 from notify.limits import LIMITS, check_between, check_count, check_name
@@ -19,6 +21,8 @@ from notify.storage.queues import Store
 from notify.wire import Receive, SettledItem, SettleItem
 
 RELEASE_BATCH = 5_000
+RELEASE_SECONDS = 0.25
+"""How long a tick releases delayed messages if more and more are due: leases, checks and health wait for its end."""
 FORGET_EVERY_US = 60_000_000
 
 
@@ -36,6 +40,8 @@ class Delivery:
         self._broadcasts = Broadcasts(store, self.followers, self.following, self._waiters)
         self._forgot_us = clock()
         self._release_again_us = 0
+        self.is_releasing = False
+        """Whether the last tick left delayed messages that were due to the next one."""
         store.on_visible(self.visible)
 
     async def receive(
@@ -190,10 +196,10 @@ class Delivery:
     async def tick(self) -> None:
         """Act on what is due now. What the storage refuses for a while is tried again later; the rest goes on."""
         now_us = self._clock()
+        self.is_releasing = False
         if now_us >= self._release_again_us:
             try:
-                while self._store.release_due(now_us, RELEASE_BATCH) == RELEASE_BATCH:
-                    await self._store.sync()
+                await self._release_due(now_us)
             except Unavailable:
                 self._release_again_us = now_us + LOOK_AGAIN_US
         for group in self._schedule.take_due(now_us):
@@ -211,3 +217,13 @@ class Delivery:
                 if "@" not in group.name:
                     group.instances.forget(now_us - INSTANCE_IDLE_US)
             await self._broadcasts.forget_idle(now_us)
+
+    async def _release_due(self, now_us: int) -> None:
+        """Release delayed messages that are due, for RELEASE_SECONDS at most. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + RELEASE_SECONDS
+        while self._store.release_due(now_us, RELEASE_BATCH) == RELEASE_BATCH:
+            await self._store.sync()
+            if loop.time() >= until:
+                self.is_releasing = True
+                return
