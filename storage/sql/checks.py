@@ -18,9 +18,9 @@ from notify.storage.sql.tables import server_half_message
 from notify.wire import Payload
 
 LOOK_EVERY_US = 500_000
+"""How often a server looks for due checks of a group that polls it."""
 MOST_GROUPS = 1000
 """With so many producer groups noted, those that may be looked for again are forgotten."""
-"""How often a server looks for due checks of a group that polls it."""
 _t = server_half_message.c
 
 
