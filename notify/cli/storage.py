@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import typer
 
-from notify.cli.api import AS_JSON
+from notify.cli.api import AS_JSON, Columns, fields, seconds, show_rows
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest
 from notify.limits import check_name
+from notify.wire import instant
 
 STORAGE = typer.Option(
     ..., "--storage", envvar="NOTIFY_STORAGE", help="The database's SQLAlchemy URL. [env: NOTIFY_STORAGE]"
 )
 
 FOLLOW_SECONDS = 0.2
+READ_THROUGH = "read_through_us"
+"""The figure of a bridge with the time up to which it has read, in microseconds since 1970."""
+MEMBERS: Columns = {
+    **fields("name", "kind"),
+    "url": lambda m: m["url"] or "-",
+    "roles": lambda m: m["roles"] or "-",
+    "shards": lambda m: m["shards"] or "-",
+    "last seen": lambda m: f"{m['age']:.1f} s ago",
+    "detail": lambda m: _detail(m),
+}
 
 app = typer.Typer(help="The server's tables in a database.", no_args_is_help=True)
 
@@ -97,15 +109,11 @@ def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     with opened(storage) as engine, engine.begin() as connection:
         present = registry.members(connection, within=registry.FORGOTTEN_SECONDS, with_lost_bridges=True)
     rows = [
-        {"name": m.name, "kind": m.kind, "url": m.url, "roles": m.roles, "shards": m.shards, "room": m.room}
+        {"name": m.name, "kind": m.kind, "url": m.url, "roles": list(m.roles), "shards": list(m.shards), "room": m.room}
         | {"load": m.load, "age": round(m.age, 1), "detail": m.detail}
         for m in present
     ]
-    if as_json:
-        say_json({"members": rows})
-        return
-    for row in rows:
-        say(f"{row['age']:>8.1f} s  {row['kind']:<8} {row['name']:<28} {row['url']}  {row['detail'] or ''}")
+    show_rows({"members": rows}, as_json, "members", MEMBERS)
 
 
 @app.command()
@@ -121,3 +129,12 @@ def forget(
     with opened(storage) as engine, engine.begin() as connection:
         registry.forget(connection, name)
     say_json({"forgotten": name}) if as_json else say(f"{name} is forgotten")
+
+
+def _detail(member: dict[str, Any]) -> str:
+    """A member's own figures in words."""
+    facts = {name: value for name, value in member["detail"].items() if name != READ_THROUGH}
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in facts.items()]
+    if member["detail"].get(READ_THROUGH):
+        words.append(f"read through {seconds(instant(member['detail'][READ_THROUGH]))}")
+    return ", ".join(words) or "-"

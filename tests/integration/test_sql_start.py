@@ -13,7 +13,7 @@ from notify.clock import wall_clock as now
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
 from notify.storage.records import State
 from notify.storage.sql import registry, schema
-from notify.storage.sql.engines import open_engine
+from notify.storage.sql.engines import open_engine, opened
 from notify.storage.sql.shards import open_storage
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_key_map_change
@@ -156,6 +156,31 @@ def test_commands_say_what_to_do_about_a_database(database_urls: Mapping[str, st
         for away in (f"sqlite:///{tmp_path}/none/x.db", "postgresql://x@127.0.0.1:9/x", "mysql://x@127.0.0.1:9/x"):
             code, said = cli(*command.split(), away, "--json")
             assert code == 2 and ("Start it" in said["text"] or "cannot continue" in said["text"]), (command, said)
+
+
+def test_members_are_shown_for_people_and_as_json(tmp_path: Path) -> None:
+    """The figures of a bridge were a dictionary of Python, with a time in microseconds."""
+    url = f"sqlite:///{tmp_path}/storage.db"
+    assert cli("storage", "upgrade", "--storage", url)[0] == 0
+    detail = {"read_through_us": 1_700_000_000_000_000, "lag": 0.25}
+    with opened(url) as engine, engine.begin() as connection:
+        registry.heartbeat(connection, registry.Member("bridge-shop", "bridge", detail=detail))
+        registry.heartbeat(
+            connection, registry.Member("s-1", "server", "http://h:7400", ("queue", "checks"), ("main",))
+        )
+    code, shown = cli("storage", "members", "--storage", url)
+    head, *rows = [line.split("\t") for line in shown["text"].splitlines()]
+    assert (code, head) == (0, ["name", "kind", "url", "roles", "shards", "last seen", "detail"])
+    (bridge, server) = rows
+    assert bridge[:5] + bridge[6:] == [
+        "bridge-shop", "bridge", "-", "-", "-", "lag 0.25, read through 2023-11-14T22:13:20Z"
+    ]  # fmt: skip
+    assert server[:5] + server[6:] == ["s-1", "server", "http://h:7400", "queue; checks", "main", "-"]
+    assert all(row[5].endswith(" s ago") for row in rows)
+    code, shown = cli("storage", "members", "--storage", url, "--json")
+    assert [(m["name"], m["roles"], m["detail"]) for m in shown["members"]] == [
+        ("bridge-shop", [], detail), ("s-1", ["queue", "checks"], {})
+    ]  # fmt: skip
 
 
 def test_addresses_that_cannot_be(tmp_path: Path) -> None:
