@@ -16,6 +16,7 @@ import typer
 
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
+from notify.cli import of_database
 from notify.cli.api import AS_JSON, URL, call
 from notify.cli.kafka.line import Line
 from notify.cli.printed import say, say_json
@@ -69,6 +70,8 @@ def relay(
         except NotifyError:
             raise
         except (Exception, asyncio.CancelledError) as error:
+            if of_database.error_for(error) is not None:
+                raise
             say("".join(traceback.format_exception(error)), err=True)
             raise NotifyError(f"the relay ended, and nobody stopped it: {error!r}") from error
     done = dataclasses.asdict(mover.total)

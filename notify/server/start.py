@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify import faults
 from notify.clock import Clock, steady_clock
+from notify.databases import reason_of
 from notify.errors import InvalidRequest
 from notify.server.cluster.membership import Membership, shown
 from notify.server.cluster.work import CoreWork
@@ -47,6 +49,7 @@ from notify.storage.queues import queues_of
 from notify.storage.sql.registry import Member
 from notify.storage.transactions import TransactionStore
 from notify.threads import in_thread
+from notify.urls import without_secrets
 
 if TYPE_CHECKING:
     from notify.kafka.cluster import Cluster
@@ -232,6 +235,9 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
             schema.check_version(engine)
         except faults.DATABASE_AWAY as error:
             faults.note("registry_not_checked", error)
+        except sa.exc.DatabaseError as error:  # such as a file that is no database
+            registry = without_secrets(settings.registry)
+            raise InvalidRequest(f"--registry {registry}: the database refuses: {reason_of(error)}") from error
     elif isinstance(store, SqlShards):
         store.check_registry()
         engine = store.first.engine

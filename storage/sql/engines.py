@@ -42,6 +42,9 @@ def make_engine(url: str, named: str, options: Callable[[URL], Mapping[str, Any]
     try:
         parsed = with_driver(parsed_url(url))
         check_host(parsed.host)
+        if parsed.get_dialect().is_async:
+            kind = parsed.get_backend_name()
+            raise InvalidRequest(f"{named} {_shown(url)}: its driver is one for asyncio: write {kind}://…")
         engine = sa.create_engine(parsed, **options(parsed))
     except (ValueError, sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"{named} {_shown(url)}: {_reason(error)}") from None

@@ -98,6 +98,11 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     for words, said in (
         (("restore", str(tmp_path / "backup"), "--data-dir", str(text)), f"{text} cannot be used: File exists"),
         (("storage", "upgrade", "--storage", f"sqlite:///{text}"), "no database of SQLite"),
+        (("relay", "--dsn", f"sqlite:///{text}", "--once"), "no database of SQLite"),
+        (
+            ("serve", "--registry", f"sqlite:///{text}", "--port", "0", "--data-dir", str(tmp_path / "r")),
+            "the database refuses: file is not a database",
+        ),
         (("storage", "upgrade", "--storage", f"sqlite:///{tmp_path}/s.db", "--shard", "a/b"), "'a/b' is not a name"),
         (
             ("bridge", "--dsn", "mysql+cymysql://u:secret@127.0.0.1:9/x"),
@@ -109,6 +114,7 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     ):
         code, answer = cli(*words)
         assert code == 2 and said in " ".join(str(answer["text"]).split()), (words, answer)
+        assert "Traceback" not in answer["text"]
 
 
 def test_a_list_of_refused_messages_is_not_made_in_another_database(tmp_path: Path) -> None:

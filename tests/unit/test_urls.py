@@ -141,10 +141,20 @@ def test_a_host_that_no_resolver_takes_is_named(use: Any, host: str) -> None:
 
 @pytest.mark.parametrize("use", [open_engine, visitor_engine])
 def test_the_host_of_a_database_or_webhook_is_looked_at_as_well(use: Any) -> None:
-    with pytest.raises(InvalidRequest, match="'db..svc' is no name of a host"):
+    with pytest.raises(InvalidRequest, match=r"'db\.\.svc' is no name of a host"):
         use("postgresql://user@db..svc/shop")
     with pytest.raises(InvalidRequest, match="is not an address of a webhook"):
         check_address("https://hooks..svc/x", Settings(webhook_hosts="hooks..svc:443", webhook_secret="s"))
+
+
+@pytest.mark.parametrize(
+    "driver", ["postgresql+asyncpg", "postgresql+psycopg_async", "mysql+aiomysql", "sqlite+aiosqlite"]
+)
+@pytest.mark.parametrize("use", [open_engine, visitor_engine])
+def test_a_driver_for_asyncio_is_refused(use: Any, driver: str) -> None:
+    """The URL of a service that uses asyncio: each command ended with the traceback of a greenlet that was missing."""
+    with pytest.raises(InvalidRequest, match=rf"asyncio: write {driver.partition('+')[0]}://"):
+        use(f"{driver}://u:{SECRET}@h/d" if "sqlite" not in driver else f"{driver}:///x.db")
 
 
 def test_an_engine_is_shown_without_its_password() -> None:
