@@ -201,9 +201,13 @@ class AsyncTransactionProducer:
         return await self.outgoing.start().resolve(prepared.id, prepared.shard, outcome)
 
     async def close(self) -> None:
-        """Send the outcomes that wait, stop answering checks, and close the connections."""
+        """Send the outcomes that wait, stop answering checks, and close the connections.
+
+        Raises BindingRefused on another event loop than the one that the producer runs on, if that is still open.
+        """
         if self.outgoing.is_closed:
             return
+        self.outgoing.refuse_other_loop()
         if self._binding is not None:
             self._binding.detach()
         await self.outgoing.close()

@@ -39,21 +39,28 @@ class LoopOutgoing:
         """
         if self.is_closed:
             raise Closed(CLOSED)
+        self.refuse_other_loop()
         loop = asyncio.get_running_loop()
         if self._running is not None and loop is not self._loop:
-            self._leave_loop()
+            self._forget()
         if self._running is None:
             self._loop = loop
             self._running = Running(self._plan)
             self._forgotten = weakref.finalize(self, _say_forgotten, self._plan.group, os.getpid())
         return self._running
 
-    def _leave_loop(self) -> None:
-        """Forget the client of an event loop that was closed, such as the loop of an earlier `asyncio.run`."""
-        if self._loop is not None and not self._loop.is_closed():
+    def refuse_other_loop(self) -> None:
+        """Raises BindingRefused if the client runs on an event loop that is open and not this one."""
+        if self._running is None or self._loop is None or self._loop.is_closed():
+            return
+        if self._loop is not asyncio.get_running_loop():
             raise BindingRefused(
-                "this AsyncTransactionProducer runs on another event loop, in another thread: make one for each loop"
+                "this AsyncTransactionProducer runs on another event loop, in another thread: make one for each loop, "
+                "and close it there"
             )
+
+    def _forget(self) -> None:
+        """Forget the client of an event loop that was closed, such as the loop of an earlier `asyncio.run`."""
         self._running = None
         if self._forgotten is not None:
             self._forgotten()
@@ -78,12 +85,20 @@ class LoopOutgoing:
             self._running.queue_outcome(transaction_id, shard, outcome)
 
     async def close(self) -> None:
-        """Send the outcomes that wait, stop answering checks, and close the connections."""
+        """Send the outcomes that wait, stop answering checks, and close the connections.
+
+        If the client's event loop was closed before, nothing can be sent any more, and a warning says so. Raises
+        BindingRefused if that loop is another one and still open.
+        """
+        self.refuse_other_loop()
         self.is_closed = True
+        if self._loop is not asyncio.get_running_loop():
+            self._forget()
+            return
         if self._forgotten is not None:
             self._forgotten.detach()
         running, self._running = self._running, None
-        if running is not None and self._loop is asyncio.get_running_loop():
+        if running is not None:
             await running.close()
 
 

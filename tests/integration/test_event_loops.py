@@ -26,6 +26,25 @@ def test_a_producer_goes_on_in_the_next_event_loop(memory: InMemoryServer, uniqu
     assert [message.text for message in memory.messages(unique)] == ["sent"]
 
 
+def test_a_close_in_a_later_event_loop_says_what_it_left_behind(memory: InMemoryServer, unique: str) -> None:
+    producer = AsyncTransactionProducer(memory.url, group=unique)
+    asyncio.run(producer.start())
+    with pytest.warns(ResourceWarning, match="never closed"):
+        asyncio.run(producer.close())
+
+
+def test_a_close_from_another_loop_is_refused_and_closes_nothing(memory: InMemoryServer, unique: str) -> None:
+    async def use() -> None:
+        async with producer:
+            with pytest.raises(BindingRefused, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, producer.close())
+            await producer.publish(Message(unique, "here"))
+
+    producer = AsyncTransactionProducer(memory.url, group=unique)
+    asyncio.run(use())
+    assert [message.text for message in memory.messages(unique)] == ["here"]
+
+
 def test_a_producer_of_another_loop_that_runs_is_refused(memory: InMemoryServer, unique: str) -> None:
     refused: list[str] = []
 
