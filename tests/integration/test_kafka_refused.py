@@ -22,6 +22,7 @@ pytest.importorskip("confluent_kafka")
 
 from notify.kafka.cluster import Cluster
 from notify.kafka.undelivered import DECISIONS, SOURCE, TOPIC, UndeliveredList
+from notify.server.groups.kafka import undelivered as over_kafka
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.undelivered import RefusedOverKafka
 from notify.sinks.delays.topics import make_wheels
@@ -129,6 +130,24 @@ def test_a_decision_is_about_a_message_and_not_about_its_offset(kafka_url: str, 
     assert [t.id for t in shown.read()[SOURCE][0].transactions] == [f"{unique}-3"]
     assert [item["status"] for item in waiting.drop(None, "no use either")] == [200]
     # A commit returns before the broker has marked its records as committed: they are read a moment later.
+    eventually(lambda: shown.read()[SOURCE][0].waiting == 0, "the decision to be read")
+    shown.close()
+
+
+def test_messages_beyond_those_that_are_counted_count_once_others_are_decided(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(over_kafka, "MOST_HELD", 2)
+    waiting = UndeliveredList(Cluster.of(kafka_url))
+    waiting.drop(None, "of an earlier test")
+    refuse(kafka_url, *[(f"{unique}-{n}", unique) for n in range(3)])
+    shown = RefusedOverKafka(Brokers(Cluster.of(kafka_url)))
+    assert shown.read()[SOURCE][0].waiting == 2
+    waiting.drop([f"{unique}-0", f"{unique}-1"], "no use")
+    eventually(
+        lambda: [t.id for t in shown.read()[SOURCE][0].transactions] == [f"{unique}-2"], "the third to be counted"
+    )
+    waiting.drop(None, "no use")
     eventually(lambda: shown.read()[SOURCE][0].waiting == 0, "the decision to be read")
     shown.close()
 

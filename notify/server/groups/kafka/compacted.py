@@ -73,6 +73,10 @@ class CompactedTopics:
         if unread:
             yield from self._read(unread)
 
+    def read_again(self, topic: str) -> None:
+        """Let the next reading of a topic begin at its first record."""
+        self._read_to.pop((topic, 0), None)
+
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()

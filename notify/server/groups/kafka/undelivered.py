@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Collection
 from dataclasses import replace
 
 import msgspec
@@ -19,7 +20,7 @@ from notify.wire import RefusedReport, RefusedTransaction
 log = structlog.get_logger("notify.server")
 
 MOST_HELD = 10_000
-"""The most delayed messages that are counted."""
+"""The most delayed messages that are counted at a time; when half of them are decided, further ones are counted."""
 
 
 class RefusedOverKafka:
@@ -31,6 +32,8 @@ class RefusedOverKafka:
         self._waiting: dict[int, Undelivered] = {}
         self._decided: dict[int, Decision] = {}
         self._delayed = CompactedTopics(brokers, self._forget)
+        self._has_left_out = False
+        """Whether a message was not counted, because MOST_HELD were."""
 
     def read(self) -> dict[str, tuple[RefusedReport, int]]:
         """(report, when it was written) by source. Raises KafkaException, Unavailable."""
@@ -39,8 +42,11 @@ class RefusedOverKafka:
                 self._reports[record.key] = msgspec.json.decode(record.value or b"", type=RefusedReport), record.at_us
             except msgspec.DecodeError as error:  # of a later version, or of another tool
                 log.warning("kafka_refused_not_read", source=record.key[:100], reason=str(error)[:300])
-        for record in self._delayed.news([undelivered.TOPIC, undelivered.DECISIONS]):
-            self._note(record)
+        self._read_delayed([undelivered.TOPIC, undelivered.DECISIONS])
+        if self._has_left_out and len(self._waiting) <= MOST_HELD // 2:
+            self._has_left_out = False
+            self._delayed.read_again(undelivered.TOPIC)
+            self._read_delayed([undelivered.TOPIC])
         first = [
             RefusedTransaction(m.id, m.topic, CODE, m.detail[:TEXT_CHARACTERS])
             for m in itertools.islice(self._waiting.values(), MOST_SHOWN)
@@ -51,11 +57,17 @@ class RefusedOverKafka:
         self._told.close()
         self._delayed.close()
 
+    def _read_delayed(self, topics: Collection[str]) -> None:
+        for record in self._delayed.news(topics):
+            self._note(record)
+
     def _note(self, record: News) -> None:
         if record.topic == undelivered.DECISIONS:
             if record.key.isdigit():
                 self._decide(int(record.key), record.value or b"")
-        elif len(self._waiting) < MOST_HELD:
+        elif len(self._waiting) >= MOST_HELD:
+            self._has_left_out = True
+        else:
             message = replace(Undelivered.of(record.offset, record.at_us, None, b"", record.headers), headers=[])
             decision = self._decided.get(record.offset)
             if decision is None or not decision.is_of(message):
