@@ -133,7 +133,7 @@ def redrive(
     conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
     how = given(replay_effects=replay_effects, force=force)
     body = write(reason, dry_run, ids=id or None, max=max, wanted=conditions, all=all, **how)
-    to_the_end("dead-letters.redrive", url, _redriven(url, group_name, max, body), as_json)
+    to_the_end("dead-letters.redrive", url, _whole(url, group_name, "redrive", body), as_json)
 
 
 @group.command()
@@ -154,8 +154,7 @@ def drop(
     """Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards."""
     conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
     body = write(reason, dry_run, ids=id or None, wanted=conditions)
-    answer = call(url, "POST", "groups", group_name, "dead-letters", "drop", body=body)
-    to_the_end("dead-letters.drop", url, answer, as_json)
+    to_the_end("dead-letters.drop", url, _whole(url, group_name, "drop", body), as_json)
 
 
 @group.command()
@@ -194,18 +193,25 @@ def _listed(url: str, group_name: str, most: int, condition: str) -> dict[str, A
         offset = page["next_offset"]
 
 
-def _redriven(url: str, group_name: str, most: int, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a redrive of at most `most` letters, made of one answer for each part that the server looked at."""
+def _whole(url: str, group_name: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a redrive or drop, made of one answer for each part of the letters that the server looked at.
+
+    It ends at the body's `max` letters, or if the body has ids, at the last letter.
+    """
     rows: dict[str, list[Any]] = {}
+    most = body.get("max", 0)
     while True:
-        answer = call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body)
+        answer = call(url, "POST", "groups", group_name, "dead-letters", action, body=body)
         result = answer["result"]
         rows = {name: rows.get(name, []) + result[name] for name in ("ids", "items") if name in result}
         result |= rows
+        if "items" in result:  # the last answer refuses ids that an earlier one has found
+            found = {item["id"] for item in result["items"] if item["status"] != 404}
+            result["items"] = [item for item in result["items"] if item["status"] != 404 or item["id"] not in found]
         left = most - max(map(len, rows.values()), default=0)
-        if left <= 0 or not result.get("next_offset"):
+        if not result.get("next_offset") or (body.get("ids") is None and left <= 0):
             return answer
-        body |= {"offset": result["next_offset"], "max": left}
+        body |= {"offset": result["next_offset"]} | ({} if body.get("ids") else {"max": left})
 
 
 def _wanted(**conditions: str) -> dict[str, str]:

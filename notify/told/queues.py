@@ -59,6 +59,7 @@ def drop(target: str, result: Mapping[str, Any]) -> Told:
         description = Told(
             [f"{capital(messages(len(result['ids'])))[:-1]} of the dead letters of {target} will be dropped for good."]
         )
+        description.sentences += _rest(result)
         description.rows = Rows(
             ["Message"], [[name] for name in result["ids"][:MOST_ROWS]], max(0, len(result["ids"]) - MOST_ROWS)
         )
@@ -91,9 +92,7 @@ def redrive(target: str, result: Mapping[str, Any]) -> Told:
         return Told([*_failure(result), job, effects])
     if "job" in result:
         return by_job(result)
-    description = items(target, result)
-    description.sentences += _rest(result)
-    return description
+    return items(target, result)
 
 
 def _rest(result: Mapping[str, Any]) -> list[str]:
@@ -115,7 +114,7 @@ def items(target: str, result: Mapping[str, Any]) -> Told:
         [item["id"], result, text(item.get("detail"))] for item, result in zip(result["items"], results, strict=True)
     ]
     rows = Rows(["Message", "Result", "Why"], cells[:MOST_ROWS], max(0, len(cells) - MOST_ROWS))
-    return Told([capital(sentence)], rows)
+    return Told([capital(sentence), *_rest(result)], rows)
 
 
 def _word_of(number: int | None) -> str:

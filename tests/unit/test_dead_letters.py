@@ -235,3 +235,24 @@ def test_the_command_ends_at_the_list_s_end(monkeypatch: pytest.MonkeyPatch, end
     monkeypatch.setattr(dead_letter, "call", answer)
     assert cli("dead-letter", "list", "g", "--json") == (0, {"messages": [], "next_offset": end})
     assert asked == ["?max=100&offset=0", "?max=100&offset=90", ""]
+
+
+def test_commands_look_for_ids_in_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the answer that has seen the last letter refuses an id: it does not know what an earlier one found."""
+    answers = [
+        {"items": [{"id": "a", "status": 204}], "next_offset": 10},
+        {"items": [], "next_offset": 20},
+        {"items": [{"id": "c", "status": 200}] + [{"id": i, "status": 404} for i in "ab"], "next_offset": 0},
+    ]
+    sent: list[tuple[Any, Any, Any]] = []
+
+    def answer(url: str, method: str, *parts: str, body: dict[str, Any]) -> dict[str, Any]:
+        sent.append((parts[-1], body["ids"], body.get("offset")))
+        return {"target": "g", "dry_run": False, "result": answers[len(sent) - 1]}
+
+    monkeypatch.setattr(dead_letter, "call", answer)
+    ids = [word for name in "abc" for word in ("--id", name)]
+    code, dropped = cli("dead-letter", "drop", "g", *ids, "--reason", "r", "--json")
+    assert [(item["id"], item["status"]) for item in dropped["result"]["items"]] == [("a", 204), ("c", 200), ("b", 404)]
+    assert code == 1
+    assert sent == [("drop", ["a", "b", "c"], offset) for offset in (None, 10, 20)]

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 from notify.kafka import records
-from notify.server.groups.kafka import dead_letters, letter_failures
+from notify.server.groups import Chosen
+from notify.server.groups.kafka import dead_letters, letter_failures, letter_search
 from notify.server.groups.kafka.dead_letters import KafkaLetters
 from notify.server.groups.kafka.letter_failures import LetterFailures
 from notify.server.groups.kafka.letters import Letter
@@ -99,7 +100,7 @@ def test_a_list_is_bounded_in_bytes_and_in_what_it_looks_at(monkeypatch: pytest.
     """It had all that `max` allows, 10,000 letters of a megabyte; a search that found little read the whole topic, and
     nobody else could ask Kafka meanwhile."""
     monkeypatch.setattr(dead_letters, "HELD_BYTES", 20_000)
-    monkeypatch.setattr(dead_letters, "LOOKED_AT", 10)
+    monkeypatch.setattr(letter_search, "LOOKED_AT", 10)
     held = [letter(number, size=200 if number % 5 else 15_000) for number in range(10, 90) if number % 7]
     group, offset, numbers = letters_of(held), 0, []
     while (answer := group._listed("g", Wanted(), offset, most))[1] > offset:
@@ -117,7 +118,7 @@ class Here:
     def __init__(self) -> None:
         self.calls = 0
 
-    async def call(self, function: Callable[[], Any]) -> Any:
+    async def call(self, function: Callable[[], Any], seconds: float = 0.0) -> Any:
         self.calls += 1
         return function()
 
@@ -131,7 +132,7 @@ def listing(held: list[Letter]) -> tuple[Any, Here]:
 
 def test_a_page_of_a_list_is_empty_only_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever stopped at an empty page missed the letters behind those that one call looks at."""
-    monkeypatch.setattr(dead_letters, "LOOKED_AT", 10)
+    monkeypatch.setattr(letter_search, "LOOKED_AT", 10)
     group, here = listing([letter(number, "found" if number == 73 else "else") for number in range(90)])
     page = asyncio.run(group.listed("g", Wanted(contains="found"), 0, 5))
     assert (page, here.calls) == ({"messages": ["m73"], "next_offset": 80}, 8)
@@ -143,10 +144,92 @@ def test_a_page_of_a_list_is_empty_only_at_its_end(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_search_that_takes_long_answers_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "LOOKED_AT", 10)
+    monkeypatch.setattr(letter_search, "LOOKED_AT", 10)
     monkeypatch.setattr(dead_letters, "SEARCH_SECONDS", 0.0)
     group, _ = listing([letter(number, "found" if number == 13 else "else") for number in range(90)])
     page = asyncio.run(group.listed("g", Wanted(contains="found"), 0, 5))
     assert page == {"messages": [], "next_offset": 10}
     page = asyncio.run(group.listed("g", Wanted(contains="found"), 10, 5))
     assert page["messages"] == ["m13"]
+
+
+def redriving(held: list[Letter], closed: set[int]) -> tuple[Any, Here, list[int]]:
+    """(the letters of a group, of which some are closed; the calls; the numbers of the letters that were read)."""
+    group, here = listing(held)
+    read: list[int] = []
+
+    def letters(name: str, number: int) -> Iterator[Letter]:
+        for x in held:
+            if x.number >= number:
+                read.append(x.number)
+                yield x
+
+    notes = {x.spot: x.id for x in held if x.number in closed}
+    group._letters = letters
+    group._redriven = SimpleNamespace(read=lambda: None, sent=lambda name: notes, dropped=lambda name: {})
+    group._check_takes_again = lambda name: None
+    group._done = lambda name, ids, drop: [{"id": i, "status": 204 if drop else 201} for i in ids.values()]
+    return group, here, read
+
+
+def carried_out(change: Any) -> Any:
+    return asyncio.run(change.do())
+
+
+def test_a_redrive_by_conditions_goes_on_from_request_to_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It read all letters in one call: with many it was refused after 10 s, however often it was repeated."""
+    monkeypatch.setattr(letter_search, "LOOKED_AT", 10)
+    monkeypatch.setattr(dead_letters, "SEARCH_SECONDS", 0.0)
+    held = [letter(number, "found" if number in (3, 4, 25, 26, 27) else "else") for number in range(33)]
+    group, _, read = redriving(held, closed={4})
+    chosen: list[tuple[list[str], int]] = []
+    offset = 0
+    while len(chosen) < 9:
+        wanted = Chosen(None, Wanted(contains="found"), 2, offset=offset)
+        change = asyncio.run(group.redrive("g", wanted))
+        offset = change.preview["next_offset"]
+        chosen.append((change.preview["ids"], offset))
+        items = [{"id": name, "status": 201} for name in change.preview["ids"]]
+        assert carried_out(change) == {"items": items, "next_offset": offset}
+        if not offset:
+            break
+    assert chosen == [(["m3"], 10), ([], 20), (["m25", "m26"], 27), (["m27"], 0)]
+    assert read == list(range(33))
+
+
+@pytest.mark.parametrize("does", ["redrive", "drop"])
+def test_ids_are_looked_for_from_request_to_request(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    """The request that has seen the last letter refuses the ids that it did not find, and none before it does."""
+    monkeypatch.setattr(letter_search, "LOOKED_AT", 10)
+    monkeypatch.setattr(dead_letters, "SEARCH_SECONDS", 0.0)
+    group, _, read = redriving([letter(number) for number in range(25)], closed={12})
+
+    def answer(names: tuple[str, ...], offset: int) -> tuple[list[tuple[str, int]], int]:
+        if does == "redrive":
+            change = asyncio.run(group.redrive("g", Chosen(names, Wanted(), 100, offset=offset)))
+        else:
+            change = asyncio.run(group.drop("g", names, "of no use", offset))
+        result = carried_out(change)
+        assert change.preview["next_offset"] == result["next_offset"]
+        return [(item["id"], item["status"]) for item in result["items"]], result["next_offset"]
+
+    new = 201 if does == "redrive" else 204
+    names = ("m3", "m12", "none")
+    assert answer(names, 0) == ([("m3", new)], 10)
+    assert answer(names, 10) == ([("m12", new)], 20)  # it is closed: the same message may have an open letter as well
+    items, following = answer(names, 20)
+    assert (dict(items)["none"], following) == (404, 0)
+    del read[:]
+    assert answer(("m2", "m5"), 1) == ([("m2", new), ("m5", new)], 0)
+    assert read == [1, 2, 3, 4, 5], "all were found"
+
+
+def test_a_request_goes_on_from_part_to_part_in_turns_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part ends after its time as well: letters may have a megabyte each."""
+    monkeypatch.setattr(letter_search, "PART_SECONDS", 0.0)
+    group, here, _ = redriving([letter(number) for number in range(9)], closed=set())
+    change = asyncio.run(group.redrive("g", Chosen(None, Wanted(), 100)))
+    assert change.preview["ids"] == [f"m{number}" for number in range(9)] and change.preview["next_offset"] == 0
+    assert here.calls >= 9
+    page = asyncio.run(group.listed("g", Wanted(), 0, 100))
+    assert page == {"messages": ["m0"], "next_offset": 1}

@@ -35,10 +35,13 @@ class WantedFields(BaseModel):
         return Wanted(**{k: v.isoformat() if isinstance(v, datetime) else v for k, v in fields.items()})
 
 
+OFFSET = Field(0, ge=0, le=1 << 62, description="the offset to look from: `next_offset` of an earlier answer")
+
+
 class Redrive(Write):
     ids: list[str] | None = Field(None, max_length=AT_ONCE)
     max: int = Field(REDRIVEN, ge=1, le=AT_ONCE)
-    offset: int = Field(0, ge=0, le=1 << 62, description="the offset to look from: `next_offset` of an earlier answer")
+    offset: int = OFFSET
     wanted: WantedFields = WantedFields()
     all: bool = Field(False, description="every letter that matches, as a job: see jobs/{id}")
     replay_effects: bool = Field(
@@ -50,6 +53,7 @@ class Redrive(Write):
 class Drop(Write):
     ids: list[str] | None = Field(None, max_length=AT_ONCE, description="these letters, within the request")
     wanted: WantedFields = Field(WantedFields(), description="without ids: every letter that matches, as a job")
+    offset: int = OFFSET
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -78,7 +82,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
         The list ends where `next_offset` is the offset that was asked for, or 0. With `newest`, the newest come first;
         `next_before`, given as `before`, continues the list, and 0 ends it. An answer may have fewer than `max`
-        letters, or none, although the list goes on: it ends after 20,000 letters that were looked at, or 5 s.
+        letters, or none, although the list goes on: a search ends after 5 s, at a queue server after 20,000 letters.
         """
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
@@ -108,8 +112,9 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
     async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:
         """Send dead letters to this group alone again; a repeated redrive sends each letter once.
 
-        It looks at 20,000 letters at most, for 5 s: where there are more, `next_offset` in the result is not 0, and is
-        the `offset` of the request that goes on.
+        It looks for 5 s, and at a queue server at 20,000 letters at most: where there are more, `next_offset` in the
+        result is not 0, and is the `offset` of the request that goes on. Ids are looked for in this way over Kafka
+        alone; the request that has seen the last letter refuses those that it did not find.
         """
         wanted = write.wanted.wanted()
         if write.all:
@@ -135,11 +140,12 @@ def _dropping(routes: APIRouter, desk: Desk) -> None:
     async def drop(name: str, write: Drop, who: Who) -> dict[str, Any]:
         """Drop dead letters, so that they are never sent again: these ids, or as a job all letters that match.
 
-        A letter that was already sent again stays sent. To drop all letters of a group, purge them.
+        A letter that was already sent again stays sent. To drop all letters of a group, purge them. For `next_offset`
+        see redrive.
         """
         why = f"{who}: {write.reason}" if who else write.reason
         if write.ids is not None:
-            preview, do = await desk.letters.drop(name, tuple(write.ids), why)
+            preview, do = await desk.letters.drop(name, tuple(write.ids), why, write.offset)
             return await desk.carry_out(write, who, "dead_letter.drop", name, do, preview)
         if not any(write.wanted.wanted().plain().values()):
             raise InvalidRequest("say which: give ids, or conditions in wanted; a purge drops all", "invalid_schema")

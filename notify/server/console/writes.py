@@ -12,8 +12,9 @@ from notify.limits import MODES
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One field of a form. `kind`: text, exact (empty text is a value), number, hours (sent as seconds), choice, check,
-    list (separated by commas), rates (lines NAME=RATE), pairs (lines NAME=VALUE), body (a message's unchanged text)."""
+    """One field of a form. `kind`: text, exact (empty text is a value), number, hidden (a number that the page gives),
+    hours (sent as seconds), choice, check, list (separated by commas), rates (lines NAME=RATE), pairs (lines
+    NAME=VALUE), body (a message's unchanged text)."""
 
     name: str
     label: str
@@ -34,7 +35,7 @@ class Input:
                 return True if text else None
             if not text:
                 return {} if self.kind in ("rates", "pairs") else None
-            if self.kind == "number":
+            if self.kind in ("number", "hidden"):
                 return float(text) if "." in text else int(text)
             if self.kind == "list":
                 return [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
@@ -99,6 +100,8 @@ _DEAD = (
     Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
     Input("failure", "Failure group", help="Its fingerprint, as the list of dead letters shows it."),
 )
+_FROM = Input("offset", "Offset", "hidden")
+"""The offset of the oldest letter on the page. Over Kafka the ids are looked for from there on."""
 _IN_DOUBT = (
     Input("ids", "Transactions", "list", help="Ids, separated by commas."),
     Input("all", "All that match the fields below", "check",
@@ -287,7 +290,8 @@ CHANGES: dict[str, Change] = {
     ),
     "dead-letters.redrive": Change(
         "Send selected dead letters again", "POST", "groups/{group}/dead-letters/redrive",
-        inputs=(Input("ids", "Ids", "list", required=True),), back="/groups/{group}/dead-letters", beside=_EFFECTS,
+        inputs=(Input("ids", "Ids", "list", required=True), _FROM), back="/groups/{group}/dead-letters",
+        beside=_EFFECTS,
     ),
     "dead-letters.redrive-all": Change(
         "Send all matching dead letters again", "POST", "groups/{group}/dead-letters/redrive", inputs=_DEAD,
@@ -308,7 +312,10 @@ CHANGES: dict[str, Change] = {
     "dead-letters.drop": Change(
         "Drop dead letters", "POST", "groups/{group}/dead-letters/drop", inputs=_DEAD, at="wanted",
         back="/groups/{group}/dead-letters",
-        beside=(Input("ids", "Ids", "list", help="Only these letters. Without ids: all that match the fields above."),),
+        beside=(
+            Input("ids", "Ids", "list", help="Only these letters. Without ids: all that match the fields above."),
+            _FROM,
+        ),
         warning="Dropped letters cannot be sent again.",
     ),
     "dead-letters.purge": Change(

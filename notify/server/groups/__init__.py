@@ -44,7 +44,8 @@ class Chosen:
     replay_effects: bool = False
     force: bool = False
     offset: int = 0
-    """Where the search begins: `next_offset` of the result of an earlier call."""
+    """The place where the search begins: `next_offset` of the result of an earlier call. Ids need one only over Kafka,
+    which has no index of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,8 @@ class Letters(Redriving, Protocol):
         """The failure groups of a group's letters; `looked_at` of the `of` letters were counted."""
         ...
 
-    async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
-        """Drop the letters with these ids: they can no longer be redriven."""
+    async def drop(self, name: str, names: tuple[str, ...], why: str, offset: int = 0) -> Change:
+        """Drop the letters with these ids: they can no longer be redriven. `next_offset`: see `redrive`."""
         ...
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:

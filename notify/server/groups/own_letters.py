@@ -70,14 +70,15 @@ class OwnLetters:
         rows = [failure_row(failure) for failure in failures.listed()]
         return {"failures": rows, "others": failures.others, "looked_at": looked_at, "of": total}
 
-    async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
+    async def drop(self, name: str, names: tuple[str, ...], why: str, offset: int = 0) -> Change:
         letters = DeadLetters(self._core, name)
         places = await letters.places_of(set(names))
 
         async def do() -> Any:
-            return {"items": await self._lot_by_lot(letters, places, names, lambda lot: letters.drop(lot, why))}
+            items = await self._lot_by_lot(letters, places, names, lambda lot: letters.drop(lot, why))
+            return {"items": items, "next_offset": 0}
 
-        return Change({"ids": [place.id for place in places]}, do)
+        return Change({"ids": [place.id for place in places], "next_offset": 0}, do)
 
     async def redrive(self, name: str, chosen: Chosen) -> Change:
         letters = DeadLetters(self._core, name)

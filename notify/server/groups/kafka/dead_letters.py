@@ -22,6 +22,7 @@ from notify.server.groups.kafka import letters, offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
 from notify.server.groups.kafka.letter_counts import LetterCounts
 from notify.server.groups.kafka.letter_failures import LetterFailures
+from notify.server.groups.kafka.letter_search import LetterSearch, Part
 from notify.server.groups.kafka.letters import Letter
 from notify.server.groups.kafka.look import Look
 from notify.server.groups.kafka.redriven import Redriven, has
@@ -99,14 +100,14 @@ class KafkaLetters:
         """
         chosen: list[Letter] = []
         size = 0
-        for letter in itertools.islice(self._letters(name, offset), LOOKED_AT):
-            offset = letter.number + 1
+        part = Part(self._letters(name, offset), offset)
+        for letter in part:
             if _is_wanted(wanted, letter):
                 chosen.append(letter)
                 size += letter.size
                 if len(chosen) == most or size >= HELD_BYTES:
                     break
-        return chosen, offset
+        return chosen, part.next
 
     async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
         def find() -> dict[str, Any]:
@@ -159,15 +160,10 @@ class KafkaLetters:
         sent, dropped = self._redriven.sent(name), self._redriven.dropped(name)
         return lambda letter: has(sent, letter) or has(dropped, letter)
 
-    async def drop(self, name: str, names: tuple[str, ...], why: str) -> Change:
-        asked = Chosen(names, Wanted(), AT_ONCE)
-        ids = await self._thread.call(lambda: {x.spot: x.id for x in self._chosen(name, asked)} if names else {})
-        present = list(ids.values())
-
-        def do() -> Any:
-            return {"items": self._done(name, ids, why) + not_letters(name, names, present)}
-
-        return Change({"ids": present}, lambda: self._thread.call(do, WRITE_SECONDS))
+    async def drop(self, name: str, names: tuple[str, ...], why: str, offset: int = 0) -> Change:
+        ids, next_offset = await self._choose(name, Chosen(names, Wanted(), AT_ONCE, offset=offset))
+        preview = {"ids": list(ids.values()), "next_offset": next_offset}
+        return Change(preview, lambda: self._carry_out(name, ids, names, next_offset, why))
 
     async def edit(self, name: str, edited: Edited) -> Change:
         raise InvalidRequest(NO_EDIT)
@@ -178,17 +174,36 @@ class KafkaLetters:
         if chosen.replay_effects:
             raise InvalidRequest(NO_REPLAY)
 
-        def choose() -> dict[Spot, str]:
-            self._check_takes_again(name)
-            return {letter.spot: letter.id for letter in self._chosen(name, chosen)} if chosen.ids != () else {}
+        await self._thread.call(lambda: self._check_takes_again(name))
+        ids, next_offset = await self._choose(name, chosen)
+        preview = {"ids": list(ids.values()), "effects": EFFECTS_KEPT, "next_offset": next_offset}
+        return Change(preview, lambda: self._carry_out(name, ids, chosen.ids, next_offset))
 
-        ids = await self._thread.call(choose)
-        names = list(ids.values())
+    async def _choose(self, name: str, chosen: Chosen) -> tuple[dict[Spot, str], int]:
+        """(the ids of the chosen letters by place, the number from which the next request goes on, or 0).
 
-        def do() -> Any:
-            return {"items": self._done(name, ids) + not_letters(name, chosen.ids, names)}
+        A request goes on from call to call for SEARCH_SECONDS; other requests get their turn between two calls.
+        """
+        search = LetterSearch(chosen)
 
-        return Change({"ids": names, "effects": EFFECTS_KEPT}, lambda: self._thread.call(do, WRITE_SECONDS))
+        def look() -> None:
+            self._redriven.read()
+            search.look(partial(self._letters, name), self._is_closed(name))
+
+        deadline = time.monotonic() + SEARCH_SECONDS
+        while not search.has_ended:
+            await self._thread.call(look)
+            if time.monotonic() >= deadline:
+                break
+        return search.found, search.next_offset
+
+    async def _carry_out(
+        self, name: str, ids: Mapping[Spot, str], asked: Sequence[str] | None, next_offset: int, drop: str = ""
+    ) -> dict[str, Any]:
+        """Redrive or drop letters. An id without a letter is refused by the request that looked at the last one."""
+        items = await self._thread.call(lambda: self._done(name, ids, drop), WRITE_SECONDS)
+        missing = [] if next_offset else not_letters(name, asked, list(ids.values()))
+        return {"items": items + missing, "next_offset": next_offset}
 
     def _done(self, name: str, ids: Mapping[Spot, str], drop: str = "") -> list[dict[str, Any]]:
         """Redrive or drop the letters of these spots and ids, lot by lot: they may not fit into memory."""
@@ -230,15 +245,6 @@ class KafkaLetters:
                 f"group {group[:100]!r} has no retry topic: letters of a broadcast are sent again with publish",
                 "broadcast",
             )
-
-    def _chosen(self, name: str, chosen: Chosen) -> Iterator[Letter]:
-        if chosen.ids is not None:
-            asked = set(chosen.ids)
-            return (letter for letter in self._letters(name, 0) if letter.id in asked)
-        self._redriven.read()
-        is_closed = self._is_closed(name)
-        fitting = (x for x in self._letters(name, 0) if not is_closed(x) and _is_wanted(chosen.wanted, x))
-        return itertools.islice(fitting, min(chosen.most, AT_ONCE))
 
     def _sent(self, group: str, chosen: Sequence[Letter], drop: str = "") -> list[dict[str, Any]]:
         """Redrive letters, or drop them if `drop` says who drops them, and why; the result of each."""
