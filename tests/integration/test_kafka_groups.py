@@ -19,11 +19,16 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import TopicPartition
 
 from notify.kafka import control, groups
+from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import newest
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Subscribed
+from notify.server.groups.kafka import oldest
+from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.snapshot import KafkaGroup, Position
 from notify.sinks.kafka import KafkaSink
 from notify.wire import PackedBridgeBatch
+from tests.support.kafka_consumers import make_topic, produce
 from tests.support.kafka_groups import Group, admin, showing
 
 
@@ -219,3 +224,18 @@ def alarms(server: ServerProcess) -> list[dict[str, Any]]:
     status, metrics = ask(server.url, "GET", "/metrics")
     assert status == 200
     return [{"name": "kafka"}] if 'notify_alarms{alarm="kafka"} 1.0' in metrics else []
+
+
+def test_positions_without_a_record_keep_no_other_group_from_its_age(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oldest, "AT_ONCE", 1)
+    make_topic(kafka_url, unique, partitions=2)
+    produce(kafka_url, unique, ["first"], partition=1)
+    at_a_marker, behind = (
+        KafkaGroup(name, (Position(unique, partition, 0, 1, Progress(0)),), ())
+        for partition, name in enumerate(("at-a-marker", "behind"))
+    )
+    ages = oldest.Oldest(Brokers(Cluster.of(kafka_url)))
+    eventually(lambda: list(ages.of([at_a_marker, behind])) == ["behind"], "the age of the other group's message")
+    ages.close()

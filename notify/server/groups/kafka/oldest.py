@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -30,6 +30,9 @@ class Oldest:
         self._consumer: Consumer | None = None
         self._times_us: dict[tuple[Place, int], int] = {}
         """The time of the record by (partition, offset)."""
+        self._looks = 0
+        self._looked: dict[tuple[Place, int], int] = {}
+        """The number of the last look at each wanted position whose record is not known."""
 
     def of(self, groups: Iterable[KafkaGroup]) -> dict[str, int]:
         """The times by group, in microseconds since 1970; groups whose records are not read yet are left out.
@@ -42,8 +45,7 @@ class Oldest:
         }
         wanted = {(place, offset): end for rows in waiting.values() for place, offset, end in rows}
         self._times_us = {at: time_us for at, time_us in self._times_us.items() if at in wanted}
-        # A position without a record is read again: one may have come.
-        unread = [at for at in wanted if at not in self._times_us][:AT_ONCE]
+        unread = self._next(wanted)
         if unread:
             self._read(unread)
         times = {
@@ -51,6 +53,18 @@ class Oldest:
             for name, rows in waiting.items()
         }
         return {name: min(known) for name, known in times.items() if known}
+
+    def _next(self, wanted: Collection[tuple[Place, int]]) -> list[tuple[Place, int]]:
+        """The positions that this look reads, those of the longest ago first.
+
+        A position without a record is read again, because one may have come, but only after the others.
+        """
+        unread = [at for at in wanted if at not in self._times_us]
+        chosen = sorted(unread, key=lambda at: self._looked.get(at, 0))[:AT_ONCE]
+        self._looks += 1
+        before = {at: self._looked[at] for at in unread if at in self._looked}
+        self._looked = before | dict.fromkeys(chosen, self._looks)
+        return chosen
 
     def close(self) -> None:
         if self._consumer is not None:
