@@ -109,17 +109,25 @@ FEW_IDS = 5
 """Fewer ids are quicker checked one by one."""
 
 
-def from_texts(texts: Sequence[str]) -> list[bytes] | None:
+def from_texts(texts: Sequence[str]) -> list[bytes] | list[bytes | InvalidId]:
+    """For each text the 16 bytes of its id, or the error of `from_text`."""
+    together = _together(texts) if len(texts) >= FEW_IDS else None
+    return [_or_error(text) for text in texts] if together is None else together
+
+
+def _or_error(text: str) -> bytes | InvalidId:
+    try:
+        return from_text(text)
+    except InvalidId as error:
+        return error
+
+
+def _together(texts: Sequence[str]) -> list[bytes] | None:
     """The 16 bytes of each id; None if `from_text` would refuse one of them.
 
     Many ids are checked together, one column after another, which costs a third of a call of `from_text` for each.
     """
     count = len(texts)
-    if count < FEW_IDS:
-        try:
-            return [from_text(text) for text in texts]
-        except InvalidId:
-            return None
     joined = "\n".join(texts)
     if len(joined) != _WIDTH * count - 1 or joined.count("\n") != count - 1 or joined != joined.lower():
         return None

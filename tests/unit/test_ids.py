@@ -11,11 +11,19 @@ from notify.errors import InvalidId
 IDS = [ids.to_text(ids.new_id()) for _ in range(ids.FEW_IDS + 3)]
 
 
-def one_by_one(texts: list[str]) -> list[bytes] | None:
-    try:
-        return [ids.from_text.__wrapped__(text) for text in texts]
-    except InvalidId:
-        return None
+def one_by_one(texts: list[str]) -> list[bytes | str]:
+    """For each text its bytes, or why it is refused."""
+    results: list[bytes | str] = []
+    for text in texts:
+        try:
+            results.append(ids.from_text.__wrapped__(text))
+        except InvalidId as error:
+            results.append(str(error))
+    return results
+
+
+def together(texts: list[str]) -> list[bytes | str]:
+    return [found if isinstance(found, bytes) else str(found) for found in ids.from_texts(texts)]
 
 
 @st.composite
@@ -41,9 +49,10 @@ def damaged(draw: st.DrawFn) -> list[str]:
 @example([*IDS[:-1], IDS[-1] + "\n"])
 @example([*IDS[:-2], IDS[-2] + "\n" + IDS[-1], ""])
 def test_a_batch_is_read_as_its_ids_one_by_one(texts: list[str]) -> None:
-    assert ids.from_texts(texts) == one_by_one(texts)
+    assert together(texts) == one_by_one(texts)
 
 
 def test_batches_of_each_size() -> None:
     for count in range(len(IDS) + 1):
-        assert ids.from_texts(IDS[:count]) == [ids.from_text(text) for text in IDS[:count]]
+        for texts in (IDS[:count], [*IDS[:count], "no id"]):
+            assert together(texts) == one_by_one(texts)

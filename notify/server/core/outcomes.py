@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from notify import ids
 from notify.check.schedule import CheckSchedule
 from notify.clock import Clock
-from notify.errors import InvalidRequest, NotifyError
+from notify.errors import InvalidId, InvalidRequest, NotifyError
 from notify.limits import check_count, check_name
 from notify.server.core.admission import failed
 from notify.server.core.check_log import CheckLog
@@ -74,7 +74,9 @@ class Outcomes:
                     raise InvalidRequest(
                         f"outcome {o.outcome[:20]!r} is not COMMIT, ROLLBACK or UNKNOWN", "invalid_outcome"
                     )
-                transaction_id = ids.from_text(o.id) if transaction_ids is None else transaction_ids[number]
+                transaction_id = transaction_ids[number]
+                if isinstance(transaction_id, InvalidId):
+                    raise transaction_id
             except NotifyError as error:
                 items.append(failed(o.id, error))
                 continue
@@ -227,11 +229,11 @@ class Outcomes:
         check_count(texts)
         parsed: dict[str, bytes] = {}
         items: dict[str, Item] = {}
-        for text in texts:
-            try:
-                parsed[text] = ids.from_text(text)
-            except InvalidRequest as error:
-                items[text] = failed(text, error)
+        for text, transaction_id in zip(texts, ids.from_texts(texts), strict=True):
+            if isinstance(transaction_id, InvalidId):
+                items[text] = failed(text, transaction_id)
+            else:
+                parsed[text] = transaction_id
         items |= await self._states(group, parsed)
         return [items[text] for text in texts]
 

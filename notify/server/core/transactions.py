@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from notify import ids, tracing
 from notify.clock import Clock
-from notify.errors import Backpressure, InvalidRequest, NotifyError
+from notify.errors import Backpressure, InvalidId, InvalidRequest, NotifyError
 from notify.limits import LIMITS, check_between, check_count, check_name, check_text
 from notify.server.access.principal import Principal
 from notify.server.core.admission import (
@@ -120,7 +120,9 @@ class Transactions:
                         f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages, not {len(t.messages)}",
                         "out_of_bounds",
                     )
-                transaction_id = ids.from_text(t.id) if transaction_ids is None else transaction_ids[number]
+                transaction_id = transaction_ids[number]
+                if isinstance(transaction_id, InvalidId):
+                    raise transaction_id
                 check_after_us = CHECK_AFTER_US
                 if t.check_after is not None:
                     check_between(
