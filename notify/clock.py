@@ -48,6 +48,15 @@ class SteadyClock:
         self._last = now_us, steady_ns
         return now_us
 
+    def go_on_from(self, then_us: int) -> None:
+        """Show this time now, if the followed clock is behind it: what wrote at that time had this clock's task.
+
+        A time that is further ahead than `MOST_AHEAD_US` is not taken over, as if the other clock had been set back.
+        """
+        now_us = self()
+        if now_us < then_us < now_us + MOST_AHEAD_US:
+            self._last = then_us, self._steady_ns()
+
 
 steady_clock = SteadyClock()
 """The time of day in this process."""

@@ -32,6 +32,14 @@ class Tended(Protocol):
 
 
 @runtime_checkable
+class Dated(Protocol):
+    """Knows when it was written to last."""
+
+    written_us: int
+    """The time (microseconds since 1970) of what was the last record when it was opened; 0 for none."""
+
+
+@runtime_checkable
 class Complaining(Protocol):
     """Reports damage to its stored data."""
 

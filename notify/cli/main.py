@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ import typer.main
 from notify import __version__
 from notify.cli import of_database, of_files
 from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
+from notify.ending import end_by
 from notify.errors import NotifyError
 from notify.extras import remedy
 from notify.log_output import STDERR, discard
@@ -189,6 +191,8 @@ def main() -> None:
         if sentence is None:
             raise
         _fail(sentence)
+    except KeyboardInterrupt:  # while the commands were loaded: a command that runs hears of it itself
+        end_by(signal.SIGINT)
     except OutputLost:  # of typer's own sentence about a wrong flag
         discard(sys.stderr)
         sys.exit(2)

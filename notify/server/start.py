@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.engine import Engine
 
 from notify import faults
-from notify.clock import Clock, steady_clock
+from notify.clock import Clock, SteadyClock, steady_clock
 from notify.databases import reason_of
 from notify.errors import InvalidRequest
 from notify.server.cluster.membership import Membership, shown
@@ -26,7 +27,7 @@ from notify.server.configuration.last_known import LastKnown
 from notify.server.configuration.records import Records
 from notify.server.configuration.revisions import Configuration
 from notify.server.core.check_webhooks import CheckWebhooks
-from notify.server.core.core import Core
+from notify.server.core.core import AWAY_US, Core
 from notify.server.core.pushes import Pushes
 from notify.server.data.encode import json_check, json_deliveries
 from notify.server.data.routes import DataRoutes
@@ -44,7 +45,7 @@ from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
 from notify.server.watch.silences import Silences
 from notify.settings import Settings
-from notify.storage.capabilities import Shippable, shard_names
+from notify.storage.capabilities import Dated, Shippable, shard_names
 from notify.storage.queues import queues_of
 from notify.storage.sql.registry import Member
 from notify.storage.transactions import TransactionStore
@@ -53,6 +54,8 @@ from notify.urls import without_secrets
 
 if TYPE_CHECKING:
     from notify.kafka.cluster import Cluster
+
+log = structlog.get_logger("notify.server")
 
 
 @contextlib.asynccontextmanager
@@ -77,9 +80,7 @@ async def started(
         database = open_database(settings.data_dir)
         parts.callback(database.dispose)
         membership = await in_thread(_membership, settings, url, store)
-        if membership is not None:
-            await membership.start()
-            clock = membership.clock
+        clock = await _clock_of(membership, store, clock)
         shipping = await parts.enter_async_context(_shipping(settings, store))
         core = Core(store, settings, clock)
         parts.push_async_callback(core.stop)
@@ -116,6 +117,25 @@ async def started(
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
         yield Running(core, administration, members, *watched, jobs, data, queues, pushes, shipping, workers)
+
+
+async def _clock_of(membership: Membership | None, store: TransactionStore, clock: Clock) -> Clock:
+    """The clock of the registry, which is then known; without one, `clock`, which goes on from the time of the log.
+
+    The process before may have been ahead, as where a machine starts with a wrong time: the checks, retries and delays
+    that it recorded would otherwise wait until that time comes.
+    """
+    if membership is not None:
+        await membership.start()
+        return membership.clock
+    if isinstance(store, Dated) and isinstance(clock, SteadyClock):
+        ahead_us = store.written_us - clock()
+        clock.go_on_from(store.written_us)
+        if ahead_us > AWAY_US:
+            what = "time runs at half speed" if clock() >= store.written_us else "checks, retries and delays wait"
+            detail = f"the log was written by a clock that was ahead: {what} until this clock has caught up"
+            log.warning("log_is_ahead", seconds=round(ahead_us / 1e6, 1), detail=detail)
+    return clock
 
 
 @contextlib.asynccontextmanager

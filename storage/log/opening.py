@@ -32,6 +32,8 @@ class Opened:
     """The position of the newest checkpoint, 0 for none."""
     damages: list[Damage] = field(default_factory=list)
     replayed_bytes: int = 0
+    written_us: int = 0
+    """The time of the last frame, or of the newest checkpoint if no frame follows it."""
 
 
 class Opening:
@@ -53,7 +55,7 @@ class Opening:
         saved = checkpoint.load(self._disk)
         segments = self._segments.all()
         if saved is not None:
-            opened.checkpoint = saved.position
+            opened.checkpoint, opened.written_us = saved.position, saved.time_us
             checkpoint.restore(self._state, saved.state)
         position = opened.checkpoint
         if segments and position < segments[0].base:
@@ -162,6 +164,7 @@ class Opening:
             else:
                 self._replay.apply(part, frame.body)
                 opened.replayed_bytes += frame.end - frame.base
+                opened.written_us = frame.time_us
             opened.end = frame.end
         self._replay.indexed(part, applied_from)
         if not has_more:

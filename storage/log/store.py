@@ -80,6 +80,7 @@ class LogStore:
         self.damages: list[Damage] = []
         self.recovery_seconds = 0.0
         self.replayed_bytes = 0
+        self.written_us = 0
         self._on_failure = on_failure
         self._visible_callbacks: list[Callable[[set[str]], None]] = []
         self._lock = DirectoryLock(self.disk.directory)
@@ -191,6 +192,7 @@ class LogStore:
             raise
         self.damages = opened.damages
         self.replayed_bytes = opened.replayed_bytes
+        self.written_us = opened.written_us
         self._checkpoints.newest = opened.checkpoint
         self.journal.start(opened.end, self.state.parts.live)
         self._sealer.work(opened.end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +172,11 @@ def test_the_process_that_ships_ends_without_a_word_of_its_own(tmp_path: Path) -
         said = child.stdout.read()
         assert child.wait(4 * PATIENCE_SECONDS) == 0
         assert b"is no store" in said and child.stderr.read() == b""
+
+
+def test_ctrl_c_while_the_commands_are_loaded_is_no_fault() -> None:
+    """It was the traceback of whatever was imported just then, for a second on a slow machine."""
+    load = "m.register = lambda: os.kill(os.getpid(), signal.SIGINT)"
+    program = f"import os, signal; from notify.cli import main as m; {load}; m.main()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

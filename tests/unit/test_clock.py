@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from notify.clock import SteadyClock, wall_clock
 from notify.server.access.principal import EVERYONE
+from notify.server.app import App
 from notify.server.core.core import Core
 from notify.server.rate import TokenBucket
 from notify.settings import Settings
+from notify.storage.log.store import LogStore
 from notify.storage.memory import MemoryStore
 from notify.wire import JsonMessages, JsonPublished, Receive, SettleItem, Subscribe
 
@@ -108,3 +112,55 @@ def test_leases_last_while_the_server_is_away(tmp_path: Path, mode: str) -> None
             running.cancel()
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_starts_anew_goes_on_from_the_time_of_its_log(tmp_path: Path) -> None:
+    """A machine began with a wrong time, and the server was started again once it was right: retries, delays and checks
+    of the time between waited as many hours as the clock had been ahead."""
+    times = Times()
+    settings = Settings(data_dir=str(tmp_path))
+
+    @contextlib.asynccontextmanager
+    async def started() -> AsyncIterator[Core]:
+        times.clock = SteadyClock(lambda: times.wall_us, lambda: 1000 * times.steady_us)
+        app = App(settings, lambda: LogStore(tmp_path / "log", clock=times.clock), times.clock)
+        await app.start()
+        try:
+            yield app.running().core
+        finally:
+            await app.stop()
+
+    async def received(core: Core) -> int:
+        await core.act()
+        return sum(
+            1 for handed in await core.delivery.receive("g", Receive(instance="x", max=9)) for _ in handed.each()
+        )
+
+    async def scenario() -> None:
+        times.wall_us = NOW_US + HOURS_US
+        async with started() as core:
+            asked = Subscribe(start="latest")
+            await core.subscriptions.put(core.subscriptions.checked("g", "t", asked), asked.start)
+            published = JsonMessages(
+                [JsonPublished(topic="t", body="a", delay=2.0), JsonPublished(topic="t", body="b")]
+            )
+            await core.transactions.publish(published, EVERYONE)
+            (handed,) = await core.delivery.receive("g", Receive(instance="x", max=9))
+            (receipt,) = (receipt for receipt, _, _ in handed.each())
+            await core.delivery.settle("g", [SettleItem(receipt, "retry", delay=1.0)])
+        times.wall_us = NOW_US
+        async with started() as core:
+            times.pass_by(5 * SECOND_US)
+            assert await received(core) + await received(core) == 2, "each answer has the messages of one queue"
+
+    asyncio.run(scenario())
+
+
+def test_a_log_from_days_ahead_is_not_followed() -> None:
+    times = Times()
+    times.clock.go_on_from(NOW_US + 30 * HOURS_US)
+    assert times.clock() == NOW_US
+    times.clock.go_on_from(NOW_US - HOURS_US)
+    assert times.clock() == NOW_US
+    times.clock.go_on_from(NOW_US + HOURS_US)
+    assert times.pass_by(10 * SECOND_US) == NOW_US + HOURS_US + 5 * SECOND_US
