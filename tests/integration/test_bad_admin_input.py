@@ -14,6 +14,7 @@ import pytest
 
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
+from tests.support.groups import subscribe
 from tests.support.http import REASON, admin, ask
 from tests.support.servers import make_storage, stop_if_running
 
@@ -102,6 +103,15 @@ def test_a_name_is_never_a_part_of_the_request_between_workers(with_workers: Ser
         connection.close()
         assert status in (404, 422)
     assert ask(with_workers.url, "GET", "/v1/admin/topics/none")[0] == 404
+
+
+def test_a_search_for_a_text_beyond_the_bound_is_refused(memory: InMemoryServer, unique: str) -> None:
+    """A redrive with it was; a list with it was a fault of the server, on the console's page, too."""
+    subscribe(memory.url, unique, unique)
+    for path in (f"/v1/admin/groups/{unique}/dead-letters", f"/groups/{unique}/dead-letters"):
+        status, answer = ask(memory.url, "GET", f"{path}?contains={'x' * 501}", headers={"accept": "text/html"})
+        assert status == 422 and "500 characters" in str(answer)
+        assert ask(memory.url, "GET", f"{path}?contains={'x' * 500}")[0] == 200
 
 
 def test_a_text_that_the_database_refuses_is_named(over_a_database: ServerProcess) -> None:

@@ -15,6 +15,8 @@ from notify.server.groups import Chosen
 from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, REDRIVEN
 from notify.server.jobs.wanted import Wanted
 
+MOST_TEXT = 500
+
 
 class WantedFields(BaseModel):
     """Conditions on dead letters; a condition that is left out matches all letters."""
@@ -23,7 +25,7 @@ class WantedFields(BaseModel):
     topic: str | None = None
     tag: str | None = None
     key: str | None = None
-    contains: Annotated[str | None, Field(description="text within the reason of death", max_length=500)] = None
+    contains: Annotated[str | None, Field(description="text within the reason of death", max_length=MOST_TEXT)] = None
     filter: Annotated[str, Field(description="CEL over headers, key, tag and topic")] = ""
     dead_from: AwareDatetime | None = None
     dead_to: AwareDatetime | None = None
@@ -72,7 +74,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         topic: str | None = None,
         tag: str | None = None,
         key: str | None = None,
-        contains: str | None = None,
+        contains: Annotated[str | None, Query(max_length=MOST_TEXT)] = None,
         filter: str = "",
         failure: Annotated[str, Query(pattern="^([0-9a-f]{12})?$")] = "",
         newest: bool = False,
