@@ -228,8 +228,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     waits = _is(committed_there & ~queued & (_c("due_us") >= terms.closed_before_us))
     in_doubt = half & ~decided & ~queued
     conflict = ((committed_here | committed_there) & rolled_back_there) | (tombstone & committed_there & half)
-    covered = F.coalesce(_c("origin") != ABROAD, _any(_c("producer_group"), terms.covered_groups))
-    no_row = ~has_row & _made_since(terms.rows_from_us) & covered
+    no_row = ~has_row & _made_since(terms.rows_from_us) & _is_covered(half, terms)
     without_half = tombstone & ~half
     absent = committed_here & ~queued & ~conflict & ~in_doubt & ~waits & (event >= terms.log_from_us)
     unsent, dropped = _unsent(terms)
@@ -268,6 +267,13 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
             **_oddities(state, terms, groups),
         }
     )
+
+
+def _is_covered(half: Column, terms: Terms) -> Column:
+    """Whether a given database must have the local row of a transaction that it committed."""
+    # Only the half says that a message is of no database. Retention may have deleted an older one from a storage.
+    is_told = half | _made_since(terms.halves_from_us)
+    return F.coalesce(_c("origin") != ABROAD, _any(_c("producer_group"), terms.covered_groups) & is_told)
 
 
 def _alone(nothing_there: Column, tombstone: Column, has_row: Column, terms: Terms) -> tuple[Column, Column]:

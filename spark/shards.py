@@ -14,10 +14,11 @@ import sqlalchemy as sa
 
 from notify.client.table import half_message
 from notify.spark.databases import Database
-from notify.spark.ranges import id_at, made_us
+from notify.spark.ranges import id_at
 from notify.spark.result import Covered, Inputs, Result
 from notify.spark.times import instant_text
 from notify.spark.unmoved import bridged_us, bridges_of
+from notify.storage.sql.movers import is_past
 from notify.storage.sql.rows import microseconds_of
 from notify.storage.sql.tables import server_half_message, server_key_map, server_member, server_shard
 
@@ -25,6 +26,8 @@ SAMPLED = 1000
 """How many local rows are read at each end of the range."""
 MANY = 10
 """If a storage has none of this many expected transactions, it is not the expected storage."""
+FIRST_HALVES = 1000
+"""How many of a storage's first halves tell from when on it has all."""
 KEPT_US = 86_400_000_000
 """The shortest time for which a storage keeps halves that were sent on."""
 
@@ -69,13 +72,17 @@ def ids_of(database: Database) -> set[str]:
 def halves_from_us(storages: Sequence[Database]) -> int:
     """The instant (microseconds since 1970) from which on these storages have all halves; 0 if there is no storage.
 
-    Retention deletes older halves without a record.
+    Retention deletes older halves without a record: those that began and were decided before an instant, in the order
+    of their ids. So what began after the decision of a half that it would delete, and has not deleted, is there.
     """
     oldest: list[int] = []
+    t = server_half_message.c
     for storage in storages:
         with storage.reading() as connection:
-            name = connection.execute(sa.select(sa.func.min(server_half_message.c.transaction_id))).scalar()
-        oldest.append(made_us(name) or storage.now_us)
+            past = sa.select(t.decided_at).where(is_past(connection))
+            first = past.order_by(t.transaction_id).limit(FIRST_HALVES).subquery()
+            decided_at = connection.execute(sa.select(sa.func.min(first.c.decided_at))).scalar()
+        oldest.append(storage.now_us if decided_at is None else microseconds_of(decided_at))
     return max(oldest, default=0)
 
 

@@ -147,7 +147,11 @@ class _Judged:
             return False
         if self._tombstone:
             return not t.half_us
-        is_covered = t.source in terms.sources if t.source is not None else t.producer_group in terms.producer_groups
+        if t.source is not None:
+            is_covered = t.source in terms.sources
+        else:  # only the half says that a message is of no database; retention may have deleted an older one
+            is_told = bool(t.half_us) or t.at_us >= terms.halves_from_us
+            is_covered = t.producer_group in terms.producer_groups and is_told
         return is_covered and t.at_us >= terms.rows_from_us
 
     def _undelivered(self) -> Iterator[tuple[str, str]]:

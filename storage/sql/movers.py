@@ -57,6 +57,20 @@ def is_not_listed(connection: Connection) -> Any:
     return _t.transaction_id.not_in(listed)
 
 
+def is_past(connection: Connection, movers: Movers | None = None) -> Any:
+    """The condition for decided transactions that nobody has to read any more: retention deletes them by their age.
+
+    `movers`: those of the database, if they are known.
+    """
+    movers = movers or movers_of(connection)
+    return sa.and_(
+        _t.message_no == 0,
+        _t.next_check_us.is_(None),
+        sa.or_(_t.state == "ROLLED_BACK", sa.and_(_t.state == "COMMITTED", movers.have_left)),
+        is_not_listed(connection),
+    )
+
+
 def movers_of(connection: Connection) -> Movers:
     """The bridges of this database, and whether relays run beside them."""
     if connection.dialect.name not in ("mysql", "mariadb"):

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from notify import ids
 from notify.storage.sql.database import Database
-from notify.storage.sql.movers import Movers, is_not_listed, movers_of
+from notify.storage.sql.movers import Movers, is_not_listed, is_past, movers_of
 from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import server_half_message
 
@@ -59,14 +59,7 @@ class SqlRetention:
         highest = ids.to_text(max(0, before_us // 1000).to_bytes(6) + bytes(10))
         rows = connection.scalars(
             sa.select(_t.transaction_id)
-            .where(_t.transaction_id < highest, _t.message_no == 0, _t.next_check_us.is_(None))
-            .where(
-                sa.or_(
-                    sa.and_(_t.state == "ROLLED_BACK", _t.decided_at < moment_of(before_us)),
-                    sa.and_(_t.state == "COMMITTED", _t.decided_at < moment_of(before_us), movers.have_left),
-                )
-            )
-            .where(is_not_listed(connection))
+            .where(_t.transaction_id < highest, _t.decided_at < moment_of(before_us), is_past(connection, movers))
             .order_by(_t.transaction_id)
             .limit(PURGE_TRANSACTIONS)
         )

@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
+from notify.databases import RELAYED, UNSENT
 from notify.spark.databases import Database
 from notify.spark.result import Inputs
 from notify.storage.groups import SettleKind, Subscription
@@ -43,7 +45,7 @@ def make_sharded(sound: Trade, to: Path, unmoved: Collection[int] = ()) -> Trade
     trade = sound.copy(to)
     for service, shard in zip(("shop", "bank"), SHARDS, strict=True):
         trade.execute(service, f"UPDATE half_message SET shards = '{shard}'")
-    sources = {shard: asyncio.run(_store(trade, shard)) for shard in SHARDS}
+    sources = {shard: asyncio.run(_store(trade, shard, unmoved)) for shard in SHARDS}
     engine = open_engine(storage_url(trade, SHARDS[0]))
     with engine.begin() as connection:
         key_map.make_first(connection, SHARDS)
@@ -53,7 +55,7 @@ def make_sharded(sound: Trade, to: Path, unmoved: Collection[int] = ()) -> Trade
     return trade
 
 
-async def _store(trade: Trade, shard: str) -> str:
+async def _store(trade: Trade, shard: str, unmoved: Collection[int]) -> str:
     """Store the halves of a shard and their outcomes; its source id."""
     url = storage_url(trade, shard)
     engine = open_engine(url)
@@ -68,7 +70,8 @@ async def _store(trade: Trade, shard: str) -> str:
     t = server_half_message.c
     with engine.begin() as connection:
         for n in own:
-            at = {"created_at": moment_of(trade.at(n)), "decided_at": moment_of(trade.at(n) + 2000)}
+            at: dict[str, Any] = {"created_at": moment_of(trade.at(n)), "decided_at": moment_of(trade.at(n) + 2000)}
+            at["relayed"] = UNSENT if n in unmoved else RELAYED
             connection.execute(server_half_message.update().where(t.transaction_id == trade.name(n)).values(at))
         source = str(connection.execute(sa.select(server_shard.c.source)).scalar_one())
     engine.dispose()

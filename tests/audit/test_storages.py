@@ -126,11 +126,15 @@ def test_a_shard_is_expected_while_the_registry_names_it(sharded: Trade, tmp_pat
 
 
 def test_tombstones_of_halves_that_retention_has_deleted_are_no_orphans(sharded: Trade, tmp_path: Path) -> None:
+    """Also where an older half is parked, which retention leaves: it was taken for the first that the storage has."""
     trade = sharded.copy(tmp_path / "trade")
-    kept = trade.name(11)
-    change(trade, "b", f"DELETE FROM server_half_message WHERE transaction_id < '{kept}'")
+    kept, parked = trade.name(11), trade.name(1)
+    change(
+        trade, "b", f"DELETE FROM server_half_message WHERE transaction_id < '{kept}' AND transaction_id != '{parked}'",
+        f"UPDATE server_half_message SET state = 'PARKED', decided_at = NULL WHERE transaction_id = '{parked}'",
+    )  # fmt: skip
     with inputs_of(trade) as inputs:
-        assert halves_from_us(inputs.storages) // 1000 == trade.at(11) // 1000
+        assert halves_from_us(inputs.storages) == trade.at(11) + 2000  # when it was decided
         for log in inputs.logs:
             log.prepare(None, tmp_path / "scratch")
         assert cover(PLAN, inputs, frozenset(), Result()).terms.halves_from_us == halves_from_us(inputs.storages)
@@ -151,6 +155,27 @@ def test_a_ghost_over_storages_is_explained_and_a_message_of_no_database_is_none
     with inputs_of(trade) as inputs:
         told = [explain(inputs, trade.message(n), tmp_path / "copies", (5, 5)).verdicts[0] for n in (ghost, prepared)]
     assert [verdict.finding for verdict in told] == ["GHOST", ""]
+
+
+def test_a_message_of_no_database_is_no_ghost_after_its_half_is_deleted(
+    spark: Any, sharded: Trade, tmp_path: Path
+) -> None:
+    """Retention deletes the half, and its queue does not say that it was in no database. Younger ghosts are found."""
+    trade = sharded.copy(tmp_path / "trade")
+    prepared, ghost, without_half = 0, COUNT - 4, COUNT - 2  # all of them the shop's
+    gone = (prepared, ghost, without_half)
+    for n in gone:
+        trade.execute("shop", f"DELETE FROM half_message WHERE transaction_id = '{trade.name(n)}'")
+    change(
+        trade, "a", f"DELETE FROM server_half_message WHERE transaction_id < '{trade.name(4)}'",
+        f"DELETE FROM server_half_message WHERE transaction_id = '{trade.name(without_half)}'",
+    )  # fmt: skip
+    with inputs_of(trade) as inputs:
+        told = {n: explain(inputs, trade.message(n), tmp_path / "copies", (5, 5)).verdicts[0] for n in gone}
+        assert [verdict.finding for verdict in told.values()] == ["", "GHOST", "GHOST"]
+        result = Audit(spark, PLAN, inputs, tmp_path / "scratch").run()
+    # The one without a half began within the skew of clocks after the first half that is left.
+    assert found(result)["GHOST"] == {trade.message(ghost)}
 
 
 def test_beside_kafka_local_rows_name_the_storages(sharded: Trade) -> None:
