@@ -30,6 +30,7 @@ from notify.server.groups.kafka.dead_letters import KafkaLetters
 from notify.server.groups.kafka.look import Look
 from notify.server.groups.kafka.redriven import Redriven
 from notify.server.groups.kafka.thread import BrokersThread
+from tests.support.kafka_consumers import CALL_SECONDS, make_topic
 from tests.support.kafka_groups import Group, admin, showing
 
 
@@ -128,6 +129,26 @@ def test_letters_that_are_dropped_are_never_sent_again(kafka_url: str, server: S
     assert '<input type="hidden" name="offset" value="0">' in page
     form = str(call(server.url, "GET", f"/do/dead-letters.drop?group={group.name}&ids={ids[3]}&offset=2"))
     assert '<input type="hidden" name="offset" value="2">' in form
+
+
+def test_letters_of_a_topic_that_was_made_anew_wait_though_earlier_ones_were_sent(
+    kafka_url: str, server: ServerProcess
+) -> None:
+    group = Group(kafka_url)
+    group.bury(0, 3)
+    until_waiting(server, group, 3)
+    listed = admin(server, "GET", f"groups/{group.name}/dead-letters")["messages"]
+    admin(server, "POST", f"groups/{group.name}/dead-letters/redrive", {"ids": [m["id"] for m in listed]})
+    until_waiting(server, group, 0)
+    client, topic = group.cluster.admin(), groups.dead_letter_topic(group.name)
+    client.delete_topics([topic])[topic].result(CALL_SECONDS)
+    eventually(lambda: topic not in client.list_topics().topics, "the topic to go")
+    make_topic(kafka_url, topic)
+    group.bury(0, 2)
+    until_waiting(server, group, 2)
+    newest = admin(server, "GET", f"groups/{group.name}/dead-letters")["messages"][0]
+    admin(server, "POST", f"groups/{group.name}/dead-letters/redrive", {"ids": [newest["id"]]})
+    until_waiting(server, group, 1)
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ class KafkaLetters:
         self._brokers = thread.brokers
         self._look = look
         self._redriven = Redriven(thread.brokers)
-        self._counts = LetterCounts(thread.brokers)
+        self._counts = LetterCounts(thread.brokers, self._redriven.noted)
         self._failures = LetterFailures()
 
     def close(self) -> None:
@@ -64,17 +64,22 @@ class KafkaLetters:
     def counts(self) -> dict[str, int]:
         """How many open letters each group has. Call it in the thread. Raises KafkaException."""
         bounds = self._look.now().letters
+        self._redriven.read()
         counts: dict[str, int] = {}
         for (topic, _), count in self._counts.look(bounds).items():
             name = topic.removeprefix(DEAD_LETTER)
             counts[name] = counts.get(name, 0) + count
-        self._redriven.read()
-        for name, count in counts.items():
-            starts = {p: start for p, (start, _) in self._look.last.letters_of(name).items()}
-            closed = itertools.chain(self._redriven.sent(name), self._redriven.dropped(name))
-            still_listed = sum(offset >= starts.get(partition, offset + 1) for partition, offset in closed)
-            counts[name] = max(0, count - still_listed)
-        return counts
+        return {name: max(0, count - self._closed(name)) for name, count in counts.items()}
+
+    def _closed(self, name: str) -> int:
+        """How many of a group's letters that are still there were redriven or dropped."""
+        topic, bounds = dead_letter_topic(name), self._look.last.letters_of(name)
+        notes = itertools.chain(self._redriven.sent(name).items(), self._redriven.dropped(name).items())
+        return sum(
+            start <= spot.offset < end and self._counts.is_about(topic, spot, note)
+            for spot, note in notes
+            for start, end in [bounds.get(spot.partition, (0, 0))]
+        )
 
     async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
         counts = await self._thread.call(self.counts)

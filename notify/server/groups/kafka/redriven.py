@@ -43,6 +43,10 @@ class Redriven:
         """The letters of a group that were dropped, by the notes read last."""
         return self._by_group[DROPPED].get(group, {})
 
+    def noted(self, group: str, spot: Spot) -> list[str]:
+        """The ids of letters of a group that were redriven or dropped at this place, by the notes read last."""
+        return [notes[spot] for notes in (self.sent(group), self.dropped(group)) if spot in notes]
+
     def _read_whole(self) -> None:
         """Read all notes: no letter may be sent that was redriven or dropped before."""
         self._take(list(topic_ids(self._brokers.admin, [TOPIC, DROPPED], CALL_SECONDS)), whole=True)
