@@ -104,6 +104,7 @@ class Opening:
                 self._state.dropped_to = segments[0].base  # an older version dropped them, and recorded nothing
             self._find_starts()
         self._state.times.load()
+        self._state.pending.bring_forward(now_us)
         return opened
 
     # --- files that are no sound segments ---------------------------------------------------------------------

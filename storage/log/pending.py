@@ -16,6 +16,9 @@ from notify.storage.log.records import Sender
 LEAST_COMPACTED = 1000
 """A schedule with so many ids that came due, or twice as many as were open the last time, drops the decided ones."""
 
+LONGEST_WAIT_US = 86_400 * 1_000_000
+"""The longest time that a half, or a setting, may have a check wait."""
+
 
 class Pending(msgspec.Struct, eq=False, gc=False):
     """One undecided transaction."""
@@ -93,6 +96,12 @@ class PendingTable:
     def reschedule(self, pending: Pending, due_us: int) -> None:
         pending.next_check_us = due_us
         self.schedule(pending.producer.group, due_us, (pending.id,))
+
+    def bring_forward(self, now_us: int) -> None:
+        """Have each check be due now that is due later than a check may be: a clock was ahead when it was recorded."""
+        for pending in self.by_id.values():
+            if pending.next_check_us > now_us + LONGEST_WAIT_US:
+                self.reschedule(pending, now_us)
 
     def ripen(self, now_us: int) -> None:
         """Called at each turn of the server, for groups that nobody polls; a group without open ids is forgotten."""

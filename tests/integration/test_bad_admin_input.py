@@ -127,6 +127,16 @@ def test_a_text_that_the_database_refuses_is_named(over_a_database: ServerProces
     assert admin(url, "GET", "actions") and admin(url, "PUT", "limits", {})["status"] == 200
 
 
+def test_an_instant_before_all_others_is_one(over_a_database: ServerProcess) -> None:
+    """Its year 0 was a fault of the server where the transactions are in a database."""
+    wanted = {"stored_before": "0001-01-01T00:00:00+23:59"}
+    for action in ("check", "rollback"):
+        answer = admin(
+            over_a_database.url, "POST", f"transactions/{action}", {"all": True, "wanted": wanted, "dry_run": True}
+        )
+        assert answer["status"] == 200
+
+
 def test_people_have_names_in_any_script(over_a_database: ServerProcess) -> None:
     """Also where the database's own character set is latin1: the write was a fault, and a search found no database."""
     url = over_a_database.url

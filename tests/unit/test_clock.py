@@ -17,7 +17,9 @@ from notify.server.rate import TokenBucket
 from notify.settings import Settings
 from notify.storage.log.store import LogStore
 from notify.storage.memory import MemoryStore
+from notify.storage.topics import Topic
 from notify.wire import JsonMessages, JsonPublished, Receive, SettleItem, Subscribe
+from tests.support.transactions import sent
 
 SECOND_US = 1_000_000
 HOURS_US = 2 * 3600 * SECOND_US
@@ -152,6 +154,25 @@ def test_a_server_that_starts_anew_goes_on_from_the_time_of_its_log(tmp_path: Pa
         async with started() as core:
             times.pass_by(5 * SECOND_US)
             assert await received(core) + await received(core) == 2, "each answer has the messages of one queue"
+
+    asyncio.run(scenario())
+
+
+def test_a_check_never_waits_for_longer_than_a_check_may(tmp_path: Path) -> None:
+    """With a clock that had been ahead by more than a day, a new start waited until that time came: no restart helped,
+    although the server's log asked for one."""
+
+    async def scenario() -> None:
+        for ahead_us in (15 * HOURS_US, 0):
+            store = LogStore(tmp_path / "log", clock=lambda: NOW_US)
+            await store.open(NOW_US)
+            if ahead_us:
+                await store.create_topic(Topic("t"))
+                await store.put([sent(check_after_us=SECOND_US)], NOW_US + ahead_us)
+                assert store.next_check_us("g") == NOW_US + ahead_us + SECOND_US
+            else:
+                assert store.next_check_us("g") == NOW_US
+            await store.close()
 
     asyncio.run(scenario())
 

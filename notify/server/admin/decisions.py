@@ -40,7 +40,7 @@ class WantedFields(BaseModel):
             bounds.append(now_us - round(self.older_than * 1e6))
         if self.stored_before is not None:
             bounds.append(microseconds(self.stored_before))
-        return min(bounds)
+        return max(0, min(bounds))
 
 
 class Decision(Write):
