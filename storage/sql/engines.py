@@ -13,8 +13,9 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.engine.url import URL
 
 from notify.databases import KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, StorageFailed
 from notify.extras import remedy
+from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.urls import check_host, without_secrets
 
 CONNECT_SECONDS = 3
@@ -33,11 +34,16 @@ RECYCLE_SECONDS = 30
 """Connections to MySQL and MariaDB are used for so long, so that none is used that the database has ended."""
 
 
-def make_engine(url: str, named: str, options: Callable[[URL], Mapping[str, Any]]) -> Engine:
+def make_engine(
+    url: str, named: str, options: Callable[[URL], Mapping[str, Any]], *, sets_sessions: bool = False
+) -> Engine:
     """An engine for a URL, with the driver of this package and SQLAlchemy's `options` for the parsed URL.
 
-    `named`: the flag or setting that has the URL. Raises InvalidRequest with what is wrong with the URL, or with the
-    driver that is missing, and what `options` raises.
+    `named`: the flag or setting that has the URL. `sets_sessions`: its sessions get settings, and connecting raises
+    StorageFailed where a pooler would give each transaction another session.
+
+    Raises InvalidRequest with what is wrong with the URL, or with the driver that is missing; and what `options`
+    raises.
     """
     try:
         parsed = with_driver(parsed_url(url))
@@ -48,6 +54,8 @@ def make_engine(url: str, named: str, options: Callable[[URL], Mapping[str, Any]
         engine = sa.create_engine(parsed, **options(parsed))
     except (ValueError, sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"{named} {_shown(url)}: {_reason(error)}") from None
+    if sets_sessions and engine.dialect.name == "postgresql":
+        _refuse_transaction_mode(engine, named)  # before the next listener, which connects
     _name_options(engine, named)
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
@@ -59,7 +67,8 @@ def open_engine(
 ) -> Engine:
     """An engine for a database of the server; not `pooled`: a connection is closed with its use.
 
-    `statement_seconds`: how long a statement may take. `named`, and errors: as for `make_engine`.
+    `statement_seconds`: how long a statement may take. `named`, and errors: as for `make_engine`. Connecting raises
+    StorageFailed where a pooler would give each transaction another session.
     """
 
     def options(parsed: URL) -> dict[str, Any]:
@@ -75,7 +84,7 @@ def open_engine(
             pool["isolation_level"] = "READ COMMITTED"
         return pool | {"connect_args": _arguments(parsed, statement_seconds)}
 
-    engine = make_engine(url, named, options)
+    engine = make_engine(url, named, options, sets_sessions=True)
     if engine.dialect.name != "sqlite":
         drop_lost_sessions(engine)
     if engine.dialect.name == "postgresql":
@@ -194,6 +203,23 @@ def _reachability(url: URL, read_seconds: int) -> dict[str, Any]:
             **{name.removeprefix("tcp_"): value for name, value in KEEPALIVE.items()},
         }
     return {}
+
+
+def _refuse_transaction_mode(engine: Engine, named: str) -> None:
+    """Look for a pooler before the first session is set up: its bounds would be those of the pooler's other clients."""
+    has_looked = False
+
+    @event.listens_for(engine, "do_connect")
+    def look(dialect: Any, _: Any, arguments: Any, options: dict[str, Any]) -> None:
+        nonlocal has_looked
+        if has_looked:
+            return
+        bare = sa.create_engine(
+            engine.url, poolclass=sa.NullPool, creator=lambda: dialect.connect(*arguments, **options)
+        )
+        if pool_mode(bare) == TRANSACTION:
+            raise StorageFailed(f"{named}: {REMEDY}")
+        has_looked = True
 
 
 def _set_up_postgresql(statement_seconds: int, connection: Any, _: Any) -> None:

@@ -18,7 +18,6 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import InvalidRequest, StorageFailed
-from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.storage.sql import administration
 from notify.storage.sql.tables import metadata, server_half_message, server_shard
 
@@ -30,10 +29,8 @@ VERSION_TABLE = "server_schema_version"
 def upgrade(engine: Engine, shard: str) -> None:
     """Bring the tables to this version, and name the database as a shard if it has no name yet.
 
-    Safe to run from several servers at once. Raises StorageFailed for a shard of another name, or a pooler in
-    transaction mode.
+    Safe to run from several servers at once. Raises StorageFailed for a shard of another name.
     """
-    refuse_transaction_mode(engine)
     with engine.connect() as connection:
         with _alone(connection):
             current = _revision_of(connection)
@@ -50,7 +47,6 @@ def upgrade(engine: Engine, shard: str) -> None:
 
 def check(engine: Engine, shard: str) -> None:
     """Raises StorageFailed where the tables are missing, of a version that cannot be used, or of another shard."""
-    refuse_transaction_mode(engine)
     check_version(engine)
     with engine.connect() as connection:
         name = connection.execute(sa.select(server_shard.c.name)).scalar_one_or_none()
@@ -59,12 +55,6 @@ def check(engine: Engine, shard: str) -> None:
                 f"this database is shard {name!r}, and the server was told that it is {shard!r}: the DSN is of another "
                 f"shard, or --storage should say {name}=…"
             )
-
-
-def refuse_transaction_mode(engine: Engine) -> None:
-    """Raises StorageFailed where a pooler would give each transaction another session."""
-    if pool_mode(engine) == TRANSACTION:
-        raise StorageFailed(REMEDY)
 
 
 def check_version(engine: Engine, *, exactly: bool = False) -> None:

@@ -17,7 +17,7 @@ from notify.client import Message, TransactionProducer, create_tables
 from notify.errors import InvalidRequest, Unavailable
 from notify.pooler import SESSION, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
-from notify.storage.sql.engines import opened
+from notify.storage.sql.engines import visitor_engine
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
@@ -60,8 +60,9 @@ def pooled(direct: str, tmp_path: Path) -> Iterator[Pooled]:
 
 def test_a_pooler_is_seen(direct: str, pooled: Pooled) -> None:
     for url, mode in ((direct, ""), (pooled(SESSION), SESSION), (pooled(TRANSACTION), TRANSACTION)):
-        with opened(url) as engine:
-            assert [pool_mode(engine) for _ in range(3)] == [mode] * 3
+        engine = visitor_engine(url)
+        assert [pool_mode(engine) for _ in range(3)] == [mode] * 3
+        engine.dispose()
     assert pool_mode(sa.create_engine("sqlite://")) == ""
 
 
@@ -95,8 +96,27 @@ def test_servers_refuse_transaction_mode(direct: str, pooled: Pooled, tmp_path: 
     with pytest.raises(Unavailable):
         queue.start()
     assert "pool_mode = session" in "".join(queue.output)
-    code, refused = cli("storage", "upgrade", "--storage", through, "--json")
-    assert code == 2 and "pool_mode = session" in refused["text"], "its lock would exclude nobody"
+    for words in (("upgrade",), ("members",), ("key-map", "--shards", "main")):
+        code, refused = cli("storage", *words, "--storage", through, "--json")
+        assert code == 2 and "pool_mode = session" in refused["text"], "its lock would exclude nobody"
+    assert bounds_of(through) == bounds_of(direct)
+
+
+def bounds_of(url: str) -> list[str]:
+    """The bounds of the session that a client gets."""
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        return [str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names]
+
+
+def test_an_audit_refuses_transaction_mode(direct: str, pooled: Pooled, tmp_path: Path) -> None:
+    """It ended in Spark with an error of a prepared statement, and left its time limit to other clients."""
+    through = pooled(TRANSACTION)
+    ServerProcess(tmp_path / "log").start().stop()
+    code, refused = cli("audit", "run", "--database", f"shop={through}", "--log", str(tmp_path / "log"), "--json")
+    assert code == 2 and "--database shop: " in refused["text"] and "pool_mode = session" in refused["text"]
+    assert bounds_of(through) == bounds_of(direct)
 
 
 def test_a_relay_is_woken_in_session_mode_and_refuses_transaction_mode(
