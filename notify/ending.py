@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -78,6 +79,35 @@ def heeding_signals(stop: Callable[[], object], cut: Callable[[int], object] = e
             stop()
 
     previous = {number: signal.signal(number, heed) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def exiting_when_told() -> Iterator[None]:
+    """Within this context, SIGTERM and SIGHUP raise SystemExit, so that a program that starts processes ends them, as
+    it does at Ctrl-C. A second signal ends the program immediately.
+
+    Use it in the main thread; in another one it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    wishes = Wishes()
+    is_exiting = False
+
+    def heed(number: int, _: object) -> None:
+        nonlocal is_exiting
+        if wishes.count() > 1:
+            end_by(number)
+        elif not is_exiting:
+            is_exiting = True
+            raise SystemExit(128 + number)
+
+    previous = {number: signal.signal(number, heed) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ from notify.demo.kafka import KafkaCluster
 from notify.demo.proof import Proof
 from notify.demo.run import Demo
 from notify.demo.topology import Cluster, Topology
+from notify.ending import exiting_when_told
 from notify.errors import NotifyError
 from notify.testing.databases import SERVERS
 from notify.testing.reachable import NotAvailable
@@ -78,4 +79,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -45,6 +45,15 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def _end_the_run(number: int, frame: object) -> None:
+    """A run that is told to end (`timeout`, a cancelled job) ends the databases and nodes of Kafka that it started."""
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice
+    raise KeyboardInterrupt
+
+
+signal.signal(signal.SIGTERM, _end_the_run)
+
 # Recovery reports every fault that a test plants.
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 

@@ -12,6 +12,7 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
+from notify.ending import exiting_when_told
 from notify.testing.process import ServerProcess
 
 FULL = 507
@@ -68,4 +69,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

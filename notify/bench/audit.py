@@ -18,6 +18,7 @@ from typing import Any
 
 from notify.bench.made_run import add_to, made_run
 from notify.bench.measured_audit import measured_audit
+from notify.ending import exiting_when_told
 from notify.testing.databases import SERVERS
 
 FIRST, DIGEST, FULL, CONTINUED = "with copies", "digest first", "full", "of 1 % more, --continue"
@@ -90,4 +91,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

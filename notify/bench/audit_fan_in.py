@@ -34,6 +34,7 @@ from notify.bench.sql import fresh
 from notify.client.making_tables import create_tables
 from notify.client.table import notify_source
 from notify.digest import body_digest
+from notify.ending import exiting_when_told
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
@@ -169,4 +170,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from notify.bench.requests import call, subscribe
 from notify.client import Consumer, Inbox, ReceivedMessage, create_tables
+from notify.ending import exiting_when_told
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 
@@ -105,4 +106,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ def start(module: str, spec: dict[str, Any], *, wait_for_line: bool = False) -> 
     child = subprocess.Popen([sys.executable, "-m", module, json.dumps(spec)], stdout=subprocess.PIPE, text=True)
     if wait_for_line:
         assert child.stdout is not None
-        child.stdout.readline()
+        with ExitStack() as unless_ready:
+            unless_ready.callback(end, child)
+            child.stdout.readline()
+            unless_ready.pop_all()
     return child
 
 
@@ -46,9 +50,9 @@ def result(child: subprocess.Popen[str], seconds: float = LONGEST_SECONDS) -> di
     try:
         output, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
         raise NotifyError(f"a process of the bench had not ended after {seconds:g} s") from None
+    finally:
+        end(child)
     if child.returncode != 0:
         raise NotifyError(f"a process of the bench failed with exit code {child.returncode}")
     printed: dict[str, Any] = json.loads(output.splitlines()[-1])

@@ -12,6 +12,7 @@ from pathlib import Path
 from notify import ids
 from notify.bench.requests import call, subscribe
 from notify.client.http import HttpClient
+from notify.ending import exiting_when_told
 from notify.testing.process import ServerProcess
 from notify.wire import PackedMessages, PackedPublished, encode_msgpack
 
@@ -88,4 +89,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

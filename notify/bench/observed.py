@@ -19,6 +19,7 @@ from pathlib import Path
 
 from notify import ids
 from notify.client.http import HttpClient
+from notify.ending import exiting_when_told
 from notify.testing.process import ServerProcess
 from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction, PackedTransactions, encode_msgpack
 
@@ -154,4 +155,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

@@ -39,6 +39,7 @@ from notify.client import (
 from notify.client.loop import new_event_loop
 from notify.client.rows import Mode
 from notify.client.table import half_message
+from notify.ending import exiting_when_told
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 
@@ -274,4 +275,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.bench import children
+from notify.ending import exiting_when_told
 from notify.errors import NotifyError
 from notify.storage.shipped import manifest
 from notify.storage.shipped.store import Store
@@ -175,4 +176,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

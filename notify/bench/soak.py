@@ -25,6 +25,7 @@ from typing import Any
 
 from notify.check import CheckMessageListener, HalfMessage, Outcome
 from notify.client import AsyncConsumer, AsyncTransactionProducer, DeadLetter, Message, ReceivedMessage
+from notify.ending import exiting_when_told
 from notify.errors import NotifyError
 from notify.limits import MODES, Mode
 from notify.testing.process import ServerProcess
@@ -210,4 +211,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -28,6 +28,7 @@ from notify.bench import bridge as bridge_bench
 from notify.bench import transactions
 from notify.binlog_bridge import source
 from notify.client.making_tables import create_tables
+from notify.ending import exiting_when_told
 from notify.sinks.queue_server import QueueSink
 from notify.testing.databases import SERVERS
 from notify.testing.mariadb_server import MariaDbServer
@@ -201,4 +202,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

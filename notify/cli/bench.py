@@ -10,6 +10,7 @@ from notify.bench import topics as topics_bench
 from notify.bench import transactions as transactions_bench
 from notify.cli.database import opened
 from notify.cli.printed import Rows, console, say_json
+from notify.ending import exiting_when_told
 from notify.errors import InvalidRequest
 from notify.limits import MODES
 
@@ -26,8 +27,9 @@ def register(app: typer.Typer) -> None:
 
 
 @group.callback()
-def bench() -> None:
+def bench(context: typer.Context) -> None:
     """Measure this machine."""
+    context.with_resource(exiting_when_told())
 
 
 @group.command()

@@ -16,12 +16,14 @@ from notify.cli.printed import console as new_console
 from notify.demo.conductor import SECONDS
 from notify.demo.proof import Proof
 from notify.demo.run import Demo
+from notify.ending import exiting_when_told
 from notify.visible import visible
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def demo(
+        context: typer.Context,
         dsn: str | None = typer.Option(
             None, envvar="NOTIFY_DEMO_DSN", help="An empty database instead of SQLite files."
         ),
@@ -35,6 +37,7 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
     ) -> None:
         """A shop whose processes are killed all the time, and the proof that every order took effect exactly once."""
+        context.with_resource(exiting_when_told())
         if as_json:
             proof = Demo(dsn, seconds, seed, lambda *_: None, audit=audit).run()
             say_json(as_dict(proof))

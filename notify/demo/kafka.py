@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,20 +130,22 @@ class KafkaCluster:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        for node in range(self.nodes):
-            self.start_node(node)
-        deadline = time.monotonic() + seconds
-        for port in self._ports[: self.nodes]:
-            self._wait_for_port(port, deadline)
-        admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
-        while time.monotonic() < deadline:
-            try:
-                if len(admin.list_topics(timeout=5).brokers) == self.nodes:
-                    return self
-            except KafkaException:
-                pass  # the brokers do not answer yet
-            time.sleep(0.3)
-        self.stop()
+        with ExitStack() as unless_ready:
+            unless_ready.callback(self.stop)
+            for node in range(self.nodes):
+                self.start_node(node)
+            deadline = time.monotonic() + seconds
+            for port in self._ports[: self.nodes]:
+                self._wait_for_port(port, deadline)
+            admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
+            while time.monotonic() < deadline:
+                try:
+                    if len(admin.list_topics(timeout=5).brokers) == self.nodes:
+                        unless_ready.pop_all()
+                        return self
+                except KafkaException:
+                    pass  # the brokers do not answer yet
+                time.sleep(0.3)
         raise Unavailable("Kafka did not become ready")
 
     def wait_for_node(self, node: int, seconds: float = 90) -> None:

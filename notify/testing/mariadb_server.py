@@ -7,6 +7,7 @@ import pwd
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from notify.testing.ports import free_port
@@ -90,8 +91,11 @@ class MariaDbServer:
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        wait_for_file(self._socket)
-        wait_for(self._root_url)
+        with ExitStack() as unless_ready:
+            unless_ready.callback(self.stop)
+            wait_for_file(self._socket)
+            wait_for(self._root_url)
+            unless_ready.pop_all()
 
     def execute(self, *statements: str) -> list[tuple[object, ...]]:
         """Run statements as root on one connection, and return the rows of the last one."""

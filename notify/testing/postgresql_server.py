@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from notify.testing.ports import free_port
@@ -81,7 +82,10 @@ class PostgreSqlServer:
             ],
             cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, user=self._user, group=self._user,
         )  # fmt: skip
-        wait_for(self.url)
+        with ExitStack() as unless_ready:
+            unless_ready.callback(self.stop)
+            wait_for(self.url)
+            unless_ready.pop_all()
 
     def kill(self) -> None:
         """Kill the whole server, as if its machine had crashed, and wait until its child processes have ended."""

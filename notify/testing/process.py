@@ -84,22 +84,32 @@ class ServerProcess:
 
     def start(self, seconds: float = 120.0) -> ServerProcess:
         """Start the server and wait until it is ready. Raises Unavailable, with the server's last output."""
-        started = time.perf_counter()
+        began = time.perf_counter()
         arguments = ["serve", "--port", str(self._port), "--data-dir", str(self.data_dir), *self._flags]
         self.process = self.launch(arguments, os.environ | self._environment)
         self.output = []
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
+        is_ready = False
+        try:
+            is_ready = self._becomes_ready(self.process, seconds)
+        finally:
+            if not is_ready:
+                self.stop()
+        if not is_ready:
+            raise Unavailable("the server did not become ready: " + "".join(self.output)[-2000:])
+        self.ready_seconds = time.perf_counter() - began
+        return self
+
+    def _becomes_ready(self, process: Child, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self.process.poll() is None:
+        while time.monotonic() < deadline and process.poll() is None:
             if not self.url and (address := re.search(r"https?://[0-9.:]+", "".join(self.output))):
                 self.url = address[0]
             if self.url and self._is_ready():
-                self.ready_seconds = time.perf_counter() - started
-                return self
+                return True
             time.sleep(0.02)  # the pause between two polls
-        self.stop()
-        raise Unavailable("the server did not become ready: " + "".join(self.output)[-2000:])
+        return False
 
     def _read(self, process: Child) -> None:
         assert process.stdout is not None
@@ -137,6 +147,8 @@ class ServerProcess:
         code = self.process.wait(seconds)
         if self._reader is not None:
             self._reader.join(5)
+            if self._reader.is_alive():
+                return code  # another process has the pipe, too, and `close` would wait for the reader
         if self.process.stdout is not None:
             self.process.stdout.close()
         return code

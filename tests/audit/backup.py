@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from notify.ending import exiting_when_told
 from notify.testing.process import ServerProcess
 from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
@@ -81,4 +82,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with exiting_when_told():
+        raise SystemExit(main())

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from notify.bench.made_run import Made, made_run
+from notify.ending import exiting_when_told
 from notify.spark.audit import Audit
 from notify.spark.result import Inputs, Plan, Result
 from notify.spark.session import open_session
@@ -163,4 +164,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.bench.made_run import made_run
+from notify.ending import exiting_when_told
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
@@ -161,4 +162,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -16,6 +16,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from notify.ending import exiting_when_told
 from notify.spark.findings import BAD
 from notify.storage.sql.rows import microseconds_of
 from tests.support.clock import eventually
@@ -80,4 +81,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

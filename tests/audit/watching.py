@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
+from notify.ending import exiting_when_told
 from notify.storage.crash_point import COPY_POINTS, WATCH_POINTS
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
@@ -280,4 +281,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

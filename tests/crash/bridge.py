@@ -28,6 +28,7 @@ from notify import ids
 from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.making_tables import create_tables
+from notify.ending import exiting_when_told
 from notify.errors import NotFound
 from notify.testing import forked
 from notify.testing.mariadb_server import MariaDbServer
@@ -77,7 +78,7 @@ class Source:
         self._stop = threading.Event()
         self._pause = threading.Event()
         self._paused = [threading.Event() for _ in range(KEYS)]
-        self._threads = [threading.Thread(target=self._write, args=(n,)) for n in range(KEYS)]
+        self._threads = [threading.Thread(target=self._write, args=(n,), daemon=True) for n in range(KEYS)]
 
     def begin(self) -> None:
         for thread in self._threads:
@@ -307,4 +308,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from notify.bench import delayed
+from notify.ending import exiting_when_told
 from notify.storage.log.disk import Disk
 from notify.storage.log.recovery import Damage, walk
 from notify.storage.log.segments import Segment
@@ -148,4 +149,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -27,6 +27,7 @@ from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted
+from notify.ending import exiting_when_told
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.message import Message
 from notify.testing import forked
@@ -288,4 +289,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -22,6 +22,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from notify import ids
+from notify.ending import exiting_when_told
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.findings import BAD
@@ -209,4 +210,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -84,7 +84,7 @@ class LostDiskShop:
     def consuming(self) -> Iterator[None]:
         """Consume and copy in the background, whatever becomes of the server."""
         stop = threading.Event()
-        copying = threading.Thread(target=self._copy, args=(stop,))
+        copying = threading.Thread(target=self._copy, args=(stop,), daemon=True)
         with running(*self.consumers):
             copying.start()
             try:
@@ -215,7 +215,7 @@ class Failing:
                 stop.wait(self._chance.uniform(0.05, 0.6))
                 self._lead(self._there)
 
-        thread = threading.Thread(target=fail)
+        thread = threading.Thread(target=fail, daemon=True)
         thread.start()
         try:
             yield

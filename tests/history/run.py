@@ -23,6 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from notify.demo.kafka import KafkaCluster
+from notify.ending import exiting_when_told
 from notify.errors import Unavailable
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.postgresql_server import PostgreSqlServer
@@ -214,4 +215,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -8,6 +8,7 @@ import sys
 
 from notify.bench.backlog import Plan, run
 from notify.bench.bars.judged import judge
+from notify.ending import exiting_when_told
 
 BARS = {
     "ratio_to_empty": (0.95, False),
@@ -42,4 +43,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -8,6 +8,7 @@ import sys
 from notify.bench import delayed, delivery, slow_group, topics
 from notify.bench.bars.judged import Tell, judge
 from notify.bench.reference import measure as measure_reference
+from notify.ending import exiting_when_told
 
 CALLERS = 1024
 """The reference of deliveries and of delayed messages has so many callers."""
@@ -86,4 +87,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

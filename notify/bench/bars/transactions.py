@@ -14,6 +14,7 @@ from notify.bench.bars.judged import Tell, judge
 from notify.bench.reference import Reference
 from notify.bench.reference import measure as measure_reference
 from notify.bench.transactions import Plan, run
+from notify.ending import exiting_when_told
 
 PILE_MB = 400
 READY = 1000.0
@@ -98,4 +99,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

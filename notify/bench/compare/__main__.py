@@ -20,6 +20,7 @@ from notify.bench.compare.bench_run import RunFailed, run_bench
 from notify.bench.compare.checkout import Checkout, NotComparable
 from notify.bench.compare.comparison import BASE, HEAD, Comparison, measure
 from notify.bench.compare.ratios import Verdict
+from notify.ending import exiting_when_told
 
 RUN_SECONDS = 900.0
 
@@ -100,4 +101,5 @@ def _odd(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

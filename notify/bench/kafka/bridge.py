@@ -24,6 +24,7 @@ from notify.binlog_bridge import source
 from notify.binlog_bridge.reader import BATCH_TRANSACTIONS
 from notify.client.making_tables import create_tables
 from notify.demo.kafka import KafkaCluster
+from notify.ending import exiting_when_told
 from notify.errors import NotifyError
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import ID, header, listed
@@ -167,4 +168,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

@@ -18,6 +18,7 @@ from typing import Any
 from notify import ids
 from notify.bench import children
 from notify.demo.kafka import KafkaCluster
+from notify.ending import exiting_when_told
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import GROUP, ID, Headers
 
@@ -108,4 +109,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

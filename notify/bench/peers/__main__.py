@@ -28,6 +28,7 @@ from notify.bench.peers.rocketmq import RocketMq
 from notify.bench.peers.rounds import Round, measure
 from notify.bench.peers.system import System, Work
 from notify.bench.peers.table import table
+from notify.ending import exiting_when_told
 from notify.errors import Unavailable
 
 SYSTEMS: tuple[System, ...] = (NotifyServer(), RocketMq(), Kafka(), PostgreSql())
@@ -109,4 +110,5 @@ def _be_interruptible() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -18,6 +18,7 @@ from typing import Any
 
 from notify.bench.compare import checkout
 from notify.bench.compare.checkout import Checkout, NotComparable
+from notify.ending import exiting_when_told
 
 SAMPLER = Path(__file__).parent / "sampled"
 START_SECONDS, SAMPLE_SECONDS, BENCH_SECONDS = 6.0, 6.0, 14.0
@@ -121,4 +122,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_when_told():
+        sys.exit(main())

@@ -20,6 +20,7 @@ from notify.bench.siege.listener import Listener
 from notify.bench.siege.load import load
 from notify.bench.siege.phase import Measured
 from notify.bench.siege.stage import prepare
+from notify.ending import exiting_when_told
 from notify.testing.process import ServerProcess
 
 KEPT_SHARE = 0.5
@@ -88,4 +89,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exiting_when_told():
+        main()

@@ -1,0 +1,43 @@
+"""A program that starts servers ends them when it is told to end: `timeout`, a cancelled CI job, a closed terminal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notify.testing import usage
+from tests.support.clock import PATIENCE_SECONDS, eventually
+
+PROGRAMS = (
+    ("notify.cli.main", "bench", "transactions", "--clients", "1", "--seconds", "3600"),
+    ("notify.cli.main", "demo", "--seconds", "600"),
+    ("tests.fuzz", "--cases", "1000000"),
+)
+
+
+def has_a_server(pid: int) -> bool:
+    """Whether a child of a process is `notify serve`, and has made its data directory."""
+    for child in usage.children(pid):
+        words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+        if "serve" in words and Path(words[words.index("--data-dir") + 1]).exists():
+            return True
+    return False
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("words", PROGRAMS, ids=lambda words: words[1] if "cli" in words[0] else words[0])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_program_that_is_told_to_end_leaves_nothing_running(words: tuple[str, ...], number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as told:
+        eventually(lambda: has_a_server(told.pid), "its server")
+        started = usage.children(told.pid)
+        told.send_signal(number)
+        assert told.wait(PATIENCE_SECONDS) == 128 + number
+    eventually(lambda: not any(map(is_there, started)), "the end of what it started")
