@@ -236,7 +236,7 @@ def test_what_cannot_be_redriven_says_why(server: ServerProcess, unique: str) ->
     assert refusal(server.url, "POST", path, wanted={"filter": "nope =="}) == (422, "invalid_filter")
     assert refusal(server.url, "POST", path, all=True, ids=["x"]) == (422, "invalid_schema")
     assert refusal(server.url, "POST", path, wanted={"dead_from": "yesterday"}) == (422, "invalid_schema")
-    assert redrive(server.url, f"{unique}-none") == {"items": []}
+    assert redrive(server.url, f"{unique}-none") == {"items": [], "next_offset": 0}
 
 
 @pytest.mark.parametrize("query", ["max=0", "max=10001", "offset=-1"])
