@@ -153,13 +153,13 @@ class Servers:
         """Like HttpClient.call, but tries one server after the other within `seconds`.
 
         `shard`: only servers that have this shard. `of_all`: if the servers are the workers of one machine, the
-        request goes to the given address, for all workers.
+        request goes to the given addresses, for all workers.
         """
         self._begin_refreshing()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         tried: set[str] = set()
-        urls = self._seeds if of_all and self.keys else self._untried(shard, tried)
+        urls = self._untried(shard, tried, of_all)
         while True:
             url = self._pick(shard, urls)
             remaining = deadline - loop.time()
@@ -173,7 +173,7 @@ class Servers:
                     raise
                 tried.add(url)
                 self._failed(url)
-                urls = self._untried(shard, tried)
+                urls = self._untried(shard, tried, of_all)
                 if not urls or deadline - loop.time() <= 0:
                     raise
 
@@ -183,9 +183,11 @@ class Servers:
             client = self._clients[url] = HttpClient(url, tls=self._tls, token=self._token)
         return client
 
-    def _untried(self, shard: str | None, tried: set[str]) -> list[str]:
+    def _untried(self, shard: str | None, tried: set[str], of_all: bool) -> list[str]:
         """The addresses that a request may still go to: untried members, then the untried given addresses, because
-        members may have changed their addresses."""
+        members may have changed their addresses. A worker does not answer a request for all workers."""
+        if of_all and self.keys:
+            return [url for url in self._seeds if url not in tried]
         urls = [url for url in self.urls(shard) if url not in tried]
         if not urls and shard is None:
             urls = [url for url in self._seeds if url not in tried]

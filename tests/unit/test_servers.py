@@ -14,7 +14,7 @@ import pytest
 from notify.client.choosing import Candidate
 from notify.client.http import HttpClient
 from notify.client.servers import Servers
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, Unavailable
 
 
 def members(*urls: str) -> bytes:
@@ -97,3 +97,28 @@ def test_a_choice_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen("east", monkeypatch, chooser=busiest) == {"http://d:1": 60}
     with pytest.raises(InvalidRequest, match="none of http://a:1"):
         chosen("east", monkeypatch, chooser=lambda candidates, room: Candidate("http://elsewhere:1"))
+
+
+def test_a_request_for_all_workers_is_sent_to_no_single_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the given address failed, a worker was asked, whose answer is only its own share."""
+    rows = [
+        {"name": n, "kind": "server", "url": f"http://a:1/{n}", "roles": ["queue"], "shards": [n]} for n in ("w1", "w2")
+    ]
+    asked: list[str] = []
+
+    async def call(self: HttpClient, method: str, path: str, *_: Any) -> bytes:
+        if path == "/v1/members":
+            return msgspec.msgpack.encode({"version": 1, "members": rows, "keys": ["w1", "w2"]})
+        asked.append(self.url)
+        raise Unavailable("away")
+
+    async def scenario() -> None:
+        servers = Servers("http://a:1,http://b:1", "queue")
+        await servers.refresh()
+        with pytest.raises(Unavailable):
+            await servers.call("GET", "/v1/admin/overview", b"", 1.0, of_all=True)
+        await servers.aclose()
+
+    monkeypatch.setattr(HttpClient, "call", call)
+    asyncio.run(scenario())
+    assert sorted(asked) == ["http://a:1", "http://b:1"]
