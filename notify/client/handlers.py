@@ -99,7 +99,7 @@ def check_options(
         raise InvalidRequest(f"tags is text; it should be a list of tags, such as [{tags[:60]!r}]", "invalid_type")
     for tag in tags:
         check_name("tag", tag)
-    check_between("max_attempts", max_attempts, 1, LIMITS.attempts)
+    check_whole("max_attempts", max_attempts, 1, LIMITS.attempts)
     retry_min, retry_max = number_of_seconds("retry_min", retry[0]), number_of_seconds("retry_max", retry[1])
     check_between("retry_min", retry_min, LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
     check_between("retry_max", retry_max, retry_min, LIMITS.retry_max_seconds)

@@ -96,6 +96,7 @@ def test_a_handler_that_can_be_called_is_taken(kind: str, function: Callable[...
         {"tags": ["no tag"]},
         {"tags": "vip"},  # it was taken for the tags v, i and p, and the group skipped all messages with the tag vip
         {"max_attempts": 0},
+        {"max_attempts": 1.5},
         {"retry_min": 0},
         {"retry_min": "1"},
         {"retry_max": timedelta(minutes=5)},
