@@ -137,6 +137,18 @@ def test_an_instant_before_all_others_is_one(over_a_database: ServerProcess) -> 
         assert answer["status"] == 200
 
 
+def test_a_producer_group_that_is_no_name_is_refused(over_a_database: ServerProcess) -> None:
+    """MariaDB compares no other text with names: a list for it was answered with 503, to try again."""
+    url = over_a_database.url
+    group = {"producer_group": "注文"}
+    for method, path, body in (
+        ("GET", "transactions?producer_group=%E6%B3%A8", None),
+        ("POST", "transactions/check", {"reason": REASON, "all": True, "wanted": group}),
+    ):
+        status, problem = ask(url, method, f"/v1/admin/{path}", body)
+        assert (status, problem["code"]) == (422, "invalid_name")
+
+
 def test_people_have_names_in_any_script(over_a_database: ServerProcess) -> None:
     """Also where the database's own character set is latin1: the write was a fault, and a search found no database."""
     url = over_a_database.url

@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from notify import ids
 from notify.errors import InvalidRequest
+from notify.limits import check_name
 from notify.server.access.principal import Principal
 from notify.server.admin.shown import receivers
 from notify.server.admin.writes import Asker, Desk, Who, Write
@@ -77,6 +78,8 @@ async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Pri
         chosen, is_more = [t for t in stored if t is not None and t.state in deciding.UNDECIDED], False
     else:
         wanted = write.wanted
+        if wanted.producer_group:
+            check_name("producer_group", wanted.producer_group)
         state = None if wanted.state is None else State[wanted.state]
         newest_us = wanted.newest_us(core.clock())
         matching = await core.store.undecided(state, wanted.producer_group, newest_us, deciding.MOST + 1, 0)

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from notify import ids
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import LIMITS, check_between
+from notify.limits import LIMITS, check_between, check_name
 from notify.server.admin.shown import receivers, transaction_row
 from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.server.core.core import Core
@@ -42,6 +42,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 10_000)
         if state is not None and state not in ("PREPARED", "PARKED"):
             raise InvalidRequest("state is PREPARED or PARKED: decided transactions are found by id", "invalid_state")
+        if producer_group:
+            check_name("producer_group", producer_group)
         now_us = desk.core.clock()
         older_us = None
         if older_than is not None:
