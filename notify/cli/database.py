@@ -191,7 +191,8 @@ def _server_findings(url: str) -> list[str]:
             "--url"
         ]
     # Parked and old transactions have separate findings below.
-    findings = [alarm["text"] for alarm in overview["alarms"] if alarm["name"] not in ("parked", "in_doubt")]
+    alarms = [alarm for alarm in overview["alarms"] if alarm["name"] not in ("parked", "in_doubt")]
+    findings = list(map(_alarm, alarms))
     if parked:
         findings.append(
             f"{transactions(len(parked))} parked: see `notify transaction list --state PARKED`, then commit, "
@@ -227,7 +228,12 @@ def _silent_workers(overview: dict[str, Any]) -> list[str]:
         "dies in the server's output, then run this again"
         for name in overview["missing"]
     ]
-    return findings + [alarm["text"] for alarm in overview["alarms"]]
+    return findings + list(map(_alarm, overview["alarms"]))
+
+
+def _alarm(alarm: dict[str, Any]) -> str:
+    """The finding for an alarm: what is wrong, and what to do."""
+    return f"{alarm['text']}. {alarm['meaning']}"
 
 
 def transactions(number: int) -> str:

@@ -19,7 +19,7 @@ from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command, cli
-from tests.support.groups import drain, subscribe
+from tests.support.groups import Caller, die, drain, publish, subscribe
 from tests.support.http import post
 
 
@@ -255,3 +255,18 @@ def test_doctor_names_groups_in_doubt_that_nobody_answers_for(
     with TransactionProducer(memory.url, group=unique) as producer:
         producer.add_check_listener(Undecided())
         eventually(lambda: not findings(), "doctor to see the producer")
+
+
+def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: str) -> None:
+    """It printed the alarm's sentence alone."""
+    subscribe(memory.url, unique, unique)
+    publish(memory.url, unique, ["a"])
+    die(Caller(memory.url, unique, "me"), unique, 1, "no such customer")
+
+    def findings() -> list[str]:
+        _, answer = cli("doctor", "--url", memory.url, "--json")
+        return [finding for finding in answer["findings"] if unique in finding]
+
+    memory.advance(60)
+    (finding,) = eventually(findings, "the alarm")
+    assert "1 dead letter that nobody has sent again or dropped. " in finding and "redrive" in finding
