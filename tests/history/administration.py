@@ -28,5 +28,22 @@ def admin(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
 
 
 def redrive(url: str, group: str) -> None:
-    """Redrive all dead letters of a group."""
-    admin(url, "POST", f"groups/{group}/dead-letters/redrive")
+    """Redrive all open dead letters of a group, part by part."""
+    offset = 0
+    while True:
+        body = {"offset": offset} if offset else {}
+        offset = admin(url, "POST", f"groups/{group}/dead-letters/redrive", body)["result"].get("next_offset", 0)
+        if not offset:
+            return
+
+
+def dead_letters(url: str, group: str) -> list[Any]:
+    """All dead letters of a group, part by part."""
+    letters: list[Any] = []
+    offset = 0
+    while True:
+        page = admin(url, "GET", f"groups/{group}/dead-letters?max=10000&offset={offset}")
+        letters += page["messages"]
+        if page["next_offset"] in (0, offset):
+            return letters
+        offset = page["next_offset"]

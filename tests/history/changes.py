@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from notify.errors import Conflict, NotifyError, Unavailable
 from tests.history.actors import RETRIES
-from tests.history.administration import admin, redrive
+from tests.history.administration import admin, dead_letters, redrive
 from tests.history.messages import FEW, ORDERED, TOPIC, TOPICS
 from tests.history.stage import Stage
 
@@ -69,9 +69,7 @@ class Changes:
 
     def _redrive(self, *, by_command: bool) -> None:
         waiting = [
-            group
-            for group in STEERED
-            if any(not x["redriven"] for x in self._admin("GET", f"groups/{group}/dead-letters?max=10000")["messages"])
+            group for group in STEERED if any(not letter["redriven"] for letter in dead_letters(self._stage.url, group))
         ]
         if not waiting:
             raise Conflict("no group has dead letters")

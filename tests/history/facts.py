@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from notify.client.table import half_message
 from tests.history.actors import OUTBOX_CALLER
-from tests.history.administration import admin
+from tests.history.administration import dead_letters
 from tests.history.checker import Effect, History
 from tests.history.kafka_log import committed_records
 from tests.history.messages import TOPICS, is_delayed
@@ -44,7 +44,7 @@ def history_of(stage: Stage, unsettled: Sequence[str]) -> History:
             elif kind == "early" and len(words) == 3:
                 history.early.append(f"{words[1]} was handled in {words[0]} {words[2]} s before it was due")
     for group in stage.groups_with_letters:
-        letters = admin(stage.url, "GET", f"groups/{group}/dead-letters?max=10000")["messages"]
+        letters = dead_letters(stage.url, group)
         history.refused_for_good[group] = {json.loads(letter["body"])["number"] for letter in letters}
     if stage.scene.kafka:
         history.records = committed_records(stage.scene.kafka.brokers, TOPICS)

@@ -8,7 +8,7 @@ from collections import Counter
 import sqlalchemy as sa
 
 from notify.errors import NotifyError
-from tests.history.administration import admin, redrive
+from tests.history.administration import admin, dead_letters, redrive
 from tests.history.kafka_log import open_transactions
 from tests.history.messages import TOPICS
 from tests.history.stage import Stage
@@ -53,8 +53,7 @@ def _waiting(stage: Stage) -> list[str]:
         waiting += [f"transaction {t['id']} of {name} is {t['state']}" for t in open_[:3]]
     for group in stage.groups_with_letters:
         redrive(stage.url, group)
-        letters = admin(stage.url, "GET", f"groups/{group}/dead-letters?max=10000")["messages"]
-        left = sum(not letter["redriven"] for letter in letters)
+        left = sum(not letter["redriven"] for letter in dead_letters(stage.url, group))
         if left:
             waiting.append(f"{left} dead letters of {group} were not sent again")
     return waiting
