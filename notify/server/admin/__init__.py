@@ -38,9 +38,8 @@ from notify.server.running import Running
 def router(running: Callable[[], Running]) -> APIRouter:
     """All admin routes. `running` returns the running parts of the server, or raises Unavailable."""
     routes = APIRouter(tags=["admin"], dependencies=[Depends(guard.check_admin)], route_class=JsonRoute)
-    services = APIRouter(
-        tags=["admin"], route_class=JsonRoute
-    )  # each route checks its own right: older SDKs call them as a service
+    # Each of these checks its own right, because older SDKs call them as a service.
+    services = APIRouter(tags=["admin"], route_class=JsonRoute)
     desk = Desk(running)
     topics.add_routes(routes, services, desk)
     dead_letters.add_routes(routes, desk)

@@ -277,9 +277,8 @@ _RULES: tuple[tuple[str, str, Rule], ...] = (
     ("GET", "backups/.*", Rule(Asked.NONE)),
     ("*", ".*", Rule(Asked.ALL)),
 )
-_COMPILED = [
-    (methods.split(), re.compile(path, re.DOTALL), rule) for methods, path, rule in _RULES
-]  # a name may hold "\n"
+# A name may hold a line feed.
+_COMPILED = [(methods.split(), re.compile(path, re.DOTALL), rule) for methods, path, rule in _RULES]
 
 
 def rule_of(method: str, path: str, query: Mapping[str, str]) -> Rule:
