@@ -444,7 +444,7 @@ def test_a_text_that_postgresql_cannot_hold_is_refused_as_such(storage: str, tmp
         assert [item["status"] for item in items] == [201, 422]
         assert "NUL" in items[1]["detail"] and "key" in items[1]["detail"]
         status, answer = ask(server.url, "GET", "/v1/admin/transactions?producer_group=a%00b")
-        assert (status, answer["code"]) == (422, "invalid_value")
+        assert (status, answer["code"]) == (422, "invalid_name")
 
 
 def test_what_is_old_and_read_is_purged(storage: str) -> None:
