@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -78,7 +78,14 @@ def heeding_signals(stop: Callable[[], object], cut: Callable[[int], object] = e
         else:
             stop()
 
-    previous = {number: signal.signal(number, heed) for number in SIGNALS}
+    with _handled_by(dict.fromkeys(SIGNALS, heed)):
+        yield
+
+
+@contextlib.contextmanager
+def _handled_by(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Within this context, each of these signals has its handler."""
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
@@ -91,7 +98,8 @@ def exiting_when_told() -> Iterator[None]:
     """Within this context, SIGTERM and SIGHUP raise SystemExit, so that a program that starts processes ends them, as
     it does at Ctrl-C. A second signal ends the program immediately.
 
-    Use it in the main thread; in another one it does nothing.
+    SIGHUP stays ignored where `nohup` has it ignored. SIGINT raises KeyboardInterrupt also in a background job of a
+    shell, which ignores it. Use it in the main thread; in another one it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -107,12 +115,11 @@ def exiting_when_told() -> Iterator[None]:
             is_exiting = True
             raise SystemExit(128 + number)
 
-    previous = {number: signal.signal(number, heed) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    handlers: dict[int, Any] = {signal.SIGTERM: heed, signal.SIGINT: signal.default_int_handler}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = heed
+    with _handled_by(handlers):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def run_until_told(work: Callable[[], Coroutine[Any, Any, object]]) -> None:

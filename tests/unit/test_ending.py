@@ -31,6 +31,20 @@ run_until_told(work)
 print("ended", flush=True)
 """
 
+EXITING = """
+import signal, sys, time
+from notify.ending import exiting_when_told
+
+if sys.argv[1:] == ["nohup"]:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with exiting_when_told():
+    try:
+        print("begun", flush=True)
+        time.sleep(3600)
+    finally:
+        print("ended", flush=True)
+"""
+
 
 def test_signals_close_together_are_one_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C reaches a program twice where what started it passes it on."""
@@ -51,6 +65,15 @@ def test_work_is_cancelled_by_the_first_signal_and_cut_by_the_second(number: int
         deaf.tell("told", number)
         assert (heeding.end(), heeding.output) == (0, "begun\ntold\nended\n")
         assert (deaf.end(), deaf.output) == (-number, "begun\ntold\n")
+
+
+def test_a_program_that_exits_when_told_stays_where_nohup_began_it() -> None:
+    with Told(EXITING) as told, Told(EXITING, "nohup") as staying:
+        told.tell("begun", signal.SIGHUP)
+        assert (told.end(), told.output) == (128 + signal.SIGHUP, "begun\nended\n")
+        staying.tell("begun", signal.SIGHUP)
+        staying.tell("begun", signal.SIGTERM)
+        assert (staying.end(), staying.output) == (128 + signal.SIGTERM, "begun\nended\n")
 
 
 def test_a_second_signal_ends_a_consumer_and_its_message_comes_again(memory: InMemoryServer) -> None:

@@ -186,7 +186,6 @@ def on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(machine, "file_system", lambda _: "ext4")
     monkeypatch.setattr(machine, "fdatasync_ms", lambda _: 0.2)
     monkeypatch.setattr(peers, "SCRATCH", tmp_path / "scratch")
-    monkeypatch.setattr(peers, "_be_interruptible", lambda: None)
     return tmp_path
 
 
@@ -266,7 +265,7 @@ sys.exit(peers.main([], [Sleeping()]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     words = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:

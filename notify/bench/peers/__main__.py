@@ -8,13 +8,11 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from notify.bench.compare.ratios import Verdict
 from notify.bench.peers import machine
@@ -83,32 +81,20 @@ def main(words: Sequence[str] | None = None, systems: Sequence[System] = SYSTEMS
     parser.add_argument("--callers", type=int, nargs="+", default=Work().callers, help="how many, in each run")
     parser.add_argument("--output", default="bench-peers", help="the name of the files, without their endings")
     given = parser.parse_args(words)
-    _be_interruptible()
 
     def tell(line: str) -> None:
         print(line, flush=True)
 
     try:
-        with _alone():
+        with exiting_when_told(), _alone():
             verdict = compare(systems, given, tell)
     except Unavailable as error:
         verdict = Verdict("INCONCLUSIVE", str(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         verdict = Verdict("INCONCLUSIVE", "it was interrupted")
     tell(f"VERDICT: {verdict}")
     return verdict.exit_code
 
 
-def _be_interruptible() -> None:
-    """SIGTERM and SIGINT end every process that runs, also in a background job of a shell, which ignores SIGINT."""
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-
-
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(main())
