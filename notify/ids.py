@@ -147,7 +147,7 @@ def _together(texts: Sequence[str]) -> list[bytes] | None:
 
 def message_id(transaction_id: bytes, message_no: int) -> str:
     """The message id `{transaction}.{n}`."""
-    return f"{transaction_id[:4].hex()}-{transaction_id[4:10].hex('-', 2)}-{transaction_id[10:].hex()}.{message_no}"
+    return f"{to_text(transaction_id)}.{message_no}"
 
 
 def parse_message_id(text: str) -> tuple[bytes, int]:

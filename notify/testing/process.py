@@ -90,16 +90,13 @@ class ServerProcess:
         self.output = []
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
-        is_ready = False
-        try:
-            is_ready = self._becomes_ready(self.process, seconds)
-        finally:
-            if not is_ready:
-                self.stop()
-        if not is_ready:
-            raise Unavailable("the server did not become ready: " + "".join(self.output)[-2000:])
-        self.ready_seconds = time.perf_counter() - began
-        return self
+        with contextlib.ExitStack() as unless_ready:
+            unless_ready.callback(self.stop)
+            if self._becomes_ready(self.process, seconds):
+                self.ready_seconds = time.perf_counter() - began
+                unless_ready.pop_all()
+                return self
+        raise Unavailable("the server did not become ready: " + "".join(self.output)[-2000:])
 
     def _becomes_ready(self, process: Child, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
