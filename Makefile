@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long check compiled crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -39,7 +39,7 @@ cluster-demo: install
 # workers keep two cores busy (tests/support).
 WORKERS ?= 4
 test: install
-	@$(MAKE) --no-print-directory --jobs=2 check compiled
+	@$(MAKE) --no-print-directory --jobs=2 check compiled mysql
 	$(PY) -m pytest -n $(WORKERS) --durations=25
 
 # Compiles the code and the tests, whose assertions pytest rewrites, once: otherwise each worker of a new checkout does so,
@@ -47,14 +47,18 @@ test: install
 compiled: install
 	@$(PY) -m pytest --collect-only --quiet > /dev/null || true
 
+# MySQL's programs, unpacked once from Debian's packages; says which version, or why there is none. 15 s.
+mysql: install
+	@$(PY) -m notify.testing.mysql_programs
+
 # For every save: style, types, unit and contract tests, and races under a virtual clock. 90 s.
-test-quick: install check
+test-quick: install check mysql
 	@$(PY) -m pytest -n 2 tests/unit tests/contract tests/simulation \
 		&& echo "VERDICT: PASS style, types, unit, contract, simulation" \
 		|| { echo "VERDICT: FAIL see above"; exit 1; }
 
 # Before an issue ends: whole matrices and short campaigns. 40 minutes at most.
-test-long: install check
+test-long: install check mysql
 	$(PY) -m tests.long --workers $(WORKERS)
 
 # The documentation as a site, in site/.

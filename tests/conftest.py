@@ -7,7 +7,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,13 @@ from notify.client import AsyncTransactionProducer, TransactionProducer, create_
 from notify.client.table import half_message
 from notify.storage.sql import writer
 from notify.testing import forked
-from notify.testing.mariadb_server import MariaDbServer
-from notify.testing.mysql_server import MySqlServer
+from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.history.processes import Actor, by_fork
 from tests.support import databases, mariadb11, workers
 from tests.support.clock import PATIENCE_SECONDS
-from tests.support.databases import DATABASES, empty_database, own_mariadb
+from tests.support.databases import MOST, empty_database, own_mariadb, own_mysql
 from tests.support.kafka import KafkaNode
 from tests.support.mariadb11 import MARIADB_11
 from tests.support.own_server import own_server
@@ -72,9 +71,6 @@ pytest_collection_modifyitems = workers.pytest_collection_modifyitems
 pytest_xdist_make_scheduler = workers.pytest_xdist_make_scheduler
 
 
-MYSQL_8 = "mysql-8"
-
-
 class OrSkip(dict[str, str]):
     """URLs of database servers by kind; a test that needs one that cannot run here is skipped with the reason."""
 
@@ -99,7 +95,7 @@ def database_urls(request: pytest.FixtureRequest) -> Iterator[Mapping[str, str]]
         yield OrSkip(databases.Urls(stack))
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture(params=MOST)
 def database(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -126,29 +122,29 @@ def impatient_writers(patient_writers: None, monkeypatch: pytest.MonkeyPatch) ->
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what reads a binlog on each kind of server that can be had."""
     if "binlog_server" in metafunc.fixturenames and "/test_bridge" in str(metafunc.definition.path):
-        kinds: list[Any] = ["mariadb", MYSQL_8]
+        kinds: list[Any] = ["mariadb", "mysql"]
         if metafunc.definition.path.name == "test_bridge_events.py":
             kinds.append(pytest.param(MARIADB_11, marks=pytest.mark.long))
         metafunc.parametrize("binlog_server", kinds, indirect=True)
 
 
 @pytest.fixture(scope="session")
-def binlog_server(request: pytest.FixtureRequest) -> Iterator[MariaDbServer | MySqlServer]:
+def binlog_server(request: pytest.FixtureRequest) -> Iterator[BinlogServer]:
     """A separate server for bridges: tests change its variables and purge its binlogs, and no other test writes.
 
-    The parameter says which: this machine's, MariaDB 11, or MySQL 8.
+    The parameter says which: this machine's MariaDB, MariaDB 11, or MySQL.
     """
-    kind = getattr(request, "param", "")
-    if kind == MYSQL_8:
-        urls = request.getfixturevalue("database_urls")
-        yield MySqlServer(urls["mysql"])
-        return
-    with own_mariadb(home=mariadb11.home if kind == MARIADB_11 else None) as server:
+    kind = getattr(request, "param", "mariadb")
+    if kind == "mysql":
+        own: AbstractContextManager[BinlogServer] = own_mysql()
+    else:
+        own = own_mariadb(home=mariadb11.home if kind == MARIADB_11 else None)
+    with own as server:
         yield server
 
 
 @pytest.fixture
-def binlog_url(binlog_server: MariaDbServer | MySqlServer) -> Iterator[str]:
+def binlog_url(binlog_server: BinlogServer) -> Iterator[str]:
     """An empty database and an empty binlog; the server's variables are restored afterwards."""
     name = "d" + uuid.uuid4().hex[:10]
     binlog_server.forget_binlogs()
@@ -188,7 +184,7 @@ def shop_engine(engine: sa.Engine) -> sa.Engine:
     return engine
 
 
-@pytest.fixture(scope="module", params=DATABASES)
+@pytest.fixture(scope="module", params=MOST)
 def shared_engine(
     request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[sa.Engine]:
@@ -218,7 +214,7 @@ def shop(emptied_shop: sa.Engine, memory: InMemoryServer, unique: str) -> Iterat
     made.producer.close()
 
 
-@pytest.fixture(scope="module", params=DATABASES)
+@pytest.fixture(scope="module", params=MOST)
 def django_alias(
     request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:

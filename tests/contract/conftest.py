@@ -14,7 +14,7 @@ from notify.storage.sql.engines import open_engine
 from notify.storage.sql.tables import metadata, server_shard
 from notify.storage.topics import Topic
 from tests.contract.stores import T0, Bench, Scenario, SqlBench
-from tests.support.databases import DATABASES, empty_database
+from tests.support.databases import DATABASES, MOST, empty_database
 from tests.support.servers import make_storage
 
 Runner = Callable[[Scenario], None]
@@ -79,7 +79,7 @@ def empty(url: str) -> None:
     engine.dispose()
 
 
-@pytest.fixture(params=["memory", *LOGS, *DATABASES])
+@pytest.fixture(params=["memory", *LOGS, *MOST])
 def transactions(
     request: pytest.FixtureRequest, tmp_path: Path, emptied: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> Runner:

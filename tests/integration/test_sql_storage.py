@@ -28,7 +28,7 @@ from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message, server_member
 from notify.wire import Payload, decode_payload, encode_msgpack
 from tests.support.commands import cli
-from tests.support.databases import DATABASES, empty_database
+from tests.support.databases import MOST, empty_database
 from tests.support.http import ask, call
 from tests.support.proxy import Proxy
 from tests.support.servers import Started, make_storage
@@ -39,7 +39,7 @@ SECOND = 1_000_000
 pytestmark = pytest.mark.usefixtures("patient_writers")
 
 
-@pytest.fixture(scope="module", params=DATABASES)
+@pytest.fixture(scope="module", params=MOST)
 def shared_storage(
     request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:

@@ -11,19 +11,26 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
+import pytest
 import sqlalchemy as sa
 
+from notify.testing.binlog_server import BinlogServer
 from notify.testing.databases import SERVERS
 from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.mysql_server import MySqlServer
 from notify.testing.reachable import NotAvailable
 from tests.support.clock import eventually
 from tests.support.own_server import own_server
 
 DATABASES = ("sqlite", "postgresql", "mariadb", "mysql")
-"""The kinds of databases that tests of the SDK and of SQL storage run on, as far as they can be had."""
+"""The kinds of databases that the SDK and SQL storage support. What differs between them has a contract suite
+(tests/contract/test_dialects.py), which runs on all of them."""
+MOST: tuple[Any, ...] = ("sqlite", "postgresql", "mysql", pytest.param("mariadb", marks=pytest.mark.long))
+"""The kinds that all other tests of them run on: one of MySQL and MariaDB in `make test`, both in `make test-long`."""
 
 
 class Urls(dict[str, str]):
@@ -110,13 +117,27 @@ def empty_database(kind: str, urls: Mapping[str, str], directory: Path) -> Itera
             connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if kind == "postgresql" else ""))
 
 
-@contextmanager
-def own_mariadb(options: Sequence[str] = (), home: Callable[[], Path] | None = None) -> Iterator[MariaDbServer]:
+def own_mariadb(
+    options: Sequence[str] = (), home: Callable[[], Path] | None = None
+) -> AbstractContextManager[MariaDbServer]:
     """A MariaDB that no other test uses; skips with the reason where there is none. `home` finds another version."""
 
     def start(directory: Path) -> MariaDbServer:
-        found = None if home is None else home()
-        return MariaDbServer(directory, durable=False, options=options, home=found).create()
+        return MariaDbServer(directory, durable=False, options=options, home=home() if home else None).create()
 
-    with own_server("mariadb", start) as server:
+    return _own("mariadb", start)
+
+
+def own_mysql(options: Sequence[str] = ()) -> AbstractContextManager[MySqlServer]:
+    """A MySQL that no other test uses; skips with the reason where there is none."""
+    return _own("mysql", lambda directory: MySqlServer(directory, durable=False, options=options).create())
+
+
+B = TypeVar("B", bound=BinlogServer)
+
+
+@contextmanager
+def _own(name: str, start: Callable[[Path], B]) -> Iterator[B]:
+    with own_server(name, start) as server:
         yield server
+        server.kill()  # a MySQL that is told to stop waits 10 s for a replica that is gone; its data is removed
