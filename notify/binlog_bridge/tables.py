@@ -109,7 +109,9 @@ class TableRows:
         self.name = f"{table.schema}.{table.table}"
         self._count = len(table.columns)
         self._bitmap = (self._count + 7) // 8
-        self._all_present = ((1 << self._count) - 1).to_bytes(self._bitmap, "little")
+        exact = ((1 << self._count) - 1).to_bytes(self._bitmap, "little")
+        self._all_present = (exact, b"\xff" * self._bitmap)
+        """The bitmap of a row with all columns: MariaDB clears the bits after the last column, MySQL sets them."""
         is_server = table.table == SERVER.table.name
         # A server's table has a message when its transaction becomes COMMITTED, an outbox when the row is inserted.
         is_skipped = (
@@ -147,7 +149,7 @@ class TableRows:
             raise Unreadable(f"a row event of {self.name} has {count} columns where its table map has {self._count}")
         is_update = kind in UPDATES
         for _ in range(1 + is_update):
-            if packet[at : at + self._bitmap] != self._all_present:
+            if packet[at : at + self._bitmap] not in self._all_present:
                 raise Unreadable(
                     f"{self.name} is logged with minimal images: set binlog_row_image = FULL on the source"
                 )

@@ -104,7 +104,7 @@ def values(name: str, **changed: Any) -> dict[str, Any]:
 
 
 def rows(*row_images: bytes, kind: int = 30, count: int = len(COLUMNS), present: bytes | None = None) -> bytes:
-    bitmap = present or ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
+    bitmap = present or b"\xff" * ((count + 7) // 8)  # MySQL sets the bits behind the last column, too
     images = bitmap * (2 if kind == 31 else 1)
     return event(kind, struct.pack("<IHHH", 77, 0, 0, 2) + lenenc(count) + images + b"".join(row_images))
 
