@@ -13,8 +13,8 @@ from dataclasses import dataclass
 QUERY, ROTATE, FORMAT, XID, EXECUTE_LOAD, TABLE_MAP = 2, 4, 15, 16, 18, 19
 WRITE_V1, UPDATE_V1, WRITE, UPDATE = 23, 24, 30, 31
 HEARTBEAT, HEARTBEAT_V2, XA_PREPARE = 27, 41, 38
-MYSQL_GTID, MARIADB_GTID = 33, 162
-GTIDS = frozenset((MYSQL_GTID, MARIADB_GTID))
+MYSQL_GTID, TAGGED_GTID, MARIADB_GTID = 33, 42, 162
+GTIDS = frozenset((MYSQL_GTID, TAGGED_GTID, MARIADB_GTID))
 PREVIOUS_GTIDS, GTID_LIST = 35, 163
 
 UPDATES = (UPDATE_V1, UPDATE)
@@ -112,11 +112,7 @@ EVENT_TYPES = {
     ),
     40: _refused("TRANSACTION_PAYLOAD_EVENT", _COMPRESSED),
     HEARTBEAT_V2: _handled("HEARTBEAT_LOG_EVENT_V2", "the source waits for something to happen"),
-    42: _refused(
-        "GTID_TAGGED_LOG_EVENT",
-        "the source writes a transaction with a tagged GTID, which no position of a bridge can hold: leave gtid_next "
-        "AUTOMATIC without a tag, then start this bridge with --backfill",
-    ),
+    TAGGED_GTID: _handled("GTID_TAGGED_LOG_EVENT", "a transaction begins"),
     160: _harmless("ANNOTATE_ROWS_EVENT", "the statement that rows came from; the rows follow"),
     161: _harmless("BINLOG_CHECKPOINT_EVENT", "for the server's own recovery"),
     MARIADB_GTID: _handled("GTID_EVENT", "a transaction begins"),

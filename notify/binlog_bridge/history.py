@@ -9,9 +9,8 @@ server (after a failover) has other files: there only the GTIDs are compared, by
 from __future__ import annotations
 
 import struct
-import uuid
 
-from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position
+from notify.binlog_bridge.position import GtidSet, MariaDbSet, Position
 from notify.errors import StorageFailed
 
 
@@ -71,26 +70,3 @@ def gtid_list(body: bytes) -> MariaDbSet:
     for n in range(count):
         gtids.add(*struct.unpack_from("<IIQ", body, 4 + 16 * n))
     return gtids
-
-
-def previous_gtids(body: bytes) -> MySqlSet | None:
-    """Decode the body of MySQL's PREVIOUS_GTIDS event; None if it has tags, which positions cannot have."""
-    count = int.from_bytes(body[:8], "little")
-    if count >> 56:
-        return None
-    gtids = MySqlSet()
-    at = 8
-    for _ in range(count):
-        server = server_uuid(body[at : at + 16])
-        intervals = int.from_bytes(body[at + 16 : at + 24], "little")
-        at += 24
-        for _ in range(intervals):
-            first, end = struct.unpack_from("<qq", body, at)
-            gtids.insert(server, first, end - 1)
-            at += 16
-    return gtids
-
-
-def server_uuid(raw: bytes) -> str:
-    """A server's UUID in the form that MySQL uses in GTIDs."""
-    return str(uuid.UUID(bytes=raw))

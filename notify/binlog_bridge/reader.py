@@ -11,10 +11,10 @@ from sqlalchemy.engine.url import URL
 from notify.binlog_bridge import events
 from notify.binlog_bridge.continuing import check_gap
 from notify.binlog_bridge.decoder import Unreadable
-from notify.binlog_bridge.events import FORMAT, GTIDS, MARIADB_GTID, QUERY, ROTATE, ROWS, TABLE_MAP, XID
-from notify.binlog_bridge.history import History, gtid_list, previous_gtids, server_uuid
+from notify.binlog_bridge.events import FORMAT, GTIDS, MARIADB_GTID, MYSQL_GTID, QUERY, ROTATE, ROWS, TABLE_MAP, XID
+from notify.binlog_bridge.history import History, gtid_list
 from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_name
-from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position
+from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position, server_uuid, tagged_gtid
 from notify.binlog_bridge.stream import BinlogStream, Damaged
 from notify.binlog_bridge.tables import Tables
 from notify.clock import wall_clock
@@ -105,8 +105,11 @@ class Assembly:
         begin = position or Position("")
         self._file, self._created, self._server = begin.file, begin.created, begin.server
         """The file that is being read, when it began (0: unknown), and the id of the server that wrote it."""
+        self._from = begin
         self._offset, self._newest_us = begin.offset, begin.newest_us
         """Where in the file the newest transaction ended, and when it was written."""
+        self._read_to = begin.offset
+        """Where in the file the newest event ended whose place was looked at."""
         self._history = History(position)
         self._batch = _batch([])
         self._size = 0
@@ -128,13 +131,18 @@ class Assembly:
         `packets`: events, and None after the last event received so far. Raises Damaged for a wrong checksum, Purged if
         the history is not that of the position, Unreadable if continuing would leave messages out.
         """
+        last = b""
         for packet in packets:
             if packet is None:
+                self._note_end()
+                if self._is_inside:
+                    self._place(last)
                 if self._is_quiet:
                     self._is_quiet, self.caught_up_us = False, wall_clock()
                 if self._passed and not self._is_inside:
                     yield self._finished()
                 continue
+            last = packet
             kind = packet[5]
             if kind in ROWS:
                 yield from self._add_rows(kind, packet)
@@ -164,9 +172,7 @@ class Assembly:
         elif kind == events.GTID_LIST:
             self._history.state_before_file(gtid_list(packet[_BODY:]))
         elif kind == events.PREVIOUS_GTIDS:
-            gtids = previous_gtids(packet[_BODY:])
-            if gtids is not None:
-                self._history.state_before_file(gtids)
+            self._history.state_before_file(MySqlSet.decode(packet[_BODY:]))
         elif kind == events.XA_PREPARE:
             self._end_xa(packet)
         elif kind == events.EXECUTE_LOAD:
@@ -187,15 +193,26 @@ class Assembly:
         return batch, rows_us
 
     def _note_end(self) -> None:
-        """Read offset and time of the newest transaction from the event that ended it, once for a batch."""
+        """Read offset and time of the newest transaction from the event that ended it, once for what was received."""
         if self._ended is not None:
-            self._offset = int.from_bytes(self._ended[14:18], "little")
+            self._offset = self._place(self._ended)
             written_us = int.from_bytes(self._ended[1:5], "little") * 1_000_000
             # A session may set its clock to a future time (SET TIMESTAMP). A backfill would then regard everything
             # written up to that time as moved. So such a time is ignored: the backfill begins earlier, and sends more.
             if written_us <= self._source_us():
                 self._newest_us = written_us
             self._ended = None
+
+    def _place(self, packet: bytes) -> int:
+        """Where in the file an event ends.
+
+        Events say it in 32 bits, and a file may exceed 4 GiB, since no transaction is split. So the place counts from
+        the one before, which is looked at often enough: an event has at most 1 GiB.
+        """
+        place = int.from_bytes(packet[14:18], "little")
+        if place:  # 0: an event that the source made for this connection
+            self._read_to += place - self._read_to & 0xFFFFFFFF
+        return self._read_to
 
     # --- files ------------------------------------------------------------------------------------------------
 
@@ -205,7 +222,7 @@ class Assembly:
         end = len(packet)
         if zlib.crc32(packet[1:-_CHECKSUM_BYTES]) == int.from_bytes(packet[-_CHECKSUM_BYTES:], "little"):
             end -= _CHECKSUM_BYTES
-        self._offset = int.from_bytes(packet[_BODY : _BODY + 8], "little")
+        self._offset = self._read_to = int.from_bytes(packet[_BODY : _BODY + 8], "little")
         self._file = packet[_BODY + 8 : end].split(b"\0")[0].decode("ascii", "replace")
         self._created = 0
         self._tables.clear()
@@ -217,6 +234,9 @@ class Assembly:
         self._created, self._server = struct.unpack_from("<I", packet, 1)[0], struct.unpack_from("<I", packet, 6)[0]
         self._tables.clear()
         self._is_inside = False  # a transaction that has no end in the file before was never committed
+        begin = self._from
+        if (self._file, self._server) == (begin.file, begin.server) and begin.created in (0, self._created):
+            self._offset = self._read_to = max(begin.offset, self._offset)  # the source skips what was read before
         self._history.file_begins(self._file, self._created, self._server)
 
     # --- transactions -----------------------------------------------------------------------------------------
@@ -230,7 +250,10 @@ class Assembly:
             self._gtid = (domain, int.from_bytes(packet[6:10], "little"), number)
             self._is_standalone = bool(flags & _STANDALONE)
         else:
-            self._gtid = (server_uuid(packet[21:37]), struct.unpack_from("<q", packet, 37)[0])
+            if kind == MYSQL_GTID:
+                self._gtid = (server_uuid(packet[21:37]), struct.unpack_from("<q", packet, 37)[0])
+            else:
+                self._gtid = tagged_gtid(packet[_BODY:])
             self._is_standalone = True
         self._is_inside = True
         self._is_quiet, self.caught_up_us = False, 0  # even if its rows take long to arrive

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC
@@ -17,7 +16,6 @@ from notify.errors import InvalidRequest
 from notify.outbox import LOCAL, SERVER
 from notify.wire import microseconds
 
-_TAG = re.compile(r":\s*[A-Za-z_]")
 _READ_AS_UTF8 = ("ascii", "utf8", "utf8mb3", "utf8mb4")
 """Character sets of MySQL and MariaDB whose bytes are UTF-8."""
 _WIDE = ("ucs2", "utf16", "utf16le", "utf32")
@@ -170,13 +168,6 @@ def findings(connection: Connection, server_id: int) -> list[Finding]:
                 f"GRANT REPLICATION SLAVE ON *.* TO '{name}'@'{host}'",
             )
         )
-    if not is_mariadb(connection) and has_tags(str(connection.exec_driver_sql("SELECT @@gtid_executed").scalar())):
-        all_findings.append(
-            Finding(
-                "gtid_executed has GTIDs with tags, which no position of a bridge can hold",
-                "let services write with gtid_next = AUTOMATIC, without a tag, to a server that never had such GTIDs",
-            )
-        )
     if is_mariadb(connection):
         all_findings += _replica_findings(connection, values)
     all_findings += _filter_findings(connection)
@@ -204,11 +195,6 @@ def _replica_findings(connection: Connection, values: dict[str, str]) -> list[Fi
             stops=False,  # the bridge checks itself whether it needs such changes
         )
     ]
-
-
-def has_tags(gtids: str) -> bool:
-    """Whether a GTID set of MySQL 8.4 (uuid:1-5:tag:1-3) names tags."""
-    return _TAG.search(gtids) is not None
 
 
 def _filter_findings(connection: Connection) -> list[Finding]:

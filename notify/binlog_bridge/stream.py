@@ -1,25 +1,24 @@
 """One connection to a source's binlog: its events, as packets.
 
-mysql-replication connects, registers, and agrees on checksums and GTIDs with the source. The events are read here,
-because mysql-replication's reader hides reconnects (and then repeats transactions), silently drops compressed rows, and
-decodes every column of every table. See docs/adr/0009 for the measurements.
+PyMySQL logs in. The binlog is requested here, since no package encodes tagged GTIDs, and read from the socket in large
+chunks. See docs/adr/0047, and docs/adr/0009 for the measurements.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pymysql
-from pymysqlreplication import BinLogStreamReader
 from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge.continuing import check_continues
 from notify.binlog_bridge.history import Purged
-from notify.binlog_bridge.position import Position
+from notify.binlog_bridge.position import MySqlSet, Position
 from notify.errors import Unavailable
 from notify.storage.sql.engines import with_driver
 
@@ -27,7 +26,13 @@ HEARTBEAT_SECONDS = 1.0
 SILENT_SECONDS = 10.0
 """After this time without even a heartbeat the connection is regarded as lost."""
 RECEIVE_BYTES = 1 << 18
-
+_DUMP, _DUMP_GTID = 0x12, 0x1E
+"""The commands COM_BINLOG_DUMP and COM_BINLOG_DUMP_GTID."""
+_THROUGH_GTID = 0x04
+_BEGIN = 4
+"""Where the first event of a binlog file begins, after the file's mark."""
+_FULL = 0xFFFFFF
+"""The size of a packet that another packet of the same event follows."""
 
 PASSING = (
     "memory allocation failed", "failed on fseek", "failed on setting", "read error", "shutdown in progress",
@@ -35,6 +40,19 @@ PASSING = (
 )  # fmt: skip
 """Parts of the texts with which a source ends a stream (error 1236) although it has the events that follow: it lacks
 memory or disk, or a file is damaged. Every other text means that the position is gone."""
+
+
+_AGREED = (
+    # Not the source's present setting: older files keep the checksums with which they were written.
+    "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32', "
+    "@master_heartbeat_period = {0}, @source_heartbeat_period = {0}".format(round(HEARTBEAT_SECONDS * 1e9))
+)
+"""What source and bridge agree on for a connection. MySQL reads the names with `source` from 8.0.26 on."""
+_MARIADB = (
+    "SET @mariadb_slave_capability = 4, @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0, "
+    "@slave_connect_state = %s"
+)
+"""MariaDB takes the position from a variable, and sends GTID events to a reader of this capability only."""
 
 
 class Damaged(Unavailable):
@@ -49,16 +67,6 @@ class SameServerId(Unavailable):
     code = "same_server_id"
 
 
-class _Frame(BinLogStreamReader):  # type: ignore[misc]
-    """mysql-replication's connection, without its reader."""
-
-    def open(self) -> socket.socket:
-        """Connect, register, and request the binlog; the socket that receives the binlog."""
-        self._BinLogStreamReader__connect_to_stream()
-        binlog_socket: socket.socket = self._stream_connection._sock
-        return binlog_socket
-
-
 class BinlogStream:
     """A connection that reads from a position on, until it ends."""
 
@@ -71,94 +79,86 @@ class BinlogStream:
             "password": url.password or "",
             "connect_timeout": 5,
             "read_timeout": SILENT_SECONDS,
-            # Not the source's present setting: older files keep the setting with which they were written.
-            "init_command": "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32'",
         }
         socket_path = url.query.get("unix_socket")
         if socket_path:
             settings["unix_socket"] = str(socket_path)
+        self._settings = settings
+        self._server_id = server_id
         self._position = position
         self._is_mariadb = mariadb
         self.logs_all = True
         """Whether the source writes all its changes to its binlog, including those that it replicates."""
         self._closing = threading.Lock()
         """Held while the connection is closed: pymysql fails if two threads close it at the same time."""
-        self._frame = _Frame(
-            connection_settings=settings,
-            pymysql_wrapper=self._connected,
-            server_id=server_id,
-            blocking=True,
-            slave_heartbeat=HEARTBEAT_SECONDS,
-            is_mariadb=mariadb,
-            auto_position=position.gtids if position else ("" if mariadb else None),
-            enable_logging=False,
-        )
-        self._settings = settings
-
-    def _connected(self, **settings: Any) -> Any:
-        """The connection for the binlog. Raises Purged if the binlog lacks events that follow the position."""
-        connection = pymysql.connect(**settings)
-        try:
-            if self._is_mariadb:
-                self.logs_all = check_continues(connection, self._position)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _from_the_first_file(self) -> None:
-        """Begin at the first file, by its name: without a name MySQL would begin at the end. Raises Purged."""
-        with pymysql.connect(**self._settings) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT @@gtid_purged")
-            purged = cursor.fetchone()[0]
-            if purged:
-                raise Purged(f"the source has purged {purged} already: start with --backfill")
-            cursor.execute("SHOW BINARY LOGS")
-            self._frame.log_file, self._frame.log_pos = cursor.fetchone()[0], 4
-            self._frame._BinLogStreamReader__resume_stream = True
+        self._connection: Any = None
+        self._is_closed = False
 
     def connect(self) -> None:
         """Raises Purged if the position is gone or foreign, Unavailable if the source does not answer."""
         try:
-            if not (self._is_mariadb or (self._position and self._position.gtids)):
-                self._from_the_first_file()
-            self._socket = self._frame.open()
+            connection = pymysql.connect(**self._settings)
+            try:
+                command, request = self._requested(connection)
+                with connection.cursor() as cursor:
+                    cursor.execute(_AGREED)
+                connection._execute_command(command, request)
+                self._socket: socket.socket = connection._sock
+                self._socket.settimeout(SILENT_SECONDS)
+            except BaseException:
+                connection.close()
+                raise
         except (pymysql.OperationalError, OSError) as error:
             raise Unavailable(f"the source does not answer: {error}") from error
-        self._socket.settimeout(SILENT_SECONDS)
+        self._connection = connection
+        if self._is_closed:  # by another thread, which could not know the connection yet
+            self.close()
+
+    def _requested(self, connection: Any) -> tuple[int, bytes]:
+        """The command that requests the binlog, and its body. Raises Purged if the position is gone or foreign."""
+        gtids = self._position.gtids if self._position else ""
+        if self._is_mariadb:
+            self.logs_all = check_continues(connection, self._position)
+            with connection.cursor() as cursor:
+                cursor.execute(_MARIADB, (gtids,))
+            return _DUMP, self._request(b"")
+        if not gtids:
+            return _DUMP, self._request(_first_file(connection))
+        encoded = MySqlSet.parse(gtids).encode()
+        head = struct.pack("<HIIQI", _THROUGH_GTID, self._server_id, 0, _BEGIN, len(encoded))
+        return _DUMP_GTID, head + encoded
+
+    def _request(self, file: bytes) -> bytes:
+        """The body of COM_BINLOG_DUMP, from the beginning of a file on."""
+        return struct.pack("<IHI", _BEGIN, 0, self._server_id) + file
 
     def close(self) -> None:
         """Close the connection, from any thread; a thread that waits for packets is woken."""
         with contextlib.suppress(OSError, AttributeError):
             # Not the shutdown of a TLS socket, which would end the session while another thread reads from it.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        self._is_closed = True
         with self._closing, contextlib.suppress(pymysql.Error):
-            self._frame.close()
+            if self._connection is not None:
+                self._connection.close()
 
     def packets(self) -> Iterator[bytes | None]:
         """Events in order; None after the last event received so far."""
         rest = b""
         long: list[bytes] = []
-        receive = self._socket.recv
+        missing = 0
         while True:
-            try:
-                data = receive(RECEIVE_BYTES)
-            except TimeoutError:
-                raise Unavailable(f"the source has been silent for {SILENT_SECONDS:g} s: connecting again") from None
-            except OSError as error:
-                raise Unavailable(f"the connection to the source is lost: {error}") from error
-            if not data:
-                raise Unavailable("the source closed the connection")
-            data = rest + data if rest else data
-            at, end = 0, len(data)
+            data = self._received(rest, missing)
+            at, end, missing = 0, len(data), 0
             while end - at >= 4:
                 size = data[at] | data[at + 1] << 8 | data[at + 2] << 16
-                if end - at - 4 < size:
+                missing = size - (end - at - 4)
+                if missing > 0:
                     break
                 at += 4
                 packet = data[at : at + size]
                 at += size
-                if size == 0xFFFFFF:
+                if size == _FULL:
                     long.append(packet)
                     continue
                 if long:
@@ -169,6 +169,37 @@ class BinlogStream:
                 yield packet
             rest = data[at:] if at < end else b""
             yield None
+
+    def _received(self, rest: bytes, missing: int) -> bytes:
+        """`rest` and the next bytes of the source, at least `missing`. Raises Unavailable."""
+        parts = [rest] if rest else []
+        while True:
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except TimeoutError:
+                raise Unavailable(f"the source has been silent for {SILENT_SECONDS:g} s: connecting again") from None
+            except OSError as error:
+                raise Unavailable(f"the connection to the source is lost: {error}") from error
+            if not data:
+                raise Unavailable("the source closed the connection")
+            if not parts and len(data) >= missing:
+                return data
+            parts.append(data)
+            missing -= len(data)
+            if missing <= 0:
+                return b"".join(parts)
+
+
+def _first_file(connection: Any) -> bytes:
+    """The name of a MySQL's first file: without a name it would begin at the end. Raises Purged if it is not the first
+    that it ever wrote."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@gtid_purged")
+        purged = cursor.fetchone()[0]
+        if purged:
+            raise Purged(f"the source has purged {purged} already: start with --backfill")
+        cursor.execute("SHOW BINARY LOGS")
+        return str(cursor.fetchone()[0]).encode()
 
 
 def _tls(url: URL) -> dict[str, Any]:
