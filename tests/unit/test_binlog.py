@@ -1,22 +1,20 @@
-"""The binlog reader on MySQL 8's streams with UUID GTIDs, made by hand (MySQL 8 needs Docker here), and positions."""
+"""The binlog reader on MySQL 8's streams with UUID GTIDs, made by hand."""
 
 from __future__ import annotations
 
 import struct
 from datetime import UTC, datetime
 
-import pymysql
 import pytest
-import sqlalchemy as sa
 
 from notify import ids
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
-from notify.binlog_bridge.position import MariaDbSet, MySqlSet, Position
+from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
-from notify.binlog_bridge.stream import BinlogStream, Damaged, SameServerId, refusal
-from notify.errors import InvalidRequest, Unavailable
+from notify.binlog_bridge.stream import Damaged, SameServerId, refusal
+from notify.errors import Unavailable
 from tests.support.binlog import (
     AT,
     COLUMNS,
@@ -156,40 +154,6 @@ def test_refusals_of_a_source(text: str, kind: type[Exception]) -> None:
     error = refusal(b"\xff" + struct.pack("<H", 1236) + b"#HY000" + text.encode())
     assert type(error) is kind and text[:60] in str(error)
     assert isinstance(refusal(b"\xff" + struct.pack("<H", 1045) + b"#28000no"), Unavailable)
-
-
-@pytest.mark.parametrize("position", [None, Position("", newest_us=1), Position(f"{SERVER}:1-9")])
-def test_a_mysql_without_gtids_is_read_from_its_first_file(
-    position: Position | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Behind a backfill of a server that has no GTID yet a bridge began where the binlog ended by then."""
-    asked: list[str] = []
-    # Where Django has imported PyMySQL in place of MySQLdb, its errors are there twice.
-    monkeypatch.setattr(pymysql, "err", type("err", (), {"OperationalError": KeyError, "Error": KeyError}))
-    monkeypatch.setattr(BinlogStream, "_from_the_first_file", lambda self: asked.append("first"))
-    stream = BinlogStream(sa.make_url("mysql+pymysql://x@127.0.0.1:1/shop"), 7, position, mariadb=False)
-    with pytest.raises(Unavailable, match="does not answer"):
-        stream.connect()
-    stream.close()
-    assert len(asked) == (position is None or not position.gtids)
-
-
-def test_gtid_sets() -> None:
-    parsed = MySqlSet.parse(f"{SERVER}:1-5:8-10,\n{SERVER.hex[:8]}-71ca-11e1-9e33-c80aa9429563:7")
-    parsed.add(str(SERVER), 6)
-    parsed.add(str(SERVER), 7)
-    assert str(parsed).split(",")[0] == f"{SERVER}:1-10"
-    parsed.add(str(SERVER), 12)
-    assert str(parsed).split(",")[0] == f"{SERVER}:1-10:12"
-    domains = MariaDbSet.parse("0-1-5, 1-2-7")
-    domains.add(0, 3, 6)
-    assert str(domains) == "0-3-6,1-2-7"
-    for kind, text in ((MySqlSet, "0-1-5"), (MariaDbSet, f"{SERVER}:1")):
-        with pytest.raises(InvalidRequest):
-            kind.parse(text)
-    assert Position.of(Position("0-1-2", "bin.1", 7).text) == Position("0-1-2", "bin.1", 7)
-    with pytest.raises(InvalidRequest, match="another kind"):
-        Position.of('["half_message", []]')
 
 
 def test_sizes_of_every_type() -> None:

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from notify import ids
-from notify.binlog_bridge import events, source
+from notify.binlog_bridge import events
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.events import EVENT_TYPES, Treatment
 from notify.binlog_bridge.history import Purged
@@ -256,6 +256,13 @@ def previous(last: int) -> bytes:
     return event(35, struct.pack("<Q", 1) + SERVER.bytes + struct.pack("<Qqq", 1, 1, last + 1))
 
 
+def previous_with_a_tag(last: int) -> bytes:
+    """PREVIOUS_GTIDS of MySQL 8.3 and later: also a transaction of the one server with a tag."""
+    count = struct.pack("<Q", 1 << 56 | 2 << 8 | 1)
+    plain = SERVER.bytes + b"\0" + struct.pack("<Qqq", 1, 1, last + 1)
+    return event(35, count + plain + SERVER.bytes + b"\x08blue" + struct.pack("<Qqq", 1, 1, 2))
+
+
 def test_each_file_says_whether_its_events_have_checksums() -> None:
     """The reader takes it from each file. It asked once: after a change, BEGIN lost its end, and rows were passed."""
     a, b = (ids.to_text(ids.new_id()) for _ in range(2))
@@ -328,7 +335,7 @@ def test_another_history_stops_it_behind_a_backfill_too() -> None:
         file_begins(b"bin.000004"),
         [*file_begins(b"bin.000006", 1_700_000_009), previous(9)],
         file_begins(b"other.000001", 1_700_000_009, server=2),
-        [*file_begins(b"bin.000006", 1_700_000_009), event(35, struct.pack("<Q", 1 << 56) + bytes(40))],
+        [*file_begins(b"bin.000006", 1_700_000_009), previous_with_a_tag(9)],
     ],
     ids=["the same file", "a later file from the position on", "another server", "a list with tags"],
 )
@@ -341,8 +348,3 @@ def test_a_position_of_an_older_bridge_is_understood() -> None:
     known = Position.of('{"gtids": "0-1-2", "file": "bin.1", "offset": 7}')
     assert known == Position("0-1-2", "bin.1", 7)
     assert Position.of(AT.text) == AT
-
-
-def test_tags_of_mysql_8_4_are_noticed() -> None:
-    assert source.has_tags(f"{SERVER}:1-5:blue:1-3") and source.has_tags(f"{SERVER}:blue:1")
-    assert not source.has_tags(f"{SERVER}:1-5:8,\n{SERVER}:7")
