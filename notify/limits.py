@@ -57,6 +57,11 @@ class Limits:
 
 
 LIMITS = Limits()
+POSITION_CHARACTERS = 64 << 10
+"""The most characters of a bridge's position as it is stored with each batch."""
+BASE_CHARACTERS = 2 << 20
+"""The most characters of a whole position: 140,000 intervals of GTIDs. The queue holds it in memory and in its
+checkpoints, and a fourth of a request's bytes is left for it."""
 _OF_SERVERS = ("connections", "operator_connections")
 
 

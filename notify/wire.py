@@ -152,7 +152,8 @@ class JsonBridgedTransaction(Fields):
 class BridgeBatch(Fields):
     """A batch of a bridge, without its transactions, which differ between the two formats.
 
-    `expected_position` and `position` are opaque texts of the bridge; empty: the beginning.
+    `expected_position` and `position` are opaque texts of the bridge; empty: the beginning. A long position is sent and
+    stored as its difference to a `base`, which changes rarely: see notify/sinks/long_positions.py.
     """
 
     epoch: int
@@ -170,6 +171,8 @@ class BridgeBatch(Fields):
     """Seconds since the newest commit of this batch in the database."""
     note: str | None = None
     """The bridge's report about itself, shown in the list of bridges."""
+    base: str | None = None
+    """What this batch's position and later ones refer to; None: the base stays as it is."""
 
 
 class JsonBridgeBatch(BridgeBatch):

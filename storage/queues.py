@@ -163,6 +163,10 @@ class BridgedStore(Protocol):
 
     def bridges(self) -> list[BridgeState]: ...
 
+    def bridge_base(self, source: str) -> str:
+        """What the long positions of a source refer to; "" if it has none."""
+        ...
+
     async def append_from_bridge(
         self, source: str, batch: BridgeBatch, transactions: Sequence[NewTransaction], now_us: int
     ) -> list[PutResult]:

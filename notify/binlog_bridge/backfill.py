@@ -24,7 +24,7 @@ from notify import refused
 from notify.binlog_bridge import source
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.overlap import overlap
-from notify.binlog_bridge.position import Position, reaches
+from notify.binlog_bridge.position import Position, reaches, shown
 from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.table import notify_refused
@@ -142,7 +142,7 @@ class Backfill:
                 await self._post(PackedBridgeBatch(self._epoch, position, next_position, transactions=transactions))
                 position = next_position
             sent += len(transactions)
-        log.warning("backfilled %d transactions; continuing from %s", sent, filling.goes_on.gtids)
+        log.warning("backfilled %d transactions; continuing from %s", sent, shown(filling.goes_on.gtids))
         return position
 
 

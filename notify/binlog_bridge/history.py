@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-from notify.binlog_bridge.position import GtidSet, MariaDbSet, Position
+from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position, shown
 from notify.errors import StorageFailed
 
 
@@ -31,6 +31,8 @@ class History:
 
     def __init__(self, position: Position | None) -> None:
         """`position` None, or without a file and server: nothing is compared."""
+        self.purged = MySqlSet()
+        """A MySQL's gtid_purged. What it has from a dump or a clone is in no list of a file."""
         self._position = position if position is not None and position.file and position.server else None
 
     def file_begins(self, name: str, created: int, server: int) -> None:
@@ -51,8 +53,13 @@ class History:
         """Check the set of all transactions before the file that began last. Raises Purged."""
         position, self._position = self._position, None
         # The source continues with a later file only if nothing in the bridge's own file is left to read.
-        if position is not None and not gtids.has(position.gtids):
-            raise _foreign(f"the source's file begins behind {gtids}, and this bridge's position is {position.gtids}")
+        if position is None:
+            return
+        before = gtids.union(self.purged) if isinstance(gtids, MySqlSet) else gtids
+        if not before.has(position.gtids):
+            raise _foreign(
+                f"the source's file begins behind {shown(gtids)}, and this bridge's position is {shown(position.gtids)}"
+            )
 
 
 def _foreign(why: str) -> Purged:

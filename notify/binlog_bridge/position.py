@@ -19,6 +19,7 @@ _MYSQL = re.compile(
 )
 _TAGGED = 1
 """The format of an encoded set in which each server is followed by a tag, which may be empty."""
+_SHOWN = 300
 _WINDOW = 64
 """How many runs of an origin are written out for each text of its position."""
 
@@ -192,6 +193,13 @@ class MySqlSet:
         gtids._runs = {origin: _Runs.of(of_origin) for origin, of_origin in pairs.items() if of_origin}
         return gtids
 
+    def union(self, other: MySqlSet) -> MySqlSet:
+        """The transactions of both sets."""
+        pairs = {origin: list(zip(runs.firsts, runs.lasts, strict=True)) for origin, runs in self._runs.items()}
+        for origin, runs in other._runs.items():
+            pairs.setdefault(origin, []).extend(zip(runs.firsts, runs.lasts, strict=True))
+        return MySqlSet._of(pairs)
+
     def add(self, origin: str, number: int) -> None:
         """Add a transaction. `origin`: `uuid`, or `uuid:tag`."""
         runs = self._runs.get(origin)
@@ -222,6 +230,12 @@ class MySqlSet:
             server, _, tag = origin.partition(":")
             texts.setdefault(server, [server]).append((f":{tag}" if tag else "") + runs.text())
         return ",".join(["".join(parts) for parts in texts.values()])
+
+
+def shown(gtids: object) -> str:
+    """A set for people: a set of MySQL may have a megabyte, and a message has its beginning."""
+    text = str(gtids)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
 
 
 def server_uuid(raw: bytes) -> str:

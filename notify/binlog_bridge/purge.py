@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.sql import ColumnElement
 
 from notify.binlog_bridge import source
-from notify.binlog_bridge.position import MariaDbSet, Position, parse
+from notify.binlog_bridge.position import MariaDbSet, Position, parse, shown
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.old_rows import delete_transactions, instant_before, note_purged
 from notify.client.table import half_message, is_waiting, notify_refused, notify_source
@@ -73,8 +73,8 @@ async def _has_passed(sink: Sink, name: str, end: str, engine: Engine) -> bool:
             return True
         if time.monotonic() > until:
             raise Unavailable(
-                f"the bridge of source {name!r} stands at {position.gtids}, and the binlog ends at {end}: is it "
-                "running? Nothing was deleted that it has not read"
+                f"the bridge of source {name!r} stands at {shown(position.gtids)}, and the binlog ends at {shown(end)}: "
+                "is it running? Nothing was deleted that it has not read"
             )
         await asyncio.sleep(LOOK_SECONDS)
 
@@ -89,8 +89,8 @@ def _check_history(engine: Engine, position: Position) -> None:
             is_foreign = bool(here) and not MariaDbSet.parse(str(here)).has(position.gtids)
     if is_foreign:
         raise InvalidRequest(
-            f"the queue stands at {position.gtids} for this source, whose binlog has another history (it ends at "
-            f"{now}): start the bridge with --backfill first"
+            f"the queue stands at {shown(position.gtids)} for this source, whose binlog has another history (it ends "
+            f"at {shown(now)}): start the bridge with --backfill first"
         )
 
 

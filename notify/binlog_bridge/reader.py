@@ -67,7 +67,7 @@ class BinlogReader:
     def connect(self) -> None:
         """Raises Purged if the position is gone or foreign, Unavailable if the source does not answer."""
         self._stream.connect()
-        self._assembly.logs_all = self._stream.logs_all
+        self._assembly.joined(logs_all=self._stream.logs_all, purged=self._stream.purged)
 
     def batches(self) -> Iterator[Read]:
         """See Assembly. Also raises Unavailable when the connection ends."""
@@ -124,6 +124,11 @@ class Assembly:
         """The event that ended the newest transaction, in the file that is being read."""
         self._open = OpenTransaction()
         self._is_inside = self._is_standalone = False
+
+    def joined(self, *, logs_all: bool, purged: str) -> None:
+        """What the source said of itself before its events: see `logs_all`, and a MySQL's gtid_purged."""
+        self.logs_all = logs_all
+        self._history.purged = MySqlSet.parse(purged)
 
     def batches(self, packets: Iterable[bytes | None]) -> Iterator[Read]:
         """Batches of committed transactions; a batch without messages has the position only.

@@ -18,7 +18,7 @@ from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge.continuing import check_continues
 from notify.binlog_bridge.history import Purged
-from notify.binlog_bridge.position import MySqlSet, Position
+from notify.binlog_bridge.position import MySqlSet, Position, shown
 from notify.errors import Unavailable
 from notify.storage.sql.engines import with_driver
 
@@ -89,6 +89,8 @@ class BinlogStream:
         self._is_mariadb = mariadb
         self.logs_all = True
         """Whether the source writes all its changes to its binlog, including those that it replicates."""
+        self.purged = ""
+        """A MySQL's gtid_purged."""
         self._closing = threading.Lock()
         """Held while the connection is closed: pymysql fails if two threads close it at the same time."""
         self._connection: Any = None
@@ -122,7 +124,12 @@ class BinlogStream:
             with connection.cursor() as cursor:
                 cursor.execute(_MARIADB, (gtids,))
             return _DUMP, self._request(b"")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@gtid_purged")
+            self.purged = str(cursor.fetchone()[0] or "")
         if not gtids:
+            if self.purged:
+                raise Purged(f"the source has purged {shown(self.purged)} already: start with --backfill")
             return _DUMP, self._request(_first_file(connection))
         encoded = MySqlSet.parse(gtids).encode()
         head = struct.pack("<HIIQI", _THROUGH_GTID, self._server_id, 0, _BEGIN, len(encoded))
@@ -191,13 +198,8 @@ class BinlogStream:
 
 
 def _first_file(connection: Any) -> bytes:
-    """The name of a MySQL's first file: without a name it would begin at the end. Raises Purged if it is not the first
-    that it ever wrote."""
+    """The name of a MySQL's first file: without a name it would begin at the end."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT @@gtid_purged")
-        purged = cursor.fetchone()[0]
-        if purged:
-            raise Purged(f"the source has purged {purged} already: start with --backfill")
         cursor.execute("SHOW BINARY LOGS")
         return str(cursor.fetchone()[0]).encode()
 

@@ -17,6 +17,7 @@ from notify.client.http import HttpClient, items_for, read_answer
 from notify.client.servers import Members, decode_members
 from notify.errors import Forbidden, InvalidRequest, NotifyError, TooLarge, Unavailable, WrongRole, stale_epoch
 from notify.limits import LIMITS
+from notify.sinks.long_positions import LongPosition
 from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
 from notify.wire import (
     Bridged,
@@ -63,12 +64,15 @@ class QueueSink:
         """Whether the server is one of several workers."""
         self._epoch = 0
         """The last epoch that this sink requested, whether or not it got an answer."""
+        self._at: dict[str, LongPosition] = {}
+        """The last known position by source."""
 
     # --- by position ------------------------------------------------------------------------------------------
 
     async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
         state = await self._state(source)
-        epoch, position = state["epoch"] + 1, state["position"]
+        at = self._at[source] = LongPosition(state["position"], state.get("base", ""))
+        epoch, position = state["epoch"] + 1, at.whole
         if not take_back and 0 < self._epoch < state["epoch"]:
             raise stale_epoch(f"another bridge has taken source {source!r} over; stop one of the two")
         self._epoch = epoch
@@ -77,13 +81,31 @@ class QueueSink:
         return epoch, position
 
     async def position(self, source: str) -> str:
-        return str((await self._state(source))["position"])
+        state = await self._state(source)
+        return LongPosition(state["position"], state.get("base", "")).whole
 
     async def _state(self, source: str) -> dict[str, Any]:
         """The epoch and position of a source at the server."""
         return read_answer(_decode_state, await self._call("GET", f"/v1/bridge/{source}", b""))
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
+        at = self._at.get(source) or LongPosition()
+        expected = at.stored if batch.expected_position == at.whole else batch.expected_position
+        after = at.moved(batch.position)
+        base = LongPosition.becoming_base(batch.position) if after is None else None
+        stored = expected if after is None else after.stored
+        answer = await self._append(source, msgspec.structs.replace(batch, expected_position=expected, position=stored))
+        if answer.refused:
+            return msgspec.structs.replace(answer, position=batch.expected_position)
+        if base is not None:
+            # A base takes much of a request, so it is stored with the position alone. Should that fail, the bridge
+            # reads again what the batch has, and the server recognises the ids.
+            await self._append(source, PackedBridgeBatch(batch.epoch, expected, base.stored, base=batch.position))
+        self._at[source] = base or after or at
+        return msgspec.structs.replace(answer, position=batch.position)
+
+    async def _append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
+        """Append a batch with positions as they are stored."""
         if batch.transactions:
             batch = msgspec.structs.replace(batch, refuse_whole=True)
         if len(batch.commit) + len(batch.rollback) > DECIDED_AT_ONCE:
@@ -116,15 +138,15 @@ class QueueSink:
             commit_now = commit[: DECIDED_AT_ONCE - len(roll_back_now)]
             commit, rollback = commit[len(commit_now) :], rollback[len(roll_back_now) :]
             decided = PackedBridgeBatch(batch.epoch, position, position, commit=commit_now, rollback=roll_back_now)
-            await self.append(source, decided)
+            await self._append(source, decided)
         return msgspec.structs.replace(batch, commit=commit, rollback=rollback)
 
     async def _append_both(self, source: str, first: PackedBridgeBatch, second: PackedBridgeBatch) -> Bridged:
         """Append two halves of a batch. If the second is refused, the server will recognise the first by its ids."""
-        before = await self.append(source, first)
+        before = await self._append(source, first)
         if before.refused:
             return before
-        after = await self.append(source, second)
+        after = await self._append(source, second)
         if after.refused:
             return after
         return msgspec.structs.replace(after, stored=before.stored + after.stored, known=before.known + after.known)

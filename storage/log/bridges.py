@@ -12,7 +12,7 @@ from notify.storage.bridged import BridgeState, IdsInUse, check_bridge, is_prepa
 from notify.storage.log.entry import ENTRY_SIZE
 from notify.storage.log.halves import Halves
 from notify.storage.log.journal import Journal
-from notify.storage.log.meta import BridgeMoved, encoded
+from notify.storage.log.meta import BridgeBased, BridgeMoved, encoded
 from notify.storage.log.outcomes import Outcomes
 from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
@@ -31,6 +31,9 @@ class Bridges:
 
     def all(self) -> list[BridgeState]:
         return list(self._state.bridges.values())
+
+    def base(self, source: str) -> str:
+        return self._state.bridge_bases.get(source, "")
 
     async def append(
         self, source: str, batch: BridgeBatch, transactions: Sequence[NewTransaction], now_us: int
@@ -59,7 +62,7 @@ class Bridges:
         # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
         size = sum([len(m.payload) + 2 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
         size += sum([2 * ENTRY_SIZE * len(by_id[i].entries) for i in (*commit, *rollback) if i in by_id])
-        self._journal.reserve(16384 + 2 * len(batch.position) + size)
+        self._journal.reserve(16384 + 2 * len(batch.position) + len(batch.base or "") + size)
         if rollback:
             self._outcomes.decide_soon([(i, None, State.ROLLED_BACK) for i in rollback], now_us)
         if commit:  # before what follows them in the source
@@ -69,6 +72,9 @@ class Bridges:
         rows = known.rows + sum([r.put is Put.STORED for r in results])
         bridge = BridgeState(source, batch.epoch, batch.position, rows, now_us, known.position)
         self._state.bridges[source] = bridge
+        if batch.base is not None:
+            self._state.bridge_bases[source] = batch.base
+            self._journal.append(RecordType.META, encoded(BridgeBased(source, batch.base)))
         self._journal.append(RecordType.META, encoded(BridgeMoved(bridge)), point="bridge")
         await self._journal.sync()
         crash_point.reached("bridge.after_append")

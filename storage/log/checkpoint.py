@@ -100,6 +100,7 @@ class SavedState(msgspec.Struct, kw_only=True):
     moved: list[tuple[int, int]]
     paused: list[str]
     bridges: list[BridgeState] = []
+    bridge_bases: dict[str, str] = {}
     producer_groups: list[str]
     subscriptions: list[Subscription]
     patterns: list[Subscription]
@@ -206,6 +207,7 @@ def capture(state: LogState) -> Callable[[], SavedState]:
     moved = state.moved.copy()
     paused = sorted(state.paused)
     bridges = list(state.bridges.values())
+    bridge_bases = state.bridge_bases.copy()
     producer_groups = list(state.producer_groups)
     subscriptions = [copy.copy(s) for s in state.subscriptions.values()]
     patterns = [copy.copy(s) for s in state.patterns.values()]
@@ -233,6 +235,7 @@ def capture(state: LogState) -> Callable[[], SavedState]:
             moved=list(moved.items()),
             paused=paused,
             bridges=bridges,
+            bridge_bases=bridge_bases,
             producer_groups=producer_groups,
             subscriptions=subscriptions,
             patterns=patterns,
@@ -261,6 +264,7 @@ def restore(state: LogState, saved: SavedState) -> None:
             state.topics[row.name] = topic
     state.paused = set(saved.paused)
     state.bridges = {bridge.source: bridge for bridge in saved.bridges}
+    state.bridge_bases = saved.bridge_bases
     for number, name in enumerate(saved.producer_groups):
         state.set_producer_group(number, name)
     state.subscriptions = {(s.group, s.topic): s for s in saved.subscriptions}

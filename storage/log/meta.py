@@ -100,6 +100,13 @@ class BridgeMoved(msgspec.Struct, array_like=True, tag="bridge"):
     bridge: BridgeState
 
 
+class BridgeBased(msgspec.Struct, array_like=True, tag="bridge_base"):
+    """What the long positions of a source refer to from here on: in the frame of the batch that says so."""
+
+    source: str
+    base: str
+
+
 class Restored(msgspec.Struct, array_like=True, tag="restored"):
     """The log before this record is what was shipped of an earlier one; what that had besides is lost.
 
@@ -122,6 +129,7 @@ Meta = (
     | PauseSet
     | ProducerGroupNumbered
     | BridgeMoved
+    | BridgeBased
     | Restored
 )
 _TAGS = frozenset(kind.__struct_config__.tag for kind in Meta.__args__)

@@ -142,6 +142,8 @@ class Replay:
                 state.set_producer_group(record.number, record.name)
             case meta.BridgeMoved(bridge):
                 state.bridges[bridge.source] = bridge
+            case meta.BridgeBased():
+                state.bridge_bases[record.source] = record.base
             case meta.Restored():
                 state.begin_generation(record.generation)
             case None:

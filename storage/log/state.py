@@ -36,6 +36,8 @@ class LogState:
         self.progress: dict[tuple[str, int, int], QueueProgress] = {}
         self.paused: set[str] = set()
         self.bridges: dict[str, BridgeState] = {}
+        self.bridge_bases: dict[str, str] = {}
+        """What the long positions of a source refer to."""
         self.producer_groups: list[str] = [""]
         """Producer groups by the number that entries carry; number 0 says nothing."""
         self.producer_numbers: dict[str, int] = {"": 0}

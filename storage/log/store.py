@@ -166,6 +166,7 @@ class LogStore:
         self.attempted = settling.attempted
         self.dead_letter_soon = settling.dead_letter_soon
         self.bridges = bridges.all
+        self.bridge_base = bridges.base
         self.append_from_bridge = bridges.append
 
         # Lent: further capabilities.

@@ -78,6 +78,7 @@ class MemoryStore:
         self.dead_letter_soon = groups.dead_letter_soon
         self.settlements = groups.settlements
         self.bridges = transactions.bridges
+        self.bridge_base = transactions.bridge_base
         self.append_from_bridge = transactions.append_from_bridge
 
     async def open(self, now_us: int) -> None:

@@ -44,6 +44,7 @@ class MemoryTransactions:
         self._queues = queues
         self._records: dict[bytes, _Record] = {}
         self._bridges: dict[str, BridgeState] = {}
+        self._bridge_bases: dict[str, str] = {}
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         results = []
@@ -228,6 +229,9 @@ class MemoryTransactions:
     def bridges(self) -> list[BridgeState]:
         return list(self._bridges.values())
 
+    def bridge_base(self, source: str) -> str:
+        return self._bridge_bases.get(source, "")
+
     async def append_from_bridge(
         self, source: str, batch: BridgeBatch, transactions: Sequence[NewTransaction], now_us: int
     ) -> list[PutResult]:
@@ -252,4 +256,6 @@ class MemoryTransactions:
         results = await self.put(transactions, now_us) if transactions else []
         rows = known.rows + sum(r.put is Put.STORED for r in results)
         self._bridges[source] = BridgeState(source, batch.epoch, batch.position, rows, now_us, known.position)
+        if batch.base is not None:
+            self._bridge_bases[source] = batch.base
         return results

@@ -8,7 +8,7 @@ from typing import Any
 from notify import ids, tracing
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError, StorageFailed
-from notify.limits import LIMITS, check_name
+from notify.limits import BASE_CHARACTERS, LIMITS, POSITION_CHARACTERS, check_name
 from notify.server.core.admission import new_messages
 from notify.server.topics import Topics
 from notify.storage.bridged import BridgeState, IdsInUse, check_bridge
@@ -42,10 +42,14 @@ class Bridges:
         self._with_spans = with_spans
 
     def position(self, source: str) -> dict[str, Any]:
-        """The last position and epoch of a source; an empty position and epoch 0 if nothing came from it yet."""
+        """The last position and epoch of a source; an empty position and epoch 0 if nothing came from it yet.
+
+        `base`: what the position refers to, if it is long.
+        """
         check_name("source", source)
         state = self._state(source)
-        return {"source": source, "epoch": state.epoch, "position": state.position, "rows": state.rows}
+        base = self._store.bridge_base(source)
+        return {"source": source, "epoch": state.epoch, "position": state.position, "rows": state.rows, "base": base}
 
     async def append(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch) -> Bridged:
         """Append a batch. The answer names the transactions that no queue could take; the others are stored.
@@ -56,8 +60,11 @@ class Bridges:
         check_name("source", source)
         if not 0 < batch.epoch < 1 << 62:
             raise InvalidRequest("epoch counts from 1", "out_of_bounds")
-        if len(batch.position) > 64 << 10:
-            raise InvalidRequest("position has more than 65,536 characters", "out_of_bounds")
+        if len(batch.position) > POSITION_CHARACTERS:
+            what = f"position has more than {POSITION_CHARACTERS:,} characters: send what differs from a base"
+            raise InvalidRequest(what, "out_of_bounds")
+        if batch.base is not None and len(batch.base) > BASE_CHARACTERS:
+            raise InvalidRequest(f"base has more than {BASE_CHARACTERS:,} characters", "out_of_bounds")
         now_us = self._clock()
         accepted: list[NewTransaction] = []
         refused: list[Item] = []

@@ -31,8 +31,8 @@ class Sources:
         """
         first = positions_topic("")
         wanted = [topic for topic in topics if topic.startswith(first)]
-        for topic, _, value, at_us, *_ in self._topics.news(wanted):
-            if value:
+        for topic, key, value, at_us, *_ in self._topics.news(wanted):
+            if value and key == topic.removeprefix(first):  # not a part of a base
                 self._known[topic] = msgspec.json.decode(value, type=Standing), at_us
         return {topic.removeprefix(first): self._known[topic] for topic in wanted if topic in self._known}
 
