@@ -73,8 +73,8 @@ async def _has_passed(sink: Sink, name: str, end: str, engine: Engine) -> bool:
             return True
         if time.monotonic() > until:
             raise Unavailable(
-                f"the bridge of source {name!r} stands at {shown(position.gtids)}, and the binlog ends at {shown(end)}: "
-                "is it running? Nothing was deleted that it has not read"
+                f"the bridge of source {name!r} stands at {shown(position.gtids)}, and the binlog ends at "
+                f"{shown(end)}: is it running? Nothing was deleted that it has not read"
             )
         await asyncio.sleep(LOOK_SECONDS)
 
