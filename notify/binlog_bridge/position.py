@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 import uuid
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, fields
+
+import msgspec
 
 from notify.errors import InvalidRequest
 
@@ -81,6 +82,8 @@ class _Runs:
     _tail: str = ""
     _changed: int = 0
     """The run that was changed last."""
+    _text: str | None = None
+    """The whole text; None after a change."""
 
     @classmethod
     def of(cls, pairs: list[tuple[int, int]]) -> _Runs:
@@ -107,13 +110,26 @@ class _Runs:
             self._before = self._after = 0
             self._head = self._tail = ""
         firsts[begin:end], lasts[begin:end] = [first], [last]
-        self._changed = begin
+        self._changed, self._text = begin, None
+
+    def follow(self, number: int) -> bool:
+        """Add the number that follows the last run, which is what most transactions are; False for another number."""
+        if self.lasts[-1] + 1 != number or self._after:
+            return False
+        self.lasts[-1] = number
+        self._text = None
+        return True
 
     def has(self, first: int, last: int) -> bool:
         at = bisect_right(self.firsts, first) - 1
         return at >= 0 and last <= self.lasts[at]
 
     def text(self) -> str:
+        if self._text is None:
+            self._text = self._composed()
+        return self._text
+
+    def _composed(self) -> str:
         count = len(self.firsts)
         if count - self._before - self._after > _WINDOW:
             self._before = max(0, self._changed - _WINDOW // 4)
@@ -205,8 +221,7 @@ class MySqlSet:
         runs = self._runs.get(origin)
         if runs is None:
             runs = self._runs[origin] = _Runs()
-        elif runs.lasts[-1] + 1 == number and not runs._after:
-            runs.lasts[-1] = number
+        elif runs.follow(number):
             return
         runs.add(number, number)
 
@@ -310,7 +325,7 @@ class Position:
 
     @property
     def text(self) -> str:
-        return json.dumps({name: getattr(self, name) for name in _FIELDS})
+        return msgspec.json.encode({name: getattr(self, name) for name in _FIELDS}).decode()
 
     @classmethod
     def of(cls, text: str) -> Position | None:
@@ -318,11 +333,11 @@ class Position:
         if not text:
             return None
         try:
-            stored = json.loads(text)
+            stored = msgspec.json.decode(text)
             # An older bridge stored only the first three fields.
             later = (int(stored.get(name, 0)) for name in _FIELDS[3:])
             return cls(str(stored["gtids"]), str(stored["file"]), int(stored["offset"]), *later)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError):
             raise InvalidRequest(
                 f"the queue stands at {text[:100]!r} for this source, which is not a position of a binlog: "
                 "another kind of bridge or relay wrote it; give this bridge another --source"

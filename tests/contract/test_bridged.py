@@ -43,6 +43,24 @@ def test_the_position_is_durable_with_what_is_before_it(run: Any) -> None:
     run(scenario)
 
 
+def test_what_long_positions_refer_to_is_durable_with_them(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await append(b, "", "1", claim=True)
+        assert b.store.bridge_base("s") == ""
+        await append(b, "1", "2", whole(b"a"), base="a base" * 1000)
+        with pytest.raises(Conflict):
+            await append(b, "1", "3", base="another")
+        await append(b, "2", "3", whole(b"c"))
+        await b.restart()
+        assert b.store.bridge_base("s") == "a base" * 1000 and b.store.bridge_base("other") == ""
+        await append(b, "3", "4", base="")
+        await b.restart()
+        assert b.store.bridge_base("s") == "" and b.store.bridges()[0].position == "4"
+        assert bodies(b.store) == [b"a", b"c"]
+
+    run(scenario)
+
+
 def test_another_position_or_an_older_bridge_changes_nothing(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await append(b, "", "1", claim=True)

@@ -53,8 +53,15 @@ def test_gtid_sets() -> None:
         with pytest.raises(InvalidRequest):
             kind.parse(text)
     assert Position.of(Position("0-1-2", "bin.1", 7).text) == Position("0-1-2", "bin.1", 7)
-    with pytest.raises(InvalidRequest, match="another kind"):
-        Position.of('["half_message", []]')
+    for foreign in (
+        '["half_message", []]',
+        "0/16B3748",
+        "{",
+        '{"gtids": "0-1-2"}',
+        '{"gtids": "", "file": "", "offset": "x"}',
+    ):
+        with pytest.raises(InvalidRequest, match="another kind"):
+            Position.of(foreign)
 
 
 def megabyte() -> str:
