@@ -150,11 +150,8 @@ class JsonBridgedTransaction(Fields):
 
 
 class BridgeBatch(Fields):
-    """A batch of a bridge, without its transactions, which differ between the two formats.
-
-    `expected_position` and `position` are opaque texts of the bridge; empty: the beginning. A long position is sent and
-    stored as its difference to a `base`, which changes rarely: see notify/sinks/long_positions.py.
-    """
+    """A batch of a bridge, without its transactions, which differ between the formats. Positions are opaque texts of
+    the bridge; empty: the beginning."""
 
     epoch: int
     expected_position: str
@@ -172,7 +169,7 @@ class BridgeBatch(Fields):
     note: str | None = None
     """The bridge's report about itself, shown in the list of bridges."""
     base: str | None = None
-    """What this batch's position and later ones refer to; None: the base stays as it is."""
+    """The text that this position and later ones refer to, see notify/long_positions.py; None: it stays as it is."""
 
 
 class JsonBridgeBatch(BridgeBatch):

@@ -164,7 +164,7 @@ class BridgedStore(Protocol):
     def bridges(self) -> list[BridgeState]: ...
 
     def bridge_base(self, source: str) -> str:
-        """What the long positions of a source refer to; "" if it has none."""
+        """The text that the long positions of a source refer to; "" if it has none."""
         ...
 
     async def append_from_bridge(

@@ -126,7 +126,7 @@ class Assembly:
         self._is_inside = self._is_standalone = False
 
     def joined(self, *, logs_all: bool, purged: str) -> None:
-        """What the source said of itself before its events: see `logs_all`, and a MySQL's gtid_purged."""
+        """Take what the source said of itself before its events: see `logs_all`, and a MySQL's gtid_purged."""
         self.logs_all = logs_all
         self._history.purged = MySqlSet.parse(purged)
 

@@ -47,7 +47,7 @@ _AGREED = (
     "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32', "
     "@master_heartbeat_period = {0}, @source_heartbeat_period = {0}".format(round(HEARTBEAT_SECONDS * 1e9))
 )
-"""What source and bridge agree on for a connection. MySQL reads the names with `source` from 8.0.26 on."""
+"""The statement that both sides of a connection agree by. MySQL reads the names with `source` from 8.0.26 on."""
 _MARIADB = (
     "SET @mariadb_slave_capability = 4, @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0, "
     "@slave_connect_state = %s"

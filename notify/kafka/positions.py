@@ -3,7 +3,7 @@
 Each source has its own topic, because an open transaction hides all records after it in a partition: another source's
 transaction would hide this source's newest position. A record's key is the source, its value JSON, see Standing.
 
-A long position refers to a base (see notify/sinks/long_positions.py). The base has records of its own beside the
+A long position refers to a base (see notify/long_positions.py). The base has records of its own beside the
 positions, each with a part of it, since brokers take records of 1 MiB only.
 """
 
@@ -15,9 +15,12 @@ from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import latest
 from notify.kafka.records import POSITIONS
+from notify.long_positions import LongPosition, refers_to_base
 
 PART_CHARACTERS = 512 << 10
 """The most characters of a base in one record."""
+BASE_AGAIN = 500
+"""After how many records of positions a base is written again, so that it is found near the end of the topic."""
 SHARED = POSITIONS
 """The topic in which earlier versions stored the positions of all sources; it is read if a source's own topic has no
 position yet."""
@@ -52,8 +55,49 @@ def standing(cluster: Cluster, source: str) -> Standing:
     return msgspec.json.decode(shared, type=Standing) if shared is not None else Standing()
 
 
-def encoded(record: Standing) -> bytes:
-    return msgspec.json.encode(record)
+class Recorded:
+    """The positions of one source, as its sink records them one after the other."""
+
+    def __init__(self) -> None:
+        self._source = ""
+        self._at = LongPosition()
+        """The last position that is recorded and committed."""
+        self._next = self._at
+        self._since_base = 0
+        """How many positions were recorded since their base."""
+
+    @property
+    def position(self) -> str:
+        return self._at.whole
+
+    def read(self, cluster: Cluster, source: str) -> int:
+        """Go on from a source's last record, whose epoch is returned. Raises Unavailable."""
+        last = standing(cluster, source)
+        self._source = source
+        self._at = self._next = whole(cluster, source, last)
+        self._since_base = BASE_AGAIN  # it may have been long ago
+        return last.epoch
+
+    def records(self, epoch: int, position: str) -> list[tuple[bytes, bytes]]:
+        """Key and value of the records of the next position, for one transaction. Raises InvalidRequest."""
+        after = self._at.moved(position)
+        records: list[tuple[bytes, bytes]] = []
+        if after is None or (refers_to_base(after.stored) and self._since_base >= BASE_AGAIN):
+            after = LongPosition.becoming_base(position)
+            texts = [position[at : at + PART_CHARACTERS] for at in range(0, len(position), PART_CHARACTERS)]
+            records = [
+                (_base_key(self._source, number), msgspec.json.encode(BasePart(text, len(texts))))
+                for number, text in enumerate(texts)
+            ]
+            self._since_base = 0
+        self._next = after
+        value = msgspec.json.encode(Standing(epoch, after.stored, self._at.stored))
+        return [*records, (self._source.encode(), value)]
+
+    def committed(self) -> None:
+        """The transaction with the records of the next position is committed."""
+        self._at = self._next
+        self._since_base += 1
 
 
 class BasePart(msgspec.Struct, frozen=True):
@@ -63,26 +107,16 @@ class BasePart(msgspec.Struct, frozen=True):
     parts: int
 
 
-def base_records(source: str, base: str) -> list[tuple[bytes, bytes]]:
-    """Key and value of each record of a base."""
-    texts = [base[at : at + PART_CHARACTERS] for at in range(0, len(base), PART_CHARACTERS)]
-    return [
-        (_base_key(source, number), msgspec.json.encode(BasePart(text, len(texts))))
-        for number, text in enumerate(texts)
-    ]
-
-
-def base_of(cluster: Cluster, source: str) -> str:
-    """What the long positions of a source refer to; "" if it has no base. Raises Unavailable."""
+def whole(cluster: Cluster, source: str, last: Standing) -> LongPosition:
+    """The position of a source's record. Raises Unavailable; InvalidRequest if its base is missing."""
     texts: list[str] = []
-    while True:
+    parts = 1 if refers_to_base(last.position) else 0
+    while len(texts) < parts:
         record = latest(cluster, positions_topic(source), _base_key(source, len(texts)), must_see=True)
-        if record is None:
-            return ""
-        part = msgspec.json.decode(record, type=BasePart)
+        part = msgspec.json.decode(record, type=BasePart) if record is not None else BasePart("", 0)
         texts.append(part.text)
-        if len(texts) >= part.parts:
-            return "".join(texts)
+        parts = part.parts
+    return LongPosition(last.position, "".join(texts))
 
 
 def _base_key(source: str, number: int) -> bytes:

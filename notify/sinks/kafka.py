@@ -25,15 +25,7 @@ from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.codes import TOO_LARGE
 from notify.kafka.flushing import flush
 from notify.kafka.groups import OWN_TOPICS
-from notify.kafka.positions import (
-    Standing,
-    base_of,
-    base_records,
-    encoded,
-    make_positions_topic,
-    positions_topic,
-    standing,
-)
+from notify.kafka.positions import Recorded, make_positions_topic, positions_topic, standing, whole
 from notify.kafka.records import Headers, due_us, headers_of
 from notify.kafka.rights import missing, of_bridge, user_of
 from notify.kafka.topics import Topics, record_bytes
@@ -42,7 +34,6 @@ from notify.sinks.acceptance import refusal, refused
 from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.topics import make_wheels
 from notify.sinks.delays.wheels import LATE_US, WHEELS
-from notify.sinks.long_positions import LongPosition, refers_to_base
 from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
 
 log = logging.getLogger("notify.bridge")
@@ -57,8 +48,6 @@ OF_A_RECORD = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATIO
 """Permanent errors of a record. All records of a request may get the error of one of them."""
 FOR_GOOD = OF_A_RECORD | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION}
 """All permanent errors: of a record, or of a topic."""
-BASE_AGAIN = 500
-"""After how many records of positions a base is written again, so that it is found near the end of the topic."""
 BY_KEY = -1
 """The partition that the client's partitioner chooses."""
 T = TypeVar("T")
@@ -86,12 +75,8 @@ class KafkaSink:
         self._source = ""
         self._epoch = 0
         """The last epoch that this sink requested, whether or not it got an answer."""
-        self._at = LongPosition()
-        """The last recorded position, which is after everything that is published."""
-        self._placed: LongPosition | None = None
-        """The position in the open transaction."""
-        self._since_base = 0
-        """How many positions were recorded since their base."""
+        self._recorded = Recorded()
+        """The last recorded position is after everything that is published."""
         self._is_open = False
         """Whether a Kafka transaction is open."""
         self._has_parts = False
@@ -143,24 +128,16 @@ class KafkaSink:
         self._sends_alone = self._is_to_send_alone
         producer.init_transactions(CALL_SECONDS)
         # No transaction of this source is open any more, so that the committed position is final.
-        epoch, self._at = self._recorded(source)
-        self._epoch = epoch + 1
-        self._since_base = BASE_AGAIN  # unknown
+        self._epoch = self._recorded.read(self._cluster, source) + 1
         # Written immediately, so that a fenced publisher can tell that the brokers did not fail.
         producer.begin_transaction()
         self._is_open = True
-        self._place(producer, self._epoch, self._at.whole)
+        self._place(producer, self._epoch, self._recorded.position)
         self._commit(producer)
-        return self._epoch, self._at.whole
+        return self._epoch, self._recorded.position
 
     async def position(self, source: str) -> str:
-        return await self._call(lambda: self._recorded(source)[1].whole)
-
-    def _recorded(self, source: str) -> tuple[int, LongPosition]:
-        """The epoch and the position of the last committed record of a source."""
-        last = standing(self._cluster, source)
-        base = base_of(self._cluster, source) if refers_to_base(last.position) else ""
-        return last.epoch, LongPosition(last.position, base)
+        return await self._call(lambda: whole(self._cluster, source, standing(self._cluster, source)).whole)
 
     async def show_refused(self, source: str, report: RefusedReport) -> None:
         """Report to the servers that show Kafka's groups how many refused messages of a source wait."""
@@ -192,7 +169,7 @@ class KafkaSink:
             self._placed_us = 0
         records, never = self._checked(batch.transactions)
         if never:
-            return Bridged(self._at.whole, batch.epoch, refused=never)
+            return Bridged(self._recorded.position, batch.epoch, refused=never)
         if not self._is_open:
             producer.begin_transaction()
             self._is_open = True
@@ -207,7 +184,7 @@ class KafkaSink:
         flush(producer, lambda: self._failed, CALL_SECONDS)
         if self._failed:
             never = self._undo(producer, batch)
-            return Bridged(self._at.whole, batch.epoch, refused=never)
+            return Bridged(self._recorded.position, batch.epoch, refused=never)
         if self._placed_us and wall_clock() - self._placed_us > LATE_US:
             # After records of the slot's next turn they would be read only in that turn.
             self._abort(producer)
@@ -275,22 +252,12 @@ class KafkaSink:
 
     def _place(self, producer: Producer, epoch: int, position: str) -> None:
         """Record the position in the open transaction."""
-        topic = positions_topic(self._source)
-        placed = self._at.moved(position)
-        is_far = placed is not None and refers_to_base(placed.stored) and self._since_base >= BASE_AGAIN
-        if placed is None or is_far:
-            placed = LongPosition.becoming_base(position)
-            for key, value in base_records(self._source, position):
-                self._produce(producer, Record("", topic, key, value, []))
-            self._since_base = 0
-        value = encoded(Standing(epoch, placed.stored, self._at.stored))
-        self._produce(producer, Record("", topic, self._source.encode(), value, []))
-        self._placed = placed
+        for key, value in self._recorded.records(epoch, position):
+            self._produce(producer, Record("", positions_topic(self._source), key, value, []))
 
     def _commit(self, producer: Producer) -> None:
         producer.commit_transaction(CALL_SECONDS)
-        self._at = self._placed or self._at
-        self._since_base += 1
+        self._recorded.committed()
         self._is_open = self._has_parts = False
 
     def _abort(self, producer: Producer) -> None:

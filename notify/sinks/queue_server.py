@@ -17,7 +17,7 @@ from notify.client.http import HttpClient, items_for, read_answer
 from notify.client.servers import Members, decode_members
 from notify.errors import Forbidden, InvalidRequest, NotifyError, TooLarge, Unavailable, WrongRole, stale_epoch
 from notify.limits import LIMITS
-from notify.sinks.long_positions import LongPosition
+from notify.long_positions import LongPosition
 from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
 from notify.wire import (
     Bridged,

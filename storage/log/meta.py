@@ -101,7 +101,7 @@ class BridgeMoved(msgspec.Struct, array_like=True, tag="bridge"):
 
 
 class BridgeBased(msgspec.Struct, array_like=True, tag="bridge_base"):
-    """What the long positions of a source refer to from here on: in the frame of the batch that says so."""
+    """The long positions of a source refer to this text from here on: in the frame of the batch that says so."""
 
     source: str
     base: str

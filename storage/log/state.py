@@ -37,7 +37,7 @@ class LogState:
         self.paused: set[str] = set()
         self.bridges: dict[str, BridgeState] = {}
         self.bridge_bases: dict[str, str] = {}
-        """What the long positions of a source refer to."""
+        """By source, the text that its long positions refer to."""
         self.producer_groups: list[str] = [""]
         """Producer groups by the number that entries carry; number 0 says nothing."""
         self.producer_numbers: dict[str, int] = {"": 0}

@@ -16,7 +16,7 @@ from notify.limits import BASE_CHARACTERS
 from notify.sinks.sink import Sink, open_sink
 from notify.testing.process import ServerProcess
 from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
-from tests.unit.test_binlog_positions import megabyte
+from tests.support.binlog import megabyte
 
 
 @pytest.fixture(params=["server", "kafka"])

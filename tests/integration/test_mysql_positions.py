@@ -17,10 +17,10 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.sinks.sink import open_sink
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
+from tests.support.binlog import megabyte
 from tests.support.bridges import move, move_until, numbers, outbox
 from tests.support.databases import own_mysql
 from tests.support.groups import subscribe
-from tests.unit.test_binlog_positions import megabyte
 
 
 @pytest.fixture(scope="module")

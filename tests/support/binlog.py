@@ -118,3 +118,11 @@ def gtids_of(batch: PackedBridgeBatch) -> str:
     position = Position.of(batch.position)
     assert position is not None
     return position.gtids
+
+
+def megabyte() -> str:
+    """A set of 70,000 intervals of 300 servers: what GTIDs of many years and failovers may look like."""
+    servers = [f"{n:08x}-71ca-11e1-9e33-c80aa9429562" for n in range(300)]
+    return ",".join(
+        server + "".join(f":{first}-{first + 3}" for first in range(100_000, 102_330, 10)) for server in servers
+    )

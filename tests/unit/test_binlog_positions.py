@@ -17,11 +17,11 @@ from notify.binlog_bridge.position import MariaDbSet, MySqlSet, Position, reache
 from notify.binlog_bridge.reader import Assembly
 from notify.binlog_bridge.stream import BinlogStream
 from notify.errors import InvalidRequest, Unavailable
-from tests.support.binlog import SERVER, XID, event, gtid, query
+from tests.support.binlog import SERVER, XID, event, gtid, megabyte, query
 
 UUID = "2ad27fb7-eb26-11f1-9204-02fc00000001"
 TAGGED_SET = f"{UUID}:1-3:abcdefghijklmnopqrstuvwxyz_12345:1:blue:1-2,{SERVER}:red:123456789012345"
-# What the server sent for the set above, and for two of its transactions, without checksums.
+# The bytes that the server sent for the set above, and for two of its transactions, without checksums.
 PREVIOUS_GTIDS = """
 0104000000000001 2ad27fb7eb2611f1920402fc00000001 00 0100000000000000 0100000000000000 0400000000000000
 2ad27fb7eb2611f1920402fc00000001 40 6162636465666768696a6b6c6d6e6f707172737475767778797a5f3132333435
@@ -62,14 +62,6 @@ def test_gtid_sets() -> None:
     ):
         with pytest.raises(InvalidRequest, match="another kind"):
             Position.of(foreign)
-
-
-def megabyte() -> str:
-    """A set of 70,000 intervals of 300 servers: what GTIDs of many years and failovers may look like."""
-    servers = [f"{n:08x}-71ca-11e1-9e33-c80aa9429562" for n in range(300)]
-    return ",".join(
-        server + "".join(f":{first}-{first + 3}" for first in range(100_000, 102_330, 10)) for server in servers
-    )
 
 
 def test_a_set_of_a_megabyte_is_read_and_extended_in_linear_time() -> None:

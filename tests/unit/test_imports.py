@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -95,6 +98,35 @@ def test_each_extra_that_a_sentence_names_brings_the_module() -> None:
     for name in set(extras) - {"dev"}:
         assert f"| `{name}` |" in guide, f"docs/reference.md does not say what the extra {name} is for"
     assert set(EXTRA_OF.values()) <= set(extras)
+
+
+def names_behind(package: str, folders: Sequence[str]) -> set[str]:
+    """The names that the files of these folders import of a package: `module.name`."""
+    found = set()
+    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package:
+                found |= {f"{node.module}.{name.name}" for name in node.names}
+            elif isinstance(node, ast.Import):
+                found |= {name.name for name in node.names if name.name.partition(".")[0] == package}
+    return found
+
+
+def test_what_is_used_of_mysql_replication() -> None:
+    """The bridge speaks the protocol itself (ADR 47). Tests compare with the package, in the versions they know."""
+    assert names_behind("pymysqlreplication", ["notify", "storage", "spark"]) == set()
+    assert names_behind("pymysqlreplication", ["tests"]) == {"pymysqlreplication.constants.BINLOG"}
+    assert any(line.startswith("mysql-replication") and "<1.1" in line for line in project_requires("bridge"))
+
+
+def test_what_is_used_of_pymysql_behind_its_interface() -> None:
+    import pymysql
+
+    source = (ROOT / "notify" / "binlog_bridge" / "stream.py").read_text()
+    assert set(re.findall(r"connection\.(_\w+)", source)) == {"_execute_command", "_sock"}
+    assert callable(pymysql.connections.Connection._execute_command)
+    assert "_sock" in vars(pymysql.connections.Connection(defer_connect=True))
+    assert any(line.startswith("pymysql") and "<1.3" in line for line in project_requires("bridge"))
 
 
 def project_requires(extra: str) -> list[str]:

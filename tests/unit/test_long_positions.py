@@ -9,8 +9,8 @@ import pytest
 from notify.binlog_bridge.position import MySqlSet, Position
 from notify.errors import InvalidRequest
 from notify.limits import BASE_CHARACTERS, POSITION_CHARACTERS
-from notify.sinks.long_positions import LONG, MOST_CHANGED, LongPosition, refers_to_base
-from tests.unit.test_binlog_positions import megabyte
+from notify.long_positions import LONG, MOST_CHANGED, LongPosition, refers_to_base
+from tests.support.binlog import megabyte
 
 
 def stored_again(at: LongPosition, base: str) -> str:

@@ -58,13 +58,7 @@ class Bridges:
         Conflict if another bridge writes for this source, Unavailable, StorageFailed if the storage takes nothing now.
         """
         check_name("source", source)
-        if not 0 < batch.epoch < 1 << 62:
-            raise InvalidRequest("epoch counts from 1", "out_of_bounds")
-        if len(batch.position) > POSITION_CHARACTERS:
-            what = f"position has more than {POSITION_CHARACTERS:,} characters: send what differs from a base"
-            raise InvalidRequest(what, "out_of_bounds")
-        if batch.base is not None and len(batch.base) > BASE_CHARACTERS:
-            raise InvalidRequest(f"base has more than {BASE_CHARACTERS:,} characters", "out_of_bounds")
+        _check_bounds(batch)
         now_us = self._clock()
         accepted: list[NewTransaction] = []
         refused: list[Item] = []
@@ -149,6 +143,17 @@ class Bridges:
                 }
             )
         return rows
+
+
+def _check_bounds(batch: JsonBridgeBatch | PackedBridgeBatch) -> None:
+    """Raises InvalidRequest."""
+    if not 0 < batch.epoch < 1 << 62:
+        raise InvalidRequest("epoch counts from 1", "out_of_bounds")
+    if len(batch.position) > POSITION_CHARACTERS:
+        what = f"position has more than {POSITION_CHARACTERS:,} characters: send what differs from a base"
+        raise InvalidRequest(what, "out_of_bounds")
+    if batch.base is not None and len(batch.base) > BASE_CHARACTERS:
+        raise InvalidRequest(f"base has more than {BASE_CHARACTERS:,} characters", "out_of_bounds")
 
 
 def _in_use(transaction_id: bytes) -> Item:
