@@ -1,4 +1,4 @@
-"""The bridge on a real MariaDB: which rows it moves, which sources it refuses; it never skips a row silently."""
+"""The bridge on real servers: which rows it moves, which sources it refuses; it never skips a row silently."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,7 @@ from notify.storage.sql import registry, schema
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.movers import movers_of
 from notify.storage.sql.store import SqlStore
+from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from notify.wire import (
@@ -178,7 +180,7 @@ def test_a_second_bridge_takes_over_and_the_first_stops(
 
 
 def test_two_readers_with_one_server_id(
-    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+    url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source cuts off one of two readers with one server id, again and again: the bridge says why, and stops."""
     # Ten cuts in a minute are too many. Here four are, however long each takes.
@@ -201,7 +203,7 @@ def test_two_readers_with_one_server_id(
             while bridge.totals.connections == cut and not stop.wait(0.01) and time.monotonic() - began < 1:
                 pass
             cut, began = bridge.totals.connections, time.monotonic()
-            reader = BinlogReader(sa.make_url(url), 4711, None, mariadb=True)
+            reader = BinlogReader(sa.make_url(url), 4711, None, mariadb=isinstance(binlog_server, MariaDbServer))
             readers.append(reader)
             with contextlib.suppress(NotifyError):
                 reader.connect()
@@ -229,7 +231,7 @@ def test_two_readers_with_one_server_id(
 
 @pytest.mark.long
 def test_what_was_purged_stops_it_and_is_backfilled(
-    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+    url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(8))
@@ -255,8 +257,11 @@ def test_what_was_purged_stops_it_and_is_backfilled(
     assert drain(server.url, unique, unique, 0) == []
 
 
-def test_a_foreign_position_stops_it(url: str, server: ServerProcess, unique: str) -> None:
+def test_a_foreign_position_stops_it(
+    url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
+) -> None:
     outbox(url, unique, range(2))
+    foreign = "0-77-900000" if isinstance(binlog_server, MariaDbServer) else f"{uuid.uuid4()}:1-900000"
     engine = sa.create_engine(url)
     with engine.connect() as connection:
         name = source_name(connection)
@@ -264,7 +269,7 @@ def test_a_foreign_position_stops_it(url: str, server: ServerProcess, unique: st
 
     async def stand_elsewhere() -> None:
         http = HttpClient(server.url)
-        batch = PackedBridgeBatch(epoch=1, expected_position="", position=Position("0-77-900000").text, claim=True)
+        batch = PackedBridgeBatch(epoch=1, expected_position="", position=Position(foreign).text, claim=True)
         await http.call("POST", f"/v1/bridge/{name}/batches", encode_msgpack(batch), 10)
         http.close()
 
@@ -283,7 +288,7 @@ def test_a_foreign_position_stops_it(url: str, server: ServerProcess, unique: st
     ],
 )
 def test_a_source_that_would_leave_gaps_is_refused_at_start(
-    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, statement: str, remedy: str
+    url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str, statement: str, remedy: str
 ) -> None:
     outbox(url, unique, range(2))
     binlog_server.execute(statement)
@@ -292,7 +297,7 @@ def test_a_source_that_would_leave_gaps_is_refused_at_start(
 
 
 def test_a_source_that_turns_bad_stops_it(
-    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+    url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
     """A session may write statements after the bridge has checked the format: the bridge stops, and says what to do."""
     outbox(url, unique, range(2))
@@ -302,10 +307,12 @@ def test_a_source_that_turns_bad_stops_it(
         move(url, server)
 
 
-def test_missing_grants_and_tables_are_named(url: str, binlog_server: MariaDbServer, server: ServerProcess) -> None:
+def test_missing_grants_and_tables_are_named(url: str, binlog_server: BinlogServer, server: ServerProcess) -> None:
     name = sa.make_url(url).database
     binlog_server.execute(
-        "CREATE OR REPLACE USER poor@'127.0.0.1' IDENTIFIED BY 'poor'", f"GRANT SELECT ON {name}.* TO poor@'127.0.0.1'"
+        "DROP USER IF EXISTS poor@'127.0.0.1'",
+        "CREATE USER poor@'127.0.0.1' IDENTIFIED BY 'poor'",
+        f"GRANT SELECT ON {name}.* TO poor@'127.0.0.1'",
     )
     poor = sa.make_url(url).set(username="poor", password="poor").render_as_string(hide_password=False)
     bridge = Bridge([poor], server.url, name="poor")
@@ -380,7 +387,7 @@ def test_a_queue_takes_a_batch_only_at_its_position(server: ServerProcess, uniqu
 
 @pytest.mark.long
 def test_several_sources_in_one_process(
-    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+    url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
     """`notify bridge` with two databases: one with an unusable table stops alone, and the exit code says so."""
     other, bad = (sa.make_url(url).set(database=f"{unique[:20]}_{n}") for n in ("other", "bad"))

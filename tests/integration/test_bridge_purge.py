@@ -13,7 +13,7 @@ from notify.binlog_bridge import purge, source
 from notify.binlog_bridge.purge import purge_moved
 from notify.client.table import half_message
 from notify.errors import InvalidRequest, Unavailable
-from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
 from tests.support.bridges import move, outbox
 from tests.support.commands import cli
@@ -63,7 +63,7 @@ def test_a_row_that_is_refused_while_a_purge_runs_stays(
 
 @pytest.mark.long
 def test_rows_that_a_bridge_moved_are_purged_and_no_others(
-    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+    url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue forgets ids after a week, and one without the transactions role is never asked for them."""
     outbox(url, unique, range(3))

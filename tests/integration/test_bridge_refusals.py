@@ -16,7 +16,7 @@ from notify.client.table import half_message, notify_refused
 from notify.limits import LIMITS
 from notify.refused import retry
 from notify.sinks.queue_server import QueueSink
-from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
 from notify.wire import Bridged, Item, PackedBridgeBatch
 from tests.support.bridges import binlog_reader, grant, move, move_until, numbers, outbox, poison
@@ -80,7 +80,7 @@ def test_a_bridge_that_dies_before_it_has_noted_a_refusal_meets_it_again(
 def test_a_source_that_takes_no_note_holds_its_bridge_up(
     url: str,
     engine: sa.Engine,
-    binlog_server: MariaDbServer,
+    binlog_server: BinlogServer,
     server: ServerProcess,
     unique: str,
     caplog: pytest.LogCaptureFixture,
@@ -225,7 +225,7 @@ def test_names_that_the_list_cannot_hold_are_listed_as_their_letters_are_written
 def test_a_source_without_a_list_holds_its_bridge_up(
     url: str,
     engine: sa.Engine,
-    binlog_server: MariaDbServer,
+    binlog_server: BinlogServer,
     server: ServerProcess,
     unique: str,
     caplog: pytest.LogCaptureFixture,

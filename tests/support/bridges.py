@@ -1,4 +1,4 @@
-"""A service with an outbox on MariaDB, and a bridge that moves it to a queue server."""
+"""A service with an outbox on MySQL or MariaDB, and a bridge that moves it to a queue server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from notify import ids
 from notify.binlog_bridge.pump import Bridge
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.table import half_message
+from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually_async
 from tests.support.groups import drain
 from tests.support.shop import Base, Order, make_engine
+
+
+SEES_BINLOG: Mapping[type[BinlogServer], str] = {MariaDbServer: "BINLOG MONITOR", MySqlServer: "REPLICATION CLIENT"}
+"""The right to see what a server leaves out of its binlog."""
 
 
 def outbox(url: str, topic: str, numbers: range, **options: Any) -> None:
@@ -73,11 +79,11 @@ def poison(engine: sa.Engine, **values: Any) -> str:
 
 
 @contextlib.contextmanager
-def binlog_reader(server: MariaDbServer, url: str, name: str, rights: Mapping[str, str]) -> Iterator[str]:
+def binlog_reader(server: BinlogServer, url: str, name: str, rights: Mapping[str, str]) -> Iterator[str]:
     """The database's address for a user who may read its binlog, and has these `rights` by table (`*`: all tables)."""
     server.execute(
         f"CREATE USER {_account(name)} IDENTIFIED BY 'shop'",
-        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, BINLOG MONITOR ON *.* TO {_account(name)}",
+        f"GRANT REPLICATION SLAVE, {SEES_BINLOG[type(server)]} ON *.* TO {_account(name)}",
     )
     try:
         grant(server, url, name, rights)
@@ -86,7 +92,7 @@ def binlog_reader(server: MariaDbServer, url: str, name: str, rights: Mapping[st
         server.execute(f"DROP USER {_account(name)}")
 
 
-def grant(server: MariaDbServer, url: str, name: str, rights: Mapping[str, str]) -> None:
+def grant(server: BinlogServer, url: str, name: str, rights: Mapping[str, str]) -> None:
     """Give a user of `binlog_reader` more rights."""
     database = sa.make_url(url).database
     server.execute(*(f"GRANT {what} ON {database}.{table} TO {_account(name)}" for table, what in rights.items()))
@@ -107,3 +113,30 @@ def write_as_statement(url: str | URL, statement: str) -> None:
         connection.exec_driver_sql("SET SESSION binlog_format = 'STATEMENT'")
         connection.exec_driver_sql(statement)
     engine.dispose()
+
+
+@contextlib.contextmanager
+def held_commits(server: BinlogServer) -> Iterator[None]:
+    """Each commit waits for a semi-synchronous replica, and there is none: the binlog has it, and no other session
+    sees it yet."""
+    if isinstance(server, MySqlServer):
+        server.execute("INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so'")
+        prefix = "rpl_semi_sync_source"
+    else:
+        prefix = "rpl_semi_sync_master"
+    server.execute(
+        f"SET GLOBAL {prefix}_timeout = 3600000, GLOBAL {prefix}_wait_point = AFTER_SYNC, GLOBAL {prefix}_enabled = ON"
+    )
+    try:
+        yield
+    finally:
+        server.execute(f"SET GLOBAL {prefix}_enabled = OFF")
+        if isinstance(server, MySqlServer):
+            server.execute("UNINSTALL PLUGIN rpl_semi_sync_source")
+        else:
+            server.execute(f"SET GLOBAL {prefix}_wait_point = AFTER_COMMIT")
+
+
+def is_held(server: BinlogServer) -> bool:
+    """Whether a commit waits for a semi-synchronous replica."""
+    return any("semi-sync" in str(row).lower() for row in server.execute("SHOW PROCESSLIST"))

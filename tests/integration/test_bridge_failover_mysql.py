@@ -1,0 +1,147 @@
+"""A bridge at MySQL servers that fail over to each other, by GTID: nothing is lost, doubled, or passed in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pymysql
+import pytest
+import sqlalchemy as sa
+
+from notify.binlog_bridge.history import Purged
+from notify.binlog_bridge.pump import Bridge
+from notify.client import create_tables
+from notify.testing.mysql_server import MySqlServer
+from notify.testing.process import ServerProcess
+from tests.support.bridges import move, move_until, numbers, outbox
+from tests.support.clock import eventually, eventually_async
+from tests.support.databases import own_mysql
+from tests.support.groups import subscribe
+
+UNORDERED = ["--server-id=2", "--replica-preserve-commit-order=OFF", "--replica-parallel-workers=4"]
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[MySqlServer, MySqlServer]]:
+    """Two servers; the second applies what it replicates in parallel, and commits it in any order."""
+    with ExitStack() as stack:
+        yield stack.enter_context(own_mysql()), stack.enter_context(own_mysql(UNORDERED))
+
+
+@pytest.fixture
+def first(servers: tuple[MySqlServer, MySqlServer]) -> MySqlServer:
+    """A primary with an empty binlog."""
+    return _begin(servers[0])
+
+
+@pytest.fixture
+def second(servers: tuple[MySqlServer, MySqlServer], first: MySqlServer) -> MySqlServer:
+    """Its replica."""
+    second = _begin(servers[1])
+    second.follow(first)
+    return second
+
+
+def _begin(server: MySqlServer) -> MySqlServer:
+    assert server.process is not None
+    if server.process.poll() is not None:
+        server.start()
+    server.promote()
+    server.forget_binlogs()
+    return server
+
+
+def _url(server: MySqlServer, database: str) -> str:
+    return sa.make_url(server.url).set(database=database).render_as_string(hide_password=False)
+
+
+def _made(server: MySqlServer, database: str) -> str:
+    """The address of a new database."""
+    server.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
+    return _url(server, database)
+
+
+def test_a_bridge_continues_with_the_replica_that_is_promoted(
+    first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    urls = [_made(first, unique), _url(second, unique)]
+    outbox(urls[0], unique, range(3))
+    second.wait_until_it_has(first.gtids)
+
+    async def run() -> None:
+        bridge = Bridge(urls, server.url)
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(lambda: task.done() or bridge.totals.rows == 3, "the primary's rows")
+        first.kill()
+        second.promote()
+        await asyncio.to_thread(outbox, urls[1], unique, range(4, 7))
+        await eventually_async(lambda: task.done() or bridge.totals.rows == 6, "the new primary's rows")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert numbers(server, unique, 6) == [0, 1, 2, 4, 5, 6]
+
+
+def test_a_new_primary_that_lacks_what_was_moved_stops_it(
+    first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str
+) -> None:
+    """A primary dies before its replica has its last transactions (no semi-synchronous replication). The bridge had
+    moved them, and went on in silence: MySQL accepts a position with transactions of others that it does not have."""
+    subscribe(server.url, unique, unique)
+    url = _made(first, unique)
+    outbox(url, unique, range(2))
+    second.wait_until_it_has(first.gtids)
+    second.execute("STOP REPLICA")
+    outbox(url, unique, range(4, 6))
+    move(url, server)
+    first.kill()
+    second.promote()
+    outbox(_url(second, unique), unique, range(8, 10))
+    with pytest.raises(Purged, match="does not have") as stopped:
+        move(_url(second, unique), server)
+    assert "--backfill" in str(stopped.value)
+    move(_url(second, unique), server, fill=True)
+    assert numbers(server, unique, 6) == [0, 1, 4, 5, 8, 9]
+
+
+def test_a_replica_that_is_behind_is_asked_again(
+    first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str
+) -> None:
+    """A bridge that may choose between two servers waits until one of them has what it has moved."""
+    subscribe(server.url, unique, unique)
+    url = _made(first, unique)
+    outbox(url, unique, range(2))
+    second.wait_until_it_has(first.gtids)
+    second.execute("STOP REPLICA SQL_THREAD")
+    outbox(url, unique, range(4, 6))
+    wanted = first.gtids
+    move(url, server)
+    eventually(
+        lambda: pymysql_set(second, wanted) == 1, "the replica to have received what it does not apply"
+    )
+    first.kill()
+    bridge = Bridge([url, _url(second, unique)], server.url)
+
+    async def run() -> None:
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(lambda: task.done() or bridge.candidate == 1, "the bridge to ask the replica")
+        second.execute("START REPLICA SQL_THREAD")
+        second.wait_until_it_has(wanted)
+        second.promote()
+        await asyncio.to_thread(outbox, _url(second, unique), unique, range(8, 10))
+        await eventually_async(lambda: task.done() or bridge.totals.rows == 2, "the new primary's rows")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert numbers(server, unique, 6) == [0, 1, 4, 5, 8, 9]
+
+
+def pymysql_set(server: MySqlServer, wanted: str) -> object:
+    """Whether the replica has received these GTIDs, applied or not."""
+    received = server.execute("SELECT received_transaction_set FROM performance_schema.replication_connection_status")
+    return server.execute(f"SELECT GTID_SUBSET('{wanted}', '{str(received[0][0])}')")[0][0]
