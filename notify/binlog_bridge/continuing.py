@@ -1,6 +1,9 @@
-"""Checks that a MariaDB's own binlog has all events after a position, on the connection that then reads it.
+"""Checks that a server has what a position names and its binlog what follows, on the connection that then reads it.
 
-A server writes replicated transactions to its own binlog only with log_slave_updates, which is OFF by default. And a
+A MySQL sends what a position does not name. It looks for what it lacks itself only among its own transactions: to a
+position of another server's, or after a failover that lost some, it sends its whole binlog, or passes what is missing.
+
+A MariaDB writes replicated transactions to its own binlog only with log_slave_updates, which is OFF by default. And a
 MariaDB whose binlog has nothing in a replication domain regards the domain as another server's: it accepts every
 position there, as does a replica that was made from a backup. In both cases a bridge would wait without an error, and
 then skip everything that the server replicated from its primary.
@@ -54,6 +57,20 @@ def _check_unlogged(own_id: int, replicated: MariaDbSet, moved: MariaDbSet, *, i
                 f"this bridge stands at {moved}. {_REMEDY}. If the source has written nothing since then, write to it "
                 "first; if those are of an older history, SET GLOBAL gtid_slave_pos = ''"
             )
+
+
+def check_executed(connection: Any, position: Position) -> None:
+    """Raises Purged if a MySQL does not have all transactions up to a position."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT GTID_SUBTRACT(%s, @@GLOBAL.gtid_executed)", (position.gtids,))
+        lacking = str(cursor.fetchone()[0]).replace("\n", "")
+    if lacking:
+        raise Purged(
+            f"the source does not have {lacking[:200]}, which this bridge has moved already: it is a replica that is "
+            "behind, or became the primary without the last transactions of the one before, or has another history. "
+            "Nothing was skipped: if that is as it should be, start with --backfill, which sends the missing messages "
+            "from the tables, and then continues; an audit names messages whose transactions were lost (GHOST)"
+        )
 
 
 def check_gap(moved: MariaDbSet, domain: int, number: int) -> None:
