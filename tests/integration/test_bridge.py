@@ -257,9 +257,7 @@ def test_what_was_purged_stops_it_and_is_backfilled(
     assert drain(server.url, unique, unique, 0) == []
 
 
-def test_a_foreign_position_stops_it(
-    url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
-) -> None:
+def test_a_foreign_position_stops_it(url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str) -> None:
     outbox(url, unique, range(2))
     foreign = "0-77-900000" if isinstance(binlog_server, MariaDbServer) else f"{uuid.uuid4()}:1-900000"
     engine = sa.create_engine(url)

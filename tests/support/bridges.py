@@ -24,7 +24,6 @@ from tests.support.clock import eventually_async
 from tests.support.groups import drain
 from tests.support.shop import Base, Order, make_engine
 
-
 SEES_BINLOG: Mapping[type[BinlogServer], str] = {MariaDbServer: "BINLOG MONITOR", MySqlServer: "REPLICATION CLIENT"}
 """The right to see what a server leaves out of its binlog."""
 
