@@ -12,6 +12,10 @@ from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_programs import mysql_programs
 
 
+_INITIAL = "--lower-case-table-names"
+"""An option that is set when the data directory is made, and never again."""
+
+
 class MySqlServer(BinlogServer):
     """A MySQL server in a directory, with a binlog for bridges and GTIDs."""
 
@@ -36,11 +40,12 @@ class MySqlServer(BinlogServer):
 
     def _make_data(self) -> None:
         data = self.directory / "data"
-        if self._programs.data is not None:
+        initial = [option for option in self._options if option.startswith(_INITIAL)]
+        if self._programs.data is not None and not initial:
             shutil.copytree(self._programs.data, data)
             return
         made = subprocess.run(
-            [*self._programs.mysqld, "--initialize-insecure", f"--user={self._account}", f"--datadir={data}"],
+            [*self._programs.mysqld, "--initialize-insecure", f"--user={self._account}", f"--datadir={data}", *initial],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         if made.returncode:
