@@ -123,18 +123,22 @@ class BinlogStream:
             self.logs_all = check_continues(connection, self._position)
             with connection.cursor() as cursor:
                 cursor.execute(_MARIADB, (gtids,))
-            return _DUMP, struct.pack("<IHI", _BEGIN, 0, self._server_id)
+            return _DUMP, self._request(b"")
         with connection.cursor() as cursor:
             cursor.execute("SELECT @@gtid_purged")
             self.purged = str(cursor.fetchone()[0] or "")
-        if self._position is not None and gtids:
-            check_executed(connection, self._position)
-        elif self.purged:
-            raise Purged(f"the source has purged {shown(self.purged)} already: start with --backfill")
-        # Not from the first file by its name, which only a user with another right may see.
+        if self._position is None or not gtids:
+            if self.purged:
+                raise Purged(f"the source has purged {shown(self.purged)} already: start with --backfill")
+            return _DUMP, self._request(_first_file(connection))
+        check_executed(connection, self._position)
         encoded = MySqlSet.parse(gtids).encode()
         head = struct.pack("<HIIQI", _THROUGH_GTID, self._server_id, 0, _BEGIN, len(encoded))
         return _DUMP_GTID, head + encoded
+
+    def _request(self, file: bytes) -> bytes:
+        """The body of COM_BINLOG_DUMP, from the beginning of a file on."""
+        return struct.pack("<IHI", _BEGIN, 0, self._server_id) + file
 
     def close(self) -> None:
         """Close the connection, from any thread; a thread that waits for packets is woken."""
@@ -192,6 +196,13 @@ class BinlogStream:
             missing -= len(data)
             if missing <= 0:
                 return b"".join(parts)
+
+
+def _first_file(connection: Any) -> bytes:
+    """The name of a MySQL's first file: without a name it would begin at the end."""
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW BINARY LOGS")
+        return str(cursor.fetchone()[0]).encode()
 
 
 def _tls(url: URL) -> dict[str, Any]:
