@@ -222,7 +222,7 @@ def _clone(copy: MySqlServer, donor: MySqlServer, database: str) -> None:
 
 
 def _load_dump(copy: MySqlServer, donor: MySqlServer, database: str) -> None:
-    """What loading a dump of a database does: its rows without a binlog, and the donor's GTIDs as purged."""
+    """Load a dump of a database: its rows, not logged, and the donor's GTIDs as purged."""
     copy.forget_binlogs()
     copy.execute("SET sql_log_bin = 0", f"DROP DATABASE IF EXISTS {database}", f"CREATE DATABASE {database}")
     source, target = sa.create_engine(_url(donor, database)), sa.create_engine(_url(copy, database))
