@@ -79,6 +79,8 @@ def test_positions_of_a_megabyte(target: str, unique: str) -> None:
             with pytest.raises(InvalidRequest, match="too many gaps"):
                 await append(other, epoch, at, too_long, message(unique))
             assert await open_again(at) == at
+            if target.startswith(SCHEME):
+                assert await asyncio.to_thread(shown_by_servers) == [unique]
         finally:
             await sink.close()
             await other.close()
@@ -92,5 +94,19 @@ def test_positions_of_a_megabyte(target: str, unique: str) -> None:
         finally:
             await third.close()
 
-    assert target.startswith((SCHEME, "http"))
+    def shown_by_servers() -> list[str]:
+        """The sources that servers show, which read the topic's records one by one."""
+        from notify.kafka.cluster import Cluster
+        from notify.kafka.positions import positions_topic
+        from notify.server.groups.kafka.brokers import Brokers
+        from notify.server.groups.kafka.sources import Sources, shown
+
+        sources = Sources(Brokers(Cluster.of(target)))
+        try:
+            rows = shown(sources.read([positions_topic(unique)]), 0)
+        finally:
+            sources.close()
+        assert all(len(row["position"]) < 500 for row in rows)
+        return [row["source"] for row in rows]
+
     asyncio.run(run())

@@ -179,7 +179,11 @@ def test_a_restored_server_without_the_position_stops_it(
     mysql.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
     outbox(url, unique, range(12, 14))
     assert move(url, server).totals.rows == 2
-    assert sorted(numbers(server, unique, 8)) == [0, 1, 4, 5, 8, 9, 12, 13]
+    # No list of its files has what was restored: the next file seemed to begin in another history.
+    mysql.execute("FLUSH BINARY LOGS")
+    outbox(url, unique, range(16, 18))
+    assert move(url, server).totals.rows == 2
+    assert sorted(numbers(server, unique, 10)) == [0, 1, 4, 5, 8, 9, 12, 13, 16, 17]
 
 
 def test_what_is_purged_while_the_bridge_is_stopped_stops_it(

@@ -111,6 +111,8 @@ def test_tags_in_sets() -> None:
 
 def test_a_set_with_tags_in_bytes() -> None:
     assert str(MySqlSet.decode(bytes.fromhex(PREVIOUS_GTIDS))) == TAGGED_SET
+    # A server that had tags before writes an empty set so.
+    assert str(MySqlSet.decode(bytes.fromhex("0100000000000001"))) == str(MySqlSet.decode(bytes(8))) == ""
     assert MySqlSet.parse(TAGGED_SET).encode() == bytes.fromhex(PREVIOUS_GTIDS)
     plain = struct.pack("<Q", 1) + SERVER.bytes + struct.pack("<Qqqqq", 2, 1, 6, 8, 9)
     assert MySqlSet.parse(f"{SERVER}:1-5:8").encode() == plain
