@@ -239,7 +239,10 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
     """
     findings = []
     try:
-        engine.connect().close()
+        with engine.connect() as connection:
+            findings += map(str, [*checkup.findings(connection), *checkup.standby_findings(connection)])
+            if node := checkup.node(connection, without_secrets(str(engine.url))):
+                nodes.append(node)
     except sa.exc.SQLAlchemyError as error:
         return [away(error)]
     try:
@@ -249,10 +252,6 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
         with engine.connect() as connection:
             if is_of_a_service:
                 facts["source"] = read_source(connection)[0]
-            found = [*checkup.findings(connection), *checkup.standby_findings(connection)]
-            findings += map(str, found)
-            if node := checkup.node(connection, without_secrets(str(engine.url))):
-                nodes.append(node)
         if mode := pool_mode(engine):
             facts["pooler"] = mode
         if mode == TRANSACTION:
@@ -264,7 +263,7 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
             return findings
         facts |= counts(engine)
     except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
-        return [not_ready(error)]
+        return [*findings, not_ready(error)]
     if facts["refused_by_server"]:
         findings.append(
             f"no target takes {facts['refused_by_server']} outbox rows: see them with `notify refused list --dsn …`"

@@ -80,7 +80,9 @@ def test_a_candidate_that_is_refused_is_passed_over(
         assert numbers(server, unique, 2) == [0, 1]
         with pytest.raises(Unfit, match=said if kind != "wrong password" else "the password is wrong"):
             move([broken], server, name=unique)
-        with pytest.raises(Unfit, match=rf"(?s)none of this source's candidates.*{said}.*user or the password is wrong"):
+        with pytest.raises(
+            Unfit, match=rf"(?s)none of this source's candidates.*{said}.*user or the password is wrong"
+        ):
             move([broken, text(url.set(password="wrong"))], server, name=unique)
 
 
@@ -163,11 +165,21 @@ def test_another_database_is_not_a_candidate(
         binlog_server.execute(f"DROP DATABASE {other.database}")
 
 
-def test_the_doctor_says_what_is_wrong_with_each(url: URL, binlog_server: BinlogServer, unique: str, memory: object) -> None:
+def test_the_doctor_says_what_is_wrong_with_each(
+    url: URL, binlog_server: BinlogServer, unique: str, memory: object
+) -> None:
     outbox(text(url), unique, range(2))
     broken = text(url.set(password="s3cret"))
     code, answer = cli(
-        "doctor", "--url", memory.url, "--json", "--bridge", "--dsn", text(url), "--dsn", broken  # type: ignore[attr-defined]
+        "doctor",
+        "--url",
+        memory.url,
+        "--json",
+        "--bridge",
+        "--dsn",
+        text(url),
+        "--dsn",
+        broken,  # type: ignore[attr-defined]
     )
     shown = str(sa.make_url(broken))
     assert code == 1 and "s3cret" not in str(answer)
