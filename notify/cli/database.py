@@ -118,9 +118,21 @@ async def _purge(engine: sa.Engine, url: str, older_than: float) -> Purged:
     return result
 
 
+_GALERA_CUT_OFF = (1047, 1205)
+"""How a node of Galera without the majority of its cluster answers: the second one where wsrep_sync_wait is set."""
+
+
 def away(error: sa.exc.SQLAlchemyError) -> str:
     """What to do about a database that does not answer."""
-    return f"the database does not answer: {str(error).splitlines()[0]}. Start it, or correct --dsn."
+    detail = str(error).splitlines()[0]
+    arguments = error.orig.args if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else ()
+    if arguments and arguments[0] in _GALERA_CUT_OFF:
+        return (
+            f"the database refuses statements: {detail}. A node of Galera does so while it is cut off from the others: "
+            "connect it to them; if they are gone for good, SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES' on "
+            "the node with the newest state."
+        )
+    return f"the database does not answer: {detail}. Start it, or correct --dsn."
 
 
 def not_ready(error: Exception) -> str:

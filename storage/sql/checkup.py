@@ -80,7 +80,7 @@ def findings(connection: Connection) -> list[Finding]:
             )
         )
     if is_on(values.get("wsrep_on")):
-        found += _galera_findings(connection, values)
+        found += _galera_findings(values)
     if values.get("group_replication_group_name"):
         found += _group_findings(values)
     return found
@@ -145,7 +145,7 @@ _SYNC_WAIT = 7
 """wsrep_sync_wait of SELECT (1), of UPDATE and DELETE (2), and of INSERT (4)."""
 
 
-def _galera_findings(connection: Connection, values: dict[str, str]) -> list[Finding]:
+def _galera_findings(values: dict[str, str]) -> list[Finding]:
     """Findings about a node of Galera.
 
     Jepsen's report on MariaDB Galera Cluster 12.1.2 (March 2026) found stale reads and lost updates in clusters without
@@ -158,17 +158,6 @@ def _galera_findings(connection: Connection, values: dict[str, str]) -> list[Fin
                 f"wsrep_sync_wait is {values.get('wsrep_sync_wait')}: after a change of node, servers and checks read "
                 "what is older than what another node has acknowledged",
                 f"SET GLOBAL wsrep_sync_wait = {_SYNC_WAIT}, and in the configuration of each node",
-                stops=False,
-            )
-        )
-    state = status(connection, ("wsrep_cluster_status", "wsrep_ready", "wsrep_local_state_comment"))
-    if state.get("wsrep_cluster_status") != "Primary" or not is_on(state.get("wsrep_ready")):
-        found.append(
-            Finding(
-                f"this node of Galera is not ready (cluster {state.get('wsrep_cluster_status', 'unknown')}, node "
-                f"{state.get('wsrep_local_state_comment', 'unknown')}): it refuses statements",
-                "connect it to the other nodes; if they are all gone for good, SET GLOBAL wsrep_provider_options = "
-                "'pc.bootstrap=YES' on the node with the newest state",
                 stops=False,
             )
         )

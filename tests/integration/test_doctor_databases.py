@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import source
 from notify.client import create_tables
+from notify.databases import is_gone
 from notify.storage.sql import checkup, schema
 from notify.storage.sql.engines import open_engine
 from notify.testing import InMemoryServer
@@ -22,7 +23,7 @@ from tests.support.bridges import move, outbox
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.databases import own_mariadb, own_mysql
-from tests.support.galera import GaleraCluster, galera_cluster, state
+from tests.support.galera import GaleraCluster, galera_cluster, state, told
 
 
 @pytest.fixture(scope="module", params=["mysql", "mariadb"])
@@ -72,7 +73,9 @@ def test_a_setting_that_risks_messages_is_named(own: BinlogServer, memory: InMem
     try:
         (finding,) = doctor(memory, own.url, bridge=True)["findings"]
         assert name in finding and leads_to in finding
-        own.execute(*([] if name == "init_connect" else [f"SET GLOBAL {finding.partition('SET GLOBAL ')[2].split(',')[0]}"]))
+        own.execute(
+            *([] if name == "init_connect" else [f"SET GLOBAL {finding.partition('SET GLOBAL ')[2].split(',')[0]}"])
+        )
     finally:
         own.execute(f"SET GLOBAL {name} = {good}")
     assert doctor(memory, own.url, bridge=True)["findings"] == []
@@ -108,7 +111,9 @@ def test_a_database_without_a_redo_log_is_named(own: BinlogServer, memory: InMem
         pytest.skip("a statement of MySQL")
     own.execute("ALTER INSTANCE DISABLE INNODB REDO_LOG")
     (finding,) = doctor(memory, own.url)["findings"]
-    assert finding == "InnoDB writes no redo log: a crash loses the whole database: ALTER INSTANCE ENABLE INNODB REDO_LOG"
+    assert (
+        finding == "InnoDB writes no redo log: a crash loses the whole database: ALTER INSTANCE ENABLE INNODB REDO_LOG"
+    )
     own.execute(finding.rpartition(": ")[2])
     assert doctor(memory, own.url)["findings"] == []
 
@@ -177,8 +182,8 @@ def test_a_galera_cluster_is_told_to_write_at_one_node(galera: GaleraCluster, me
     second.execute("SET GLOBAL read_only = ON")
     for node in galera.nodes:
         node.execute("SET GLOBAL wsrep_sync_wait = 7")
-    told = doctor(memory, first.url, second.url)["findings"]
-    assert [each.partition(": ")[2] for each in told] == [
+    findings = doctor(memory, first.url, second.url)["findings"]
+    assert [each.partition(": ")[2] for each in findings] == [
         "read_only is on: this server takes no writes: name the primary; if this is to be the primary, end its "
         "replication, then SET GLOBAL read_only = OFF"
     ]
@@ -189,9 +194,7 @@ def test_a_bridge_reads_a_node_of_galera(galera: GaleraCluster, server: ServerPr
     first, second = galera.nodes
     second.execute("SET GLOBAL read_only = OFF")
     first.execute(f"CREATE DATABASE {unique} CHARACTER SET utf8mb4")
-    urls = [
-        sa.make_url(node.url).set(database=unique).render_as_string(hide_password=False) for node in galera.nodes
-    ]
+    urls = [sa.make_url(node.url).set(database=unique).render_as_string(hide_password=False) for node in galera.nodes]
     outbox(urls[0], unique, range(2))
     outbox(urls[1], unique, range(4, 6))
     assert move(urls[0], server).totals.stored == 4
@@ -205,13 +208,21 @@ def test_a_bridge_reads_a_node_of_galera(galera: GaleraCluster, server: ServerPr
 def test_a_node_that_is_cut_off_is_named(galera: GaleraCluster, memory: InMemoryServer) -> None:
     """It refuses every statement on a table, and doctor said that the tables are missing."""
     first, second = galera.nodes
+    first.execute("SET GLOBAL wsrep_sync_wait = 0")
     second.kill()
     try:
         eventually(lambda: state(first, "wsrep_cluster_status") != "Primary", "the node to notice that it is alone")
-        told = doctor(memory, first.url)
-        assert about(told, "this node of Galera is not ready (cluster non-Primary, node Initialized): it refuses statements")
+        for wait, code in ((0, "1047"), (7, "1205")):
+            told(first, f"SET GLOBAL wsrep_sync_wait = {wait}, GLOBAL innodb_lock_wait_timeout = 1")
+            (finding,) = about(doctor(memory, first.url), "A node of Galera does so while it is cut off")
+            assert code in finding
+        told(first, "SET GLOBAL wsrep_sync_wait = 0")
+        engine = sa.create_engine(first.url)
+        with pytest.raises(sa.exc.OperationalError) as raised:
+            engine.connect()
+        assert is_gone(raised.value.orig)  # servers and relays try again
     finally:
-        first.execute("SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES'")
+        told(first, "SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES'")
         second.start()
 
 
