@@ -120,7 +120,9 @@ def test_the_binlog_is_read_with_the_tls_of_the_address(
         assert move(text(sa.make_url(certified).update_query_dict(ours)), server).totals.stored == 2
         assert numbers(server, unique, 2) == [0, 1]
         foreign = ours | {"ssl_ca": str(Authority(tmp_path, "foreign").file)}
-        reader = BinlogReader(sa.make_url(certified).update_query_dict(foreign), 4711, None, mariadb=isinstance(odd_source, MariaDbServer))
+        reader = BinlogReader(
+            sa.make_url(certified).update_query_dict(foreign), 4711, None, mariadb=isinstance(odd_source, MariaDbServer)
+        )
         with pytest.raises(Unavailable, match="certificate verify failed"):
             reader.connect()
         reader.close()
