@@ -51,8 +51,8 @@ finally, or an operator has dropped it."""
 GONE_STATES = ("08", "53", "57P", "25006", "25P03", "25P04")
 """SQLSTATEs, or their first characters, of passing errors: the database is away, full or starting, became a standby, or
 has ended a session whose transaction was idle or took too long."""
-GONE_CODES = frozenset({0, 1040, 1053, 1203, 1290, 1792, 1836, 1927, 2003, 2006, 2013, 4031})
-"""The error codes of MySQL and MariaDB for the same errors."""
+GONE_CODES = frozenset({0, 1040, 1047, 1053, 1203, 1290, 1792, 1836, 1927, 2003, 2006, 2013, 4031})
+"""The error codes of MySQL and MariaDB for the same errors; 1047 is that of a node of Galera without the majority."""
 
 
 def is_gone(error: BaseException | None) -> bool:

@@ -32,6 +32,7 @@ from notify.errors import InvalidRequest
 from notify.outbox import Place, present
 from notify.pages import cut, readable
 from notify.refused import Refusal
+from notify.storage.sql.checkup import is_mariadb
 from notify.threads import in_thread
 from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, instant
 
@@ -167,11 +168,11 @@ class Snapshot:
     def open(self) -> Position:
         """Begin the snapshot; a position that has no transactions before it that the snapshot lacks.
 
-        Raises InvalidRequest if the source does not tell the position.
+        Raises Unfit if the source does not tell the position.
         """
         self._connection = self._engine.connect()
         position = source.begin_snapshot(self._connection)
-        self.until = position if source.is_mariadb(self._connection) else source.current_position(self._connection)
+        self.until = position if is_mariadb(self._connection) else source.current_position(self._connection)
         return position
 
     def pages(self, filling: Filling) -> Iterator[Page]:

@@ -20,9 +20,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Engine
 
 from notify.backoff import Backoff
-from notify.binlog_bridge import source
+from notify.binlog_bridge import rights, source
 from notify.binlog_bridge.announcing import Announcing, mover_of
 from notify.binlog_bridge.backfill import Backfill
+from notify.binlog_bridge.candidates import PURGED_SECONDS, Candidates, Unfit
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.listed import Listed
@@ -36,11 +37,11 @@ from notify.binlog_bridge.totals import Totals
 from notify.binlog_bridge.unfinished import Filling, sent_again, without
 from notify.databases import reason_of, shown_url
 from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
-from notify.outbox import source_name
 from notify.refused import Refusal
 from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
 from notify.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
+from notify.storage.sql.checkup import is_mariadb
 from notify.storage.sql.engines import make_engine
 from notify.threads import in_thread
 from notify.urls import without_secrets
@@ -53,8 +54,6 @@ IDLE_SECONDS = 1.0
 """How often the position is written while the binlog has only transactions without messages."""
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
-PURGED_SECONDS = 30.0
-"""With several candidates, how long all of them may lack the position: a replica may be behind."""
 SWITCH_SECONDS = 0.0002
 """How long the reading thread may keep the interpreter while an answer waits: Python's 5 ms would delay each post."""
 SAME_ID_SECONDS, SAME_ID_TIMES, SAME_ID_WAIT_SECONDS = 60.0, 10, 1.5
@@ -63,8 +62,6 @@ may linger at the source, and a superseded bridge stops within 10 s; beyond this
 DAMAGED_TIMES = 5
 """A wrong checksum may come from the network. After this many without a batch in between, the source's file is damaged.
 """
-WRONG_ADDRESS = (1044, 1045, 1049)
-"""Access denied, no such user, no such database: errors that do not pass by waiting."""
 CAUGHT_UP_US = 10_000_000
 """The margin before the time of a heartbeat or row: all that was committed before it is certain to be read."""
 FIRST_SERVER_ID = 740_000_000
@@ -95,22 +92,25 @@ class Bridge:
         *,
         name: str = "",
         server_id: int = 0,
+        purged_seconds: float = PURGED_SECONDS,
     ) -> None:
         """`urls`: the database, and replicas to continue with when it fails. `name`: by default the source id.
+        `purged_seconds`: how long to wait for a replica that is behind, if every candidate lacks the position.
 
         Raises InvalidRequest for a URL that is not of MySQL or MariaDB.
         """
-        self._engines = [make_engine(url, "--dsn", _options) for url in urls]
+        self._candidates = Candidates(
+            [make_engine(url, "--dsn", _options) for url in urls], purged_seconds=purged_seconds
+        )
         self._queue_url = queue_url
         self._target = without_secrets(queue_url)
         self.name = name
         self._server_id = server_id
         self.totals = Totals()
-        self._at = 0
+        self._source_id = ""
+        """The source id in the database of the first candidate that was fit; "" if it has none."""
         self._showing: Showing
-        self._purged_since = 0.0
         self._same_id: list[float] = []
-        self._damaged = 0
         self._refusals = Refusals()
         self._clock_offset_us = 0
         self._database = ""
@@ -118,7 +118,7 @@ class Bridge:
 
     @property
     def _engine(self) -> Engine:
-        return self._engines[self._at]
+        return self._candidates.engine
 
     # --- the whole --------------------------------------------------------------------------------------------
 
@@ -126,7 +126,8 @@ class Bridge:
         """Run until cancelled, or with `once` until the source has been silent for a second. `fill`: backfill first.
 
         `fill_since_us`: the start of the backfill, by the source's clock; None: the queue's position decides it.
-        Raises Purged, Unreadable, Superseded or InvalidRequest, which an operator has to resolve.
+        Raises Superseded, InvalidRequest, or once every candidate was refused Purged, Unreadable or Unfit: an operator
+        has to resolve them.
         """
         sys.setswitchinterval(SWITCH_SECONDS)
         sink = open_sink(self._queue_url)
@@ -143,81 +144,70 @@ class Bridge:
                     log.info("source %s: reads %s, writes to %s", self.name, shown_url(self._engine), self._target)
                     await self._session(sink, epoch, position, once)
                     return self.totals
-                except Purged as error:
-                    self._next_candidate_or(error)
-                except (Unreadable, Superseded, InvalidRequest):
+                except (Purged, Unreadable, Unfit) as error:
+                    self._candidates.refuse(error)
+                except (Superseded, InvalidRequest):
                     raise
                 except SameServerId as error:
                     wait = self._wait_for_the_other(error)
                 except (Unavailable, Conflict, sa.exc.OperationalError, sa.exc.InterfaceError, OSError) as error:
                     if isinstance(error, Conflict) and error.code == "stale_epoch":
                         raise Superseded(str(error)) from error
-                    self._count_damage(error)
                     wait = backoff.next()
                     log.warning("again in %.1f s: %s", wait, reason_of(error))
-                    if not isinstance(error, Conflict | TargetAway) and len(self._engines) > 1:
-                        self._at = (self._at + 1) % len(self._engines)
+                    if isinstance(error, Damaged) and self._candidates.damaged() >= DAMAGED_TIMES:
+                        self._candidates.refuse(_damaged_file(error))
+                    elif not isinstance(error, Conflict | TargetAway):
+                        self._candidates.does_not_answer()
                 await asyncio.sleep(backoff.next() if wait is None else wait)
                 if self.totals.batches > batches_before:
                     backoff.reset()
-                    self._damaged = 0
         finally:
             await sink.close()
-            for engine in self._engines:
-                engine.dispose()
+            self._candidates.dispose()
 
     def _wait_for_the_other(self, error: SameServerId) -> float:
-        """Seconds to wait. Raises InvalidRequest if the server id was in use more than SAME_ID_TIMES."""
+        """Seconds to wait. If the server id was in use more than SAME_ID_TIMES, the candidate is refused."""
         now = time.monotonic()
         self._same_id = [at for at in self._same_id if now - at < SAME_ID_SECONDS] + [now]
         if len(self._same_id) > SAME_ID_TIMES:
-            raise InvalidRequest(f"{error}: give this one another with --server-id") from error
+            self._same_id = []
+            self._candidates.refuse(Unfit(f"{error}: give this one another with --server-id"))
         log.warning("again in %g s: %s", SAME_ID_WAIT_SECONDS, error)
         return SAME_ID_WAIT_SECONDS
 
-    def _count_damage(self, error: Exception) -> None:
-        """Count damaged events. Raises Unreadable after DAMAGED_TIMES for each candidate."""
-        if isinstance(error, Damaged):
-            self._damaged += 1
-            if self._damaged >= DAMAGED_TIMES * len(self._engines):
-                raise Unreadable(
-                    f"an event of the source's binlog could not be read {self._damaged} times: the file is damaged "
-                    f"({error}). Nothing was skipped: start with --backfill, which sends what is missing"
-                ) from error
-
-    def _next_candidate_or(self, error: Purged) -> None:
-        """Switch to another candidate, if there is one and PURGED_SECONDS are not over; otherwise raises the error."""
-        now = time.monotonic()
-        self._purged_since = self._purged_since or now
-        if len(self._engines) == 1 or now - self._purged_since > PURGED_SECONDS:
-            raise error
-        self._at = (self._at + 1) % len(self._engines)
-        log.warning("%s; asking the next candidate", error)
-
     async def _prepare(self) -> None:
-        """Check the source before reading it. Raises InvalidRequest with all remedies if it cannot be bridged."""
+        """Check a candidate before reading it. Raises Unfit with all remedies if it cannot be bridged."""
 
         def look() -> None:
             with self._engine.connect() as connection:
-                if not self.name:
-                    self.name = source_name(connection)
-                self._server_id = self._server_id or default_server_id(self.name)
-                stops = [f for f in source.findings(connection, self._server_id) if f.stops]
-                if stops:
-                    raise InvalidRequest(
-                        "this source cannot be bridged without gaps:\n" + "\n".join(f"- {f}" for f in stops)
+                source_id = source.id_of(connection)
+                name = self.name or source_id
+                if not name:
+                    raise Unfit(
+                        "the database has no source id: run create_tables or `notify storage upgrade`, or name it"
                     )
-                self._mariadb = source.is_mariadb(connection)
+                if self._source_id and source_id and source_id != self._source_id:
+                    raise Unfit(
+                        f"its source id is {source_id}, and that of the database read before is {self._source_id}: it "
+                        "is another database and not a replica; give each source a name of its own (--dsn name=URL)"
+                    )
+                server_id = self._server_id or default_server_id(name)
+                stops = [f for f in source.findings(connection, server_id) if f.stops]
+                if stops:
+                    raise Unfit("this source cannot be bridged without gaps:\n" + "\n".join(f"- {f}" for f in stops))
+                self._mariadb = is_mariadb(connection)
                 self._database = source.database(connection)
                 self._clock_offset_us = source.clock_offset_us(connection, _now_us)
+            self.name, self._server_id, self._source_id = name, server_id, self._source_id or source_id
 
         try:
             await in_thread(look)
-        except sa.exc.OperationalError as error:
-            code = error.orig.args[0] if error.orig is not None and error.orig.args else None
-            if code in WRONG_ADDRESS:
-                raise InvalidRequest(f"--dsn {shown_url(self._engine)}: {error.orig}") from None
-            raise
+        except (sa.exc.DBAPIError, RuntimeError) as error:
+            why = rights.denied(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
+            if why is None:
+                raise
+            raise Unfit(f"--dsn {shown_url(self._engine)}: {why}") from None
 
     # --- the queue's side -------------------------------------------------------------------------------------
 
@@ -264,7 +254,17 @@ class Bridge:
             backfill = Backfill(self._engine, epoch, lambda batch: self._post(sink, batch), self._note, self._reading)
             run = backfill.run if isinstance(sink, PutsById) else backfill.run_noted
             text = await run(text, since_us)
+        self._check_kind(Position.of(text))
         return epoch, text
+
+    def _check_kind(self, position: Position | None) -> None:
+        """Raises Unfit if a position of MySQL would be continued at a MariaDB, or the reverse."""
+        if position is not None and position.gtids and (":" in position.gtids) == self._mariadb:
+            kinds = ("MySQL", "MariaDB") if self._mariadb else ("MariaDB", "MySQL")
+            raise Unfit(
+                f"the queue stands at {position.gtids[:60]} for this source, a position of {kinds[0]}, and this is a "
+                f"{kinds[1]}: start with --backfill, which sends what is missing, and then continues"
+            )
 
     def _reading(self, position: Position | None) -> ReadAhead:
         url = self._engine.url.set(database=self._database)
@@ -317,7 +317,7 @@ class Bridge:
                 await self._append(sink, batch, newest_us)
                 text, has_parts_open = batch.position, batch.prepare or (idle and has_parts_open)
                 waiting, posted = "", time.monotonic()
-                self._purged_since = 0.0
+                self._candidates.works()
         finally:
             announcing.cancel()
             await reading.close()
@@ -346,6 +346,13 @@ class Bridge:
     def _source_us(self) -> int:
         """The time by the source's clock, in microseconds."""
         return _now_us() + self._clock_offset_us
+
+
+def _damaged_file(error: Damaged) -> Unreadable:
+    return Unreadable(
+        f"an event of the source's binlog could not be read {DAMAGED_TIMES} times: the file is damaged ({error}). "
+        "Nothing was skipped: start with --backfill, which sends what is missing"
+    )
 
 
 async def _of_target(answer: Awaitable[T]) -> T:

@@ -23,6 +23,7 @@ from notify.client.table import half_message, is_waiting, notify_refused, notify
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unavailable, WrongRole
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink
+from notify.storage.sql.checkup import is_mariadb
 from notify.threads import in_thread
 
 log = logging.getLogger("notify.bridge")
@@ -84,7 +85,7 @@ def _check_history(engine: Engine, position: Position) -> None:
     with engine.connect() as connection:
         now = source.current_position(connection).gtids
         is_foreign = not parse(now).reaches(position.gtids)
-        if not is_foreign and source.is_mariadb(connection) and position.server == _server_id(connection):
+        if not is_foreign and is_mariadb(connection) and position.server == _server_id(connection):
             here = connection.execute(sa.select(sa.func.binlog_gtid_pos(position.file, position.offset))).scalar()
             is_foreign = bool(here) and not MariaDbSet.parse(str(here)).has(position.gtids)
     if is_foreign:

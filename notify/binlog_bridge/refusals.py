@@ -70,6 +70,8 @@ class Refusals:
             ids = refused.to_retry(connection, RETRIED_AT_ONCE)
             if not ids:
                 return
+            for outbox in outboxes:  # the right to mark what is sent: without it nothing is, or it would be sent again
+                connection.execute(outbox.table.update().where(sa.false()).values(relayed=RELAYED))
             places = [
                 outbox.oldest(connection, RETRIED_AT_ONCE, outbox.table.c.transaction_id.in_(ids))
                 for outbox in outboxes

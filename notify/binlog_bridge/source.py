@@ -1,19 +1,22 @@
-"""Checks a bridge's source: its variables, grants and tables. Each finding names the remedy."""
+"""Checks a bridge's source: its variables and tables. Each finding names the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from notify.binlog_bridge import rights
+from notify.binlog_bridge.candidates import Unfit
 from notify.binlog_bridge.position import MariaDbSet, Position
 from notify.binlog_bridge.tables import COLUMNS
 from notify.errors import InvalidRequest
-from notify.outbox import LOCAL, SERVER
+from notify.outbox import LOCAL, SERVER, source_name
+from notify.storage.sql import checkup
+from notify.storage.sql.checkup import Finding, is_mariadb, is_on
 from notify.wire import microseconds
 
 _READ_AS_UTF8 = ("ascii", "utf8", "utf8mb3", "utf8mb4")
@@ -22,21 +25,10 @@ _WIDE = ("ucs2", "utf16", "utf16le", "utf32")
 """Character sets whose bytes differ from UTF-8 even for ASCII."""
 _ANY_LETTERS = ("key", "headers")
 """The text columns that may have characters other than ASCII."""
-_NO_SUCH_STATEMENT, _MAY_NOT = 1064, 1227
+_NO_SUCH_STATEMENT = 1064
 _FILTERS = ("binlog_do_db", "binlog_ignore_db")
-_NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
-
-
-@dataclass(slots=True, frozen=True)
-class Finding:
-    """A fault of a source. `stops`: a bridge would leave messages out, and refuses to start."""
-
-    what: str
-    remedy: str
-    stops: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.remedy}"
+KEPT_SECONDS = 86_400
+"""A binlog that is deleted sooner than this gives an operator less than a day to start a bridge again."""
 
 
 def _is(*allowed: str) -> Callable[[str], bool]:
@@ -109,27 +101,46 @@ _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str, bool], ...] = (
         False,
     ),
     (
-        "innodb_flush_log_at_trx_commit",
-        _is("1"),
-        "innodb_flush_log_at_trx_commit is {}: acknowledged changes may vanish after their message went out",
-        "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
+        "binlog_expire_logs_seconds",
+        lambda value: float(value) == 0 or float(value) >= KEPT_SECONDS,
+        "binlog_expire_logs_seconds is {}: a bridge that is stopped for longer has to start with --backfill",
+        "SET GLOBAL binlog_expire_logs_seconds = 604800, and in the configuration",
+        False,
+    ),
+    (
+        "binlog_error_action",
+        _is("ABORT_SERVER"),
+        "binlog_error_action is {}: where its disk is full the server goes on without a binlog, and the bridge misses "
+        "what it writes then",
+        "SET GLOBAL binlog_error_action = 'ABORT_SERVER', and in the configuration",
+        False,
+    ),
+    (
+        "init_connect",
+        lambda value: not any(word in value.lower() for word in ("sql_log_bin", "binlog_format", "binlog_row_")),
+        "init_connect changes how sessions write the binlog ({}): the bridge may miss what they write",
+        "SET GLOBAL init_connect to a text without it, and in the configuration; sessions keep it until they reconnect",
         False,
     ),
 )
 
 
-_OTHERS = ("server_id", "log_slave_updates", "wsrep_on")
+_LOGS_REPLICATED = ("log_replica_updates", "log_slave_updates")
+"""The variable's name in MySQL since 8.0.26, and in MariaDB and older MySQL."""
+_OTHERS = (
+    *_LOGS_REPLICATED,
+    "server_id",
+    "wsrep_on",
+    "wsrep_gtid_mode",
+    "read_only",
+    "replica_preserve_commit_order",
+    "replica_parallel_workers",
+)
 
 
 def variables(connection: Connection) -> dict[str, str]:
     """The global variables that matter to a bridge; those that the server does not have are left out."""
-    names = ",".join(f"'{name}'" for name in (*[row[0] for row in _VARIABLES], *_OTHERS))
-    rows = connection.exec_driver_sql(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
-    return {str(name).lower(): str(value) for name, value in rows}
-
-
-def is_mariadb(connection: Connection) -> bool:
-    return "mariadb" in str(connection.exec_driver_sql("SELECT VERSION()").scalar()).lower()
+    return checkup.variables(connection, (*[row[0] for row in _VARIABLES], *_OTHERS))
 
 
 def is_read_only(connection: Connection) -> bool:
@@ -139,6 +150,14 @@ def is_read_only(connection: Connection) -> bool:
     and replication ends.
     """
     return str(connection.exec_driver_sql("SELECT @@read_only").scalar()).upper() not in ("0", "OFF")
+
+
+def id_of(connection: Connection) -> str:
+    """The source id in the database; "" if it has none."""
+    try:
+        return source_name(connection)
+    except InvalidRequest:
+        return ""
 
 
 def database(connection: Connection) -> str:
@@ -158,43 +177,79 @@ def findings(connection: Connection, server_id: int) -> list[Finding]:
         all_findings.append(
             Finding(f"server id {server_id} is the source's own", "give this bridge another --server-id")
         )
-    user = str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar())
-    grants = " ".join(str(row[0]) for row in connection.exec_driver_sql("SHOW GRANTS")).upper()
-    if not any(grant in grants for grant in _NEEDED_GRANTS):
-        name, _, host = user.partition("@")
-        all_findings.append(
-            Finding(
-                f"{user} may not read the binlog",
-                f"GRANT REPLICATION SLAVE ON *.* TO '{name}'@'{host}'",
-            )
-        )
-    if is_mariadb(connection):
-        all_findings += _replica_findings(connection, values)
+    all_findings += rights.findings(connection)
+    all_findings += checkup.findings(connection)
+    all_findings += _replica_findings(connection, values)
+    all_findings += _order_findings(connection, values)
     all_findings += _filter_findings(connection)
     all_findings += _table_findings(connection)
     return sorted(all_findings, key=lambda f: not f.stops)
 
 
 def _replica_findings(connection: Connection, values: dict[str, str]) -> list[Finding]:
-    """Findings if changes that the source replicates may be missing from its binlog."""
-    if values.get("log_slave_updates", "ON") in ("ON", "1"):
-        return []
-    if values.get("wsrep_on") in ("ON", "1"):
+    """Findings if changes that the source replicates may be missing from its binlog, or have other GTIDs elsewhere."""
+    name = next((name for name in _LOGS_REPLICATED if name in values), None)
+    if name is None or is_on(values[name]):
+        return _galera_findings(values)
+    if is_on(values.get("wsrep_on")):
         return [
             Finding(
-                "log_slave_updates is OFF: the binlog lacks what other nodes of the Galera cluster write",
-                "log_slave_updates = ON in the configuration of each node, and restart it",
+                f"{name} is OFF: the binlog lacks what other nodes of the Galera cluster write",
+                f"{name} = ON in the configuration of each node, and restart it",
             )
         ]
+    remedy = f"{name} = ON in the configuration of each server that a bridge may continue with; restart it"
+    if not is_mariadb(connection):
+        if is_replica(connection, values):
+            return [Finding(f"{name} is OFF: the binlog lacks what this server takes as a replica", remedy)]
+        what = f"{name} is OFF: the binlog will lack what this server takes as a replica"
+        return [Finding(what, remedy, stops=False)]
     if not connection.exec_driver_sql("SELECT @@gtid_slave_pos").scalar():
+        return []
+    what = f"{name} is OFF: the binlog lacks what this server took as a replica"
+    return [Finding(what, remedy, stops=False)]  # the bridge checks itself whether it needs such changes
+
+
+def _galera_findings(values: dict[str, str]) -> list[Finding]:
+    if not is_on(values.get("wsrep_on")) or is_on(values.get("wsrep_gtid_mode", "ON")):
         return []
     return [
         Finding(
-            "log_slave_updates is OFF: the binlog lacks what this server took as a replica",
-            "log_slave_updates = ON in the configuration of each server that a bridge may continue with; restart it",
-            stops=False,  # the bridge checks itself whether it needs such changes
+            "wsrep_gtid_mode is OFF: each node of the Galera cluster gives a transaction a GTID of its own, and no "
+            "other node can continue a bridge",
+            "wsrep_gtid_mode = ON, one wsrep_gtid_domain_id and one server_id in the configuration of all nodes",
+            stops=False,
         )
     ]
+
+
+def _order_findings(connection: Connection, values: dict[str, str]) -> list[Finding]:
+    """A finding if a replica of MySQL commits in another order than its primary did."""
+    if is_on(values.get("replica_preserve_commit_order", "ON")) or int(values.get("replica_parallel_workers", 0)) < 2:
+        return []
+    if not is_replica(connection, values):
+        return []
+    return [
+        Finding(
+            "replica_preserve_commit_order is OFF on a replica with several workers: it commits in another order than "
+            "its primary, and where it is promoted early it lacks transactions among those that it has",
+            "STOP REPLICA, SET PERSIST replica_preserve_commit_order = ON, START REPLICA",
+            stops=False,
+        )
+    ]
+
+
+def is_replica(connection: Connection, values: dict[str, str]) -> bool:
+    """Whether a MySQL replicates from another server; where its user may not know, whether it is read-only."""
+    for statement in ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS"):  # the second before MySQL 8.0.22
+        try:
+            return bool(connection.exec_driver_sql(statement).all())
+        except sa.exc.DBAPIError as error:
+            if rights.is_refusal(error):
+                break
+            if rights.code_of(error) != _NO_SUCH_STATEMENT:
+                raise
+    return is_on(values.get("read_only"))
 
 
 def _filter_findings(connection: Connection) -> list[Finding]:
@@ -202,12 +257,13 @@ def _filter_findings(connection: Connection) -> list[Finding]:
     try:
         status = _binlog_status(connection)
     except sa.exc.OperationalError as error:
-        if error.orig is None or error.orig.args[0] != _MAY_NOT:
+        if not rights.is_refusal(error):
             raise
+        right = "BINLOG MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
         return [
             Finding(
                 "this user may not see whether binlog_do_db or binlog_ignore_db leaves the database out of the binlog",
-                "GRANT BINLOG MONITOR (MySQL: REPLICATION CLIENT) ON *.* to it",
+                f"GRANT {right} ON *.* TO {rights.account_of(connection)}",
                 stops=False,
             )
         ]
@@ -230,7 +286,7 @@ def _binlog_status(connection: Connection) -> dict[str, str]:
     try:
         rows = connection.exec_driver_sql("SHOW MASTER STATUS")
     except sa.exc.ProgrammingError as error:  # MySQL from version 8.4 on does not have this statement
-        if error.orig is None or error.orig.args[0] != _NO_SUCH_STATEMENT:
+        if rights.code_of(error) != _NO_SUCH_STATEMENT:
             raise
         rows = connection.exec_driver_sql("SHOW BINARY LOG STATUS")
     row = rows.mappings().first()
@@ -246,7 +302,8 @@ def _table_findings(connection: Connection) -> list[Finding]:
         return [
             Finding(
                 f"there is neither {LOCAL.table.name} nor {SERVER.table.name} in this database",
-                "run create_tables in the service (outbox), or `notify storage upgrade` (server)",
+                "run create_tables in the service (outbox), or `notify storage upgrade` (server); if they are there, "
+                f"GRANT SELECT, UPDATE ON them TO {rights.account_of(connection)}",
             )
         ]
     engines = [
@@ -292,7 +349,7 @@ def begin_snapshot(connection: Connection) -> Position:
 
     MariaDB knows the exact position of a snapshot. MySQL makes a transaction visible before it adds its GTID to
     gtid_executed. So the snapshot has all transactions before a position that was read before it; transactions that
-    commit between the two are both in the snapshot and after the position. Raises InvalidRequest if the source does
+    commit between the two are both in the snapshot and after the position. Raises Unfit if the source does
     not tell the position.
     """
     now: Any = connection.exec_driver_sql("SELECT UTC_TIMESTAMP(6)").scalar()
@@ -309,7 +366,7 @@ def begin_snapshot(connection: Connection) -> Position:
     file, offset = status.get("binlog_snapshot_file", ""), int(status.get("binlog_snapshot_position") or 0)
     gtids = connection.execute(sa.select(sa.func.binlog_gtid_pos(file, offset))).scalar()
     if gtids is None:
-        raise InvalidRequest(f"the source does not say which GTIDs are before {file}:{offset}, where its snapshot is")
+        raise Unfit(f"the source does not say which GTIDs are before {file}:{offset}, where its snapshot is")
     server = int(connection.exec_driver_sql("SELECT @@server_id").scalar() or 0)
     return Position(str(gtids), file, offset, server=server, newest_us=now_us)
 

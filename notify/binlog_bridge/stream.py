@@ -16,6 +16,8 @@ from typing import Any
 import pymysql
 from sqlalchemy.engine.url import URL
 
+from notify.binlog_bridge import rights
+from notify.binlog_bridge.candidates import Unfit
 from notify.binlog_bridge.continuing import check_continues, check_executed
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import MySqlSet, Position, shown
@@ -37,6 +39,7 @@ _FULL = 0xFFFFFF
 PASSING = (
     "memory allocation failed", "failed on fseek", "failed on setting", "read error", "shutdown in progress",
     "bogus data in log event", "truncated in the middle of event", "event crc check failed", "corrupted",
+    "i/o error reading log event",
 )  # fmt: skip
 """Parts of the texts with which a source ends a stream (error 1236) although it has the events that follow: it lacks
 memory or disk, or a file is damaged. Every other text means that the position is gone."""
@@ -97,7 +100,8 @@ class BinlogStream:
         self._is_closed = False
 
     def connect(self) -> None:
-        """Raises Purged if the position is gone or foreign, Unavailable if the source does not answer."""
+        """Raises Purged if the position is gone or foreign, Unavailable if the source does not answer, Unfit if it
+        refuses this user."""
         try:
             connection = pymysql.connect(**self._settings)
             try:
@@ -111,6 +115,9 @@ class BinlogStream:
                 connection.close()
                 raise
         except (pymysql.OperationalError, OSError) as error:
+            why = rights.denied(error)
+            if why is not None:
+                raise Unfit(f"the source refuses to be read: {why}") from error
             raise Unavailable(f"the source does not answer: {error}") from error
         self._connection = connection
         if self._is_closed:  # by another thread, which could not know the connection yet
@@ -226,4 +233,7 @@ def refusal(packet: bytes) -> Exception:
             f"the source does not have what follows this bridge's position ({text}). Nothing was skipped: start with "
             "--backfill, which sends the missing messages from the tables, and then continues"
         )
+    why = rights.denied_by(code, text)
+    if why is not None:
+        return Unfit(f"the source refuses to be read: {why}")
     return Unavailable(f"the source refuses: {text} ({code})")

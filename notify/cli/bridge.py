@@ -50,7 +50,7 @@ def bridge(
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     since_us = _instant_us(backfill_from) if backfill_from else None
-    sources = _sources(dsn)
+    sources = by_name(dsn)
     if server_id and len(sources) > 1:
         raise InvalidRequest("--server-id works with one source only: leave it out, and each source gets a separate id")
     bridges = [Bridge(urls, url, name=name, server_id=server_id) for name, urls in sources.items()]
@@ -79,7 +79,7 @@ def bridge(
     raise typer.Exit(1 if bad else 0)
 
 
-def _sources(dsn: list[str]) -> dict[str, list[str]]:
+def by_name(dsn: list[str]) -> dict[str, list[str]]:
     """The databases of each source, by the source's name; "" without a name."""
     sources: dict[str, list[str]] = {}
     for text in dsn:

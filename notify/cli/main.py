@@ -113,6 +113,7 @@ def register() -> None:
         database,
         dead_letter,
         demo,
+        doctor,
         group,
         job,
         limits,
@@ -145,6 +146,7 @@ def register() -> None:
     settings.register(app)
     limits.register(app)
     database.register(app)
+    doctor.register(app)
     audit.register(app)
     bench.register(app)
     demo.register(app)

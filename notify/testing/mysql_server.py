@@ -11,7 +11,6 @@ from typing import Self
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_programs import mysql_programs
 
-
 _INITIAL = "--lower-case-table-names"
 """An option that is set when the data directory is made, and never again."""
 

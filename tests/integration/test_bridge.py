@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify import ids
-from notify.binlog_bridge import pump, source
+from notify.binlog_bridge import pump
 from notify.binlog_bridge.announcing import announce, mover_of
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.events import GTIDS
@@ -32,7 +32,7 @@ from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
 from notify.outbox import source_name
 from notify.storage.records import NewMessage, NewTransaction, State
-from notify.storage.sql import registry, schema
+from notify.storage.sql import checkup, registry, schema
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.movers import movers_of
 from notify.storage.sql.store import SqlStore
@@ -487,7 +487,7 @@ def test_a_source_that_has_begun_to_send_a_transaction_is_not_read_to_its_end(ur
     outbox(url, "t", range(1))
     engine = open_engine(url)
     with engine.connect() as connection:
-        is_mariadb = source.is_mariadb(connection)
+        is_mariadb = checkup.is_mariadb(connection)
     assembly = Assembly(sa.make_url(url).database or "", None, mariadb=is_mariadb)
     stream = BinlogStream(sa.make_url(url), 4711, None, mariadb=is_mariadb)
     stream.connect()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge import backfill
+from notify.binlog_bridge.pump import Bridge
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
 from notify.wire import instant
 from tests.support.bridges import held_commits, is_held, move, numbers, outbox
-from tests.support.clock import eventually
+from tests.support.clock import eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.groups import drain, subscribe
 
@@ -103,3 +106,30 @@ def test_a_session_that_says_it_is_later_has_nothing_taken_for_moved(
     outbox(url, unique, range(5, 6))
     assert move(url, server, fill=True).totals.stored == 2
     assert numbers(server, unique, 4) == [0, 1, 4, 5]
+
+
+def test_a_backfill_begins_while_services_write(url: str, server: ServerProcess, unique: str) -> None:
+    """Each transaction is in the snapshot of the tables or behind its position, on MySQL and on MariaDB."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(1))
+    ranges = [range(begin, begin + 80) for begin in range(4, 4 + 4 * 80, 80)]
+    with ThreadPoolExecutor(len(ranges)) as writers:
+        writing = [writers.submit(outbox, url, unique, part) for part in ranges]
+        sent = [0, *(n for part in ranges for n in part if n % 4 != 3)]
+
+        async def run() -> int:
+            bridge = Bridge([url], server.url)
+            task = asyncio.ensure_future(bridge.run(fill=True))
+            try:
+                await eventually_async(
+                    lambda: task.done() or bridge.totals.stored >= len(sent), "the bridge to move everything"
+                )
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            return bridge.totals.stored
+
+        assert asyncio.run(run()) == len(sent)
+        for each in writing:
+            each.result()
+    assert sorted(numbers(server, unique, len(sent))) == sent

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.cli.database import _server_findings
+from notify.cli.doctor import _server_findings
 from notify.client import Consumer, Message, Reader, TransactionProducer
 from notify.client.http import HttpClient
 from notify.databases import shown_url

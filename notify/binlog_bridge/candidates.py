@@ -1,0 +1,97 @@
+"""The databases that one source can be read from: its primary, and replicas that take over.
+
+What is wrong with one of them is not wrong with all. A candidate that an operator has to mend is passed over, with its
+reason, and a bridge ends only once every candidate was refused. One that does not answer is not refused: it may return.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from sqlalchemy.engine import Engine
+
+from notify.binlog_bridge.history import Purged
+from notify.databases import shown_url
+from notify.errors import InvalidRequest, NotifyError
+
+log = logging.getLogger("notify.bridge")
+
+PURGED_SECONDS = 30.0
+"""How long candidates may lack the position although every one is refused: a replica may be behind."""
+
+
+class Unfit(InvalidRequest):
+    """A candidate cannot be read until an operator changes something there. Another candidate may be readable."""
+
+
+class Candidates:
+    """The candidates for one source, and why those were refused that were tried."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        purged_seconds: float = PURGED_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engines = list(engines)
+        self._purged_seconds = purged_seconds
+        self._clock = clock
+        self._at = 0
+        self._refused: dict[int, NotifyError] = {}
+        self._refused_since = 0.0
+        self._damaged: Counter[int] = Counter()
+
+    @property
+    def engine(self) -> Engine:
+        """The candidate that is used now."""
+        return self._engines[self._at]
+
+    def works(self) -> None:
+        """Record that messages or a position came from this candidate: what was wrong before has to show again."""
+        self._refused.clear()
+        self._damaged.clear()
+
+    def damaged(self) -> int:
+        """Count a damaged event of this candidate; how many there were since anything was read."""
+        self._damaged[self._at] += 1
+        return self._damaged[self._at]
+
+    def does_not_answer(self) -> None:
+        """Go to the next candidate. This one may return, so it no longer counts as refused."""
+        self._refused.pop(self._at, None)
+        self._go_on()
+
+    def refuse(self, error: NotifyError) -> None:
+        """Go to the next candidate. Raises the error of the only one, or one with all reasons if all were refused."""
+        if not self._refused:
+            self._refused_since = self._clock()
+        self._refused[self._at] = error
+        if len(self._refused) == len(self._engines) and not self._may_catch_up():
+            raise self._of_all() from error
+        log.warning("%s: %s; asking the next candidate", shown_url(self.engine), error)
+        self._go_on()
+
+    def dispose(self) -> None:
+        for engine in self._engines:
+            engine.dispose()
+
+    def _go_on(self) -> None:
+        self._at = (self._at + 1) % len(self._engines)
+
+    def _may_catch_up(self) -> bool:
+        if len(self._engines) == 1 or not any(isinstance(error, Purged) for error in self._refused.values()):
+            return False
+        return self._clock() - self._refused_since <= self._purged_seconds
+
+    def _of_all(self) -> NotifyError:
+        errors = [self._refused[at] for at in sorted(self._refused)]
+        if len(errors) == 1:
+            return errors[0]
+        kinds = {type(error) for error in errors}
+        kind = kinds.pop() if len(kinds) == 1 else Unfit
+        reasons = "\n".join(f"- {shown_url(self._engines[at])}: {self._refused[at]}" for at in sorted(self._refused))
+        return kind(f"none of this source's candidates can be read:\n{reasons}")
