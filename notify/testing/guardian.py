@@ -1,9 +1,9 @@
-"""Ends what a suite started as soon as the suite has ended: by Ctrl-C once or twice, `timeout`, a closed terminal, kill -9.
+"""Ends what a suite started once the suite has ended: by Ctrl-C once or twice, `timeout`, a closed terminal, kill -9.
 
 A suite that is killed ends nothing itself, and one that is interrupted twice ends only a part. So a process of its own,
 the guardian, outlives the suite: it waits for the end of a pipe that only the suite holds open, and then kills every
-process that inherited the suite's mark in its environment. A signal at a parent's death (PR_SET_PDEATHSIG) would not do:
-it is sent when the *thread* ends that started the process. Linux only; elsewhere nothing is guarded.
+process that inherited the suite's mark in its environment. A signal at a parent's death (PR_SET_PDEATHSIG) does not
+serve: it is sent when the *thread* ends that started the process. Linux only; elsewhere nothing is guarded.
 """
 
 from __future__ import annotations

@@ -97,10 +97,10 @@ LONG = pytest.mark.long
     ids=lambda value: value.name if isinstance(value, signal.Signals) else value.__name__,
 )
 def test_a_suite_that_is_ended_leaves_nothing_running(
-    suite: subprocess.Popen[bytes], end: Callable[[subprocess.Popen[bytes], signal.Signals], None], number: signal.Signals
+    suite: subprocess.Popen[bytes], end: Callable[..., None], number: signal.Signals
 ) -> None:
-    """Nodes of Kafka, databases and servers ran on after Ctrl-C: the controller ends its workers after ten seconds, which
-    then end nothing."""
+    """Nodes of Kafka, databases and servers ran on after Ctrl-C: the controller kills its workers after ten seconds,
+    which then end nothing."""
     started = usage.tree(suite.pid)
     assert {"java", "mariadbd", "postgres"} <= set(started.values()) and len(started) >= 12, started
     end(suite, number)

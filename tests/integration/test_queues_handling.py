@@ -237,7 +237,7 @@ def test_a_handler_that_exits_ends_its_consumer(
 
 @LONG_OVER_KAFKA
 def test_a_slow_handler_keeps_its_message(queue: Queue, unique: str) -> None:
-    """Longer than its lease, beside a second instance that is idle. The lease outlasts the stalls of a loaded machine."""
+    """Longer than its lease, beside a second instance that is idle. A stall of a loaded machine is shorter."""
     attempts: list[int] = []
     has_begun, may_end = threading.Event(), threading.Event()
     lease = 3.0

@@ -104,9 +104,7 @@ class OwnLetters:
         """(the places of the chosen letters, the offset where the search for further ones goes on, or 0)."""
         if chosen.ids is not None:
             return await letters.places_of(set(chosen.ids)), 0
-        search = LetterSearch(
-            letters, chosen.wanted, _open_place, min(chosen.most, AT_ONCE), monotonic=self._monotonic
-        )
+        search = LetterSearch(letters, chosen.wanted, _open_place, min(chosen.most, AT_ONCE), monotonic=self._monotonic)
         next_offset = await search.forwards(chosen.offset)
         return search.results, 0 if search.is_over else next_offset
 
