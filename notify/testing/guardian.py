@@ -49,7 +49,7 @@ class Guardian:
 def register(pid: int) -> None:
     """Let the guardian, if there is one, end this process, too, whose environment it may not be allowed to read.
 
-    Every server that runs as another user is registered right after its start.
+    Every database server is registered right after its start: it may run as another user.
     """
     directory = os.environ.get(MARK)
     if directory and (born := _born(pid)):
