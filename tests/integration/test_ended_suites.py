@@ -20,11 +20,15 @@ import signal
 from pathlib import Path
 from notify.testing.process import ServerProcess
 
-def test_waits(database_urls, kafka_node, tmp_path):
+def test_waits(database_urls, tmp_path):
     assert database_urls["postgresql"] and database_urls["mariadb"]
     ServerProcess(tmp_path / "data", flags=["--workers", "2"]).start()
     Path(__file__).with_name("first").touch()
     signal.pause()
+"""
+KAFKA = """
+def test_node(kafka_node):
+    pass
 """
 SECOND = """
 import signal
@@ -43,10 +47,11 @@ def test_waits(tmp_path):
 
 
 @pytest.fixture
-def suite(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run with two workers, in a process group of its own, once all that it starts is up."""
+def suite(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A run with two workers, in a process group of its own, once all that it starts is up: long ones with Kafka."""
     names = ("first", "second")
-    for name, source in zip(names, (FIRST, SECOND), strict=True):
+    first = FIRST if request.node.get_closest_marker("long") is None else KAFKA + FIRST
+    for name, source in zip(names, (first, SECOND), strict=True):
         (tmp_path / f"test_{name}.py").write_text(source)
     words = ["-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-n", "2", "-x"]
     with (tmp_path / "output").open("wb") as output:
@@ -55,7 +60,7 @@ def suite(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
             cwd=ROOT, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     try:
-        eventually(lambda: run.poll() is not None or all((tmp_path / name).exists() for name in names), seconds=240)
+        eventually(lambda: run.poll() is not None or all((tmp_path / name).exists() for name in names), seconds=600)
         assert run.poll() is None, (tmp_path / "output").read_text()[-3000:]
         yield run
     finally:
@@ -97,12 +102,13 @@ LONG = pytest.mark.long
     ids=lambda value: value.name if isinstance(value, signal.Signals) else value.__name__,
 )
 def test_a_suite_that_is_ended_leaves_nothing_running(
-    suite: subprocess.Popen[bytes], end: Callable[..., None], number: signal.Signals
+    suite: subprocess.Popen[bytes], end: Callable[..., None], number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
     """Nodes of Kafka, databases and servers ran on after Ctrl-C: the controller kills its workers after ten seconds,
     which then end nothing."""
     started = usage.tree(suite.pid)
-    assert {"java", "mariadbd", "postgres"} <= set(started.values()) and len(started) >= 12, started
+    programs = {"mariadbd", "postgres"} | ({"java"} if request.node.get_closest_marker("long") else set())
+    assert programs <= set(started.values()) and len(started) >= 12, started
     end(suite, number)
     suite.wait(120)
     eventually(lambda: not any(usage.tree(pid) for pid in started), "all that it started to end")
