@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -50,6 +50,13 @@ compiled: install
 # MySQL's programs, unpacked once from Debian's packages; says which version, or why there is none. 15 s.
 mysql: install
 	@$(PY) -m notify.testing.mysql_programs
+
+# What is bounded by time, on one core beside two busy loops, as on a machine half as fast; PARTS='tests/unit …' instead.
+# An hour.
+PARTS ?= tests/unit tests/contract tests/simulation tests/integration
+test-slow: install mysql
+	@taskset -c 0 $(PY) -c 'while True: pass' & one=$$!; taskset -c 0 $(PY) -c 'while True: pass' & two=$$!; \
+		trap "kill $$one $$two" EXIT; taskset -c 0 $(PY) -m pytest -n 2 $(PARTS)
 
 # For every save: style, types, unit and contract tests, and races under a virtual clock. 90 s.
 test-quick: install check mysql

@@ -23,13 +23,15 @@ on."""
 class Wishes:
     """Counts how often signals have asked the process to end."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`monotonic`: a clock in seconds."""
+        self._monotonic = monotonic
         self._count = 0
         self._heard_at = float("-inf")
 
     def count(self) -> int:
         """Note a signal and return the number of the wish that it belongs to, from 1."""
-        now = time.monotonic()
+        now = self._monotonic()
         if now - self._heard_at >= ONE_WISH_SECONDS:
             self._count += 1
             self._heard_at = now

@@ -46,12 +46,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def _end_the_run(number: int, frame: object) -> None:
-    """A run that is told to end (`timeout`, a cancelled job) ends the databases and nodes of Kafka that it started."""
+    """A run that is told to end (`timeout`, a cancelled job, a closed terminal) ends as by Ctrl-C."""
     signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice
     raise KeyboardInterrupt
 
 
 signal.signal(signal.SIGTERM, _end_the_run)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored under nohup
+    signal.signal(signal.SIGHUP, _end_the_run)
 
 # Recovery reports every fault that a test plants.
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())

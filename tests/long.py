@@ -14,6 +14,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+from notify.testing.guardian import Guardian
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -56,6 +58,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", default="4", help="of the first step")
     workers = parser.parse_args().workers
+    guardian = Guardian()
+    try:
+        return run_all(workers)
+    finally:
+        guardian.end()
+
+
+def run_all(workers: str) -> int:
+    """Run every step; the exit code."""
     failed = []
     began = time.monotonic()
     for step in STEPS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from notify.client.handlers import place_of, reason_of
 from notify.visible import one_line
@@ -17,12 +18,14 @@ MOST_CAUSES = 1_000
 class FailureLog:
     """Remembers when each cause (an exception's type and place) was last logged with its traceback."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`monotonic`: a clock in seconds."""
+        self._monotonic = monotonic
         self._traced: dict[tuple[type[BaseException], str], float] = {}
 
     def tell(self, topic: str, message_id: str, attempt: int, error: BaseException) -> None:
         """Log a failure, with the traceback if its cause was not logged with one in the last minute."""
-        now = time.monotonic()
+        now = self._monotonic()
         cause = type(error), place_of(error)
         logged_at = self._traced.get(cause)
         is_new = logged_at is None or now - logged_at >= TRACE_SECONDS

@@ -36,20 +36,21 @@ def token_from_environment() -> str:
 class Token:
     """The token of a client, which is read again while the client lives, since a file or function may change it."""
 
-    def __init__(self, given: Shown) -> None:
-        """Raises InvalidRequest if `given` is not a token, or the token cannot be read."""
+    def __init__(self, given: Shown, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`monotonic`: a clock in seconds. Raises InvalidRequest if `given` is not a token, or cannot be read."""
+        self._monotonic = monotonic
         self._read: Callable[[], str] | None = None
         if callable(given):
             self._read = given
         elif given is None:
             self._read = token_from_environment
-        self._read_at = time.monotonic()
+        self._read_at = self._monotonic()
         self._complaint = ""
         self._header = _header(given if self._read is None else _first_token(self._read))
 
     def header(self) -> str:
         """The header line of a request, with its line end; empty without a token."""
-        if self._read is not None and time.monotonic() - self._read_at >= TOKEN_SECONDS:
+        if self._read is not None and self._monotonic() - self._read_at >= TOKEN_SECONDS:
             self._read_again()
         return self._header
 
@@ -63,7 +64,7 @@ class Token:
         """Read the token again. If this fails, the previous token stays."""
         if self._read is None:
             return
-        self._read_at = time.monotonic()
+        self._read_at = self._monotonic()
         try:
             header = _header(self._read())
         except Exception as error:  # the user's function may raise anything

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -116,9 +117,12 @@ class NoLeases:
 class MySqlLease(NoLeases):
     """A lease for MySQL and MariaDB: one relay at a time holds a named lock of its session."""
 
-    def __init__(self, engine: Engine, seconds: float = LEASE_SECONDS) -> None:
-        """`seconds`: how long this relay may be silent, rounded to whole seconds."""
+    def __init__(
+        self, engine: Engine, seconds: float = LEASE_SECONDS, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`seconds`: how long this relay may be silent, rounded to whole seconds. `monotonic`: a clock in seconds."""
         super().__init__()
+        self._monotonic = monotonic
         self._engine = engine
         self._seconds = seconds
         self._connection: Connection | None = None
@@ -144,12 +148,14 @@ class MySqlLease(NoLeases):
         )
 
     def wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (remaining := until - time.monotonic()) > 0 and not self._stopping.wait(
-            min(remaining, self._seconds / 4)
-        ):
+        until = self._monotonic() + seconds
+        while (remaining := until - self._monotonic()) > 0 and not self._is_woken(min(remaining, self._seconds / 4)):
             if remaining > self._seconds / 4:
                 self.renew()
+
+    def _is_woken(self, seconds: float) -> bool:
+        """Whether `stop` is called within `seconds`."""
+        return self._stopping.wait(seconds)
 
     def lose(self) -> None:
         if self._connection is not None:
@@ -164,9 +170,18 @@ class MySqlLease(NoLeases):
 class PostgreSqlLeases:
     """Leases for PostgreSQL: buckets of keys by advisory locks; LISTEN wakes the relay."""
 
-    def __init__(self, engine: Engine, seconds: float = LEASE_SECONDS, *, alone: bool = False) -> None:
-        """`seconds`: how long this relay may be silent. `alone`: it holds either all keys or none."""
+    def __init__(
+        self,
+        engine: Engine,
+        seconds: float = LEASE_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        alone: bool = False,
+    ) -> None:
+        """`seconds`: how long this relay may be silent. `monotonic`: a clock in seconds. `alone`: it holds either all
+        keys or none."""
         self._engine = engine
+        self._monotonic = monotonic
         self._seconds = seconds
         self._alone = alone
         self._connection: Connection | None = None
@@ -261,8 +276,8 @@ class PostgreSqlLeases:
         return hashed.op("&")(BUCKETS - 1).in_(sorted(self.held))
 
     def wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._stopping and (remaining := until - time.monotonic()) > 0:
+        until = self._monotonic() + seconds
+        while not self._stopping and (remaining := until - self._monotonic()) > 0:
             if self._is_woken(min(remaining, self._seconds / 4)):
                 return
             with self._lock:

@@ -67,7 +67,9 @@ class Record(NamedTuple):
 class KafkaSink:
     """Publishes the transactions of bridges and relays. One instance serves one source."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, call_seconds: float = CALL_SECONDS) -> None:
+        """`call_seconds`: how long the brokers may take for a call, such as a commit."""
+        self._call_seconds = call_seconds
         self._cluster = Cluster.of(url)
         self._topics = Topics(self._cluster)
         self._pool = ThreadPoolExecutor(1, "notify-kafka")
@@ -111,7 +113,7 @@ class KafkaSink:
         make_wheels(self._cluster, WHEELS)
         if not take_back and 0 < self._epoch < standing(self._cluster, source).epoch:
             raise stale_epoch(f"another bridge publishes what source {source!r} has; stop one of the two")
-        self._end(CALL_SECONDS)
+        self._end(self._call_seconds)
         self._producer = producer = self._cluster.producer(
             {
                 "transactional.id": f"notify-bridge-{source}",
@@ -126,7 +128,7 @@ class KafkaSink:
             }
         )
         self._sends_alone = self._is_to_send_alone
-        producer.init_transactions(CALL_SECONDS)
+        producer.init_transactions(self._call_seconds)
         # No transaction of this source is open any more, so that the committed position is final.
         self._epoch = self._recorded.read(self._cluster, source) + 1
         # Written immediately, so that a fenced publisher can tell that the brokers did not fail.
@@ -163,7 +165,7 @@ class KafkaSink:
                     "cannot take back that part alone: start with --backfill, which takes the rest from the table"
                 )
             # Aborting while answers for records are missing would make the producer unusable.
-            flush(producer, lambda: self._failed, CALL_SECONDS)
+            flush(producer, lambda: self._failed, self._call_seconds)
             self._abort(producer)
         if not self._is_open:
             self._placed_us = 0
@@ -181,7 +183,7 @@ class KafkaSink:
             self._has_parts = True
             return answer
         self._place(producer, batch.epoch, batch.position)
-        flush(producer, lambda: self._failed, CALL_SECONDS)
+        flush(producer, lambda: self._failed, self._call_seconds)
         if self._failed:
             never = self._undo(producer, batch)
             return Bridged(self._recorded.position, batch.epoch, refused=never)
@@ -256,12 +258,12 @@ class KafkaSink:
             self._produce(producer, Record("", positions_topic(self._source), key, value, []))
 
     def _commit(self, producer: Producer) -> None:
-        producer.commit_transaction(CALL_SECONDS)
+        producer.commit_transaction(self._call_seconds)
         self._recorded.committed()
         self._is_open = self._has_parts = False
 
     def _abort(self, producer: Producer) -> None:
-        producer.abort_transaction(CALL_SECONDS)
+        producer.abort_transaction(self._call_seconds)
         self._is_open = self._has_parts = False
         self._failed.clear()
         self._withdrawn = None

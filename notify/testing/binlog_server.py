@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from notify.testing.guardian import register
 from notify.testing.ports import free_port
 from notify.testing.reachable import wait_for, wait_for_file
 from notify.testing.statements import execute
@@ -111,6 +112,7 @@ class BinlogServer:
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        register(self.process.pid)
         with ExitStack() as unless_ready:
             unless_ready.callback(self.stop)
             wait_for_file(self._socket)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from notify.testing.guardian import register
 from notify.testing.ports import free_port
 from notify.testing.reachable import NotAvailable, wait_for
 
@@ -82,6 +83,7 @@ class PostgreSqlServer:
             ],
             cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, user=self._user, group=self._user,
         )  # fmt: skip
+        register(self.process.pid)
         with ExitStack() as unless_ready:
             unless_ready.callback(self.stop)
             wait_for(self.url)

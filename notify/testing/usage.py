@@ -31,24 +31,34 @@ def resident_mb(root: int) -> float:
 
 def resident_by_program(root: int) -> dict[str, float]:
     """Like `resident_mb`, by the name of the program (its first 15 characters)."""
+    resident: dict[str, float] = {}
+    for pid, name in tree(root).items():
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            continue  # the process has ended
+        resident[name] = resident.get(name, 0) + pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return resident
+
+
+def tree(root: int) -> dict[int, str]:
+    """A process and all its running descendants: by id, the name of the program (its first 15 characters)."""
     children: dict[int, list[int]] = {}
-    pages: dict[int, int] = {}
     names: dict[int, str] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             before, _, after = stat.read_text().rpartition(")")
-            pid = int(stat.parent.name)
-            pages[pid] = int((stat.parent / "statm").read_text().split()[1])
-        except (OSError, ValueError):
+        except OSError:
             continue  # the process has ended
-        names[pid] = before.partition("(")[2]
-        children.setdefault(int(after.split()[1]), []).append(pid)
-    resident: dict[str, float] = {}
+        state, parent = after.split()[:2]
+        if state not in "ZX":
+            names[int(stat.parent.name)] = before.partition("(")[2]
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found: dict[int, str] = {}
     wanted = [root]
     while wanted:
         pid = wanted.pop()
-        if pid in pages:
-            megabytes = pages[pid] * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-            resident[names[pid]] = resident.get(names[pid], 0) + megabytes
+        if pid in names:
+            found[pid] = names[pid]
         wanted += children.get(pid, ())
-    return resident
+    return found

@@ -15,11 +15,12 @@ from notify import ids
 from notify.errors import Conflict, Unavailable
 from notify.limits import LIMITS
 from notify.sinks.queue_server import QueueSink
-from notify.sinks.sink import PutsById, Sink, open_sink
+from notify.sinks.sink import PutsById, Sink
 from notify.testing.process import ServerProcess
 from notify.wire import BridgedTransaction, Item, PackedBridgeBatch, PackedMessage
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.http import admin
+from tests.support.kafka import patient_sink
 from tests.support.proxy import Proxy
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ def use(url: str, work: Callable[[QueueSink], Awaitable[T]]) -> T:
     """The result of a function that uses a sink."""
 
     async def run() -> T:
-        sink = open_sink(url)
+        sink = patient_sink(url)
         assert isinstance(sink, PutsById)
         try:
             return await work(sink)
@@ -110,7 +111,7 @@ def test_by_position_each_is_there_once_and_a_frozen_mover_that_wakes_is_refused
         await sink.append(target.topic, batch)
 
     async def run() -> None:
-        frozen, other = open_sink(target.url), open_sink(target.url)
+        frozen, other = patient_sink(target.url), patient_sink(target.url)
         epoch, position = await frozen.claim(target.topic)
         await move(frozen, epoch, position, "1", "a")
         later, position = await other.claim(target.topic)

@@ -14,11 +14,11 @@ import pytest
 from notify import ids
 from notify.errors import Conflict, NotifyError, Unavailable
 from notify.limits import LIMITS
-from notify.sinks.sink import Sink, open_sink
+from notify.sinks.sink import Sink
 from notify.testing.process import ServerProcess
 from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.groups import bodies, drain, subscribe
-from tests.support.kafka import KafkaNode, committed
+from tests.support.kafka import KafkaNode, committed, patient_sink
 from tests.support.proxy import Proxy
 
 END_TRANSACTION = rb"\x00\x1a\x00[\x01-\x05]"
@@ -97,7 +97,7 @@ class Mover:
 
     def __init__(self, target: Target, url: str = "") -> None:
         self._target = target
-        self.sink: Sink = open_sink(url or target.url)
+        self.sink: Sink = patient_sink(url or target.url)
         self.epoch = 0
         self.position = ""
 

@@ -34,7 +34,7 @@ from notify.errors import BindingRefused, Unavailable
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
-from tests.support.groups import bodies, drain, lag, publish, running, subscribe
+from tests.support.groups import bodies, drain, lag, outlast_a_lease, publish, running, subscribe
 from tests.support.http import admin, metric, post
 from tests.support.odd_failures import fail_oddly
 from tests.support.shop import Base, Order
@@ -58,15 +58,11 @@ def test_a_slow_handler_keeps_its_lease(frozen_server: InMemoryServer, unique: s
         assert is_done.wait(PATIENCE_SECONDS)
 
     ran_out = metric(frozen_server.url, "notify_leases_expired_total")
-    settle = f"/v1/groups/{unique}/settle"
     with TransactionProducer(frozen_server.url, group=unique) as producer:
         producer.publish(Message(unique, "slow"))
     with running(consumer):
         eventually(lambda: attempts, "the handler to begin")
-        for _ in range(3):
-            frozen_server.advance(0.9)
-            answered = frozen_server.answered(settle)
-            eventually(lambda n=answered: frozen_server.answered(settle) > n, "a renewal")  # type: ignore[misc]
+        outlast_a_lease(frozen_server, unique, 1)
         is_done.set()
         eventually(lambda: consumer.handled == 1, "the handler's return")
     assert attempts == [1] and lag(frozen_server.url, unique) == 0

@@ -14,7 +14,7 @@ from notify.client.servers import Servers
 from notify.errors import Conflict, NotifyError
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
-from tests.support.groups import Caller, is_subscribed, lag, publish, running, subscribe
+from tests.support.groups import Caller, is_subscribed, lag, outlast_a_lease, publish, running, subscribe
 
 
 class Registry:
@@ -136,20 +136,16 @@ def test_a_stop_waits_until_the_server_takes_the_ack(notify_server: InMemoryServ
 def test_a_stop_waits_for_a_handler_longer_than_its_lease(
     notify_server: InMemoryServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    notify_server.freeze()
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["x"])
     consumer, has_begun, may_end = busy_consumer(url, lease=1)
 
-    settle = "/v1/groups/g/settle"
     with running(consumer):
         assert has_begun.wait(PATIENCE_SECONDS)
         consumer.stop()
-        for _ in range(3):  # renewals for longer than a lease
-            renewed = notify_server.answered(settle)
-            eventually(lambda n=renewed: notify_server.answered(settle) > n, "a renewal after the stop")  # type: ignore[misc]
-            notify_server.advance(0.6)
-        eventually(lambda: notify_server.answered(settle) > renewed, "one more renewal")
+        outlast_a_lease(notify_server, "g", 1)
         may_end.set()
     assert (consumer.handled, lag(url, "g")) == (1, 0)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

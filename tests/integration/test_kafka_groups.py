@@ -29,7 +29,7 @@ from notify.server.groups.kafka.snapshot import KafkaGroup, Position
 from notify.sinks.kafka import KafkaSink
 from notify.wire import PackedBridgeBatch
 from tests.support.kafka_consumers import make_topic, produce
-from tests.support.kafka_groups import Group, admin, showing
+from tests.support.kafka_groups import Group, admin, look_again, showing
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,7 @@ def test_pages_show_what_waits_and_link_to_what_is_there(kafka_url: str, server:
         group.commit(partition, Progress(0), retries)
     group.commit(0, Progress(0))
     group.bury(0, 1)
+    look_again(server)
     page = ask(server.url, "GET", f"/groups/{group.name}")[1]
     assert [f"{place}" in page for place in (f"{group.topic}/0", f"{retries}/4", f"{retries}/3")] == [True, True, False]
     page = ask(server.url, "GET", f"/groups/{group.name}/dead-letters")[1]

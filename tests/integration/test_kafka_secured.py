@@ -34,7 +34,7 @@ from notify.kafka.groups import dead_letter_topic
 from notify.kafka.hindrance import hindrance
 from notify.kafka.rights import GROUP, TOPIC, TRANSACTIONAL_ID, Need, Needs
 from notify.kafka.subscriptions import TOPIC as SUBSCRIPTIONS
-from tests.support.kafka import committed
+from tests.support.kafka import committed, patient_sink
 from tests.support.kafka_consumers import produce
 from tests.support.secured_kafka import ADMIN, SecuredKafka
 
@@ -152,7 +152,7 @@ def test_names_and_passwords_with_signs_are_taken_as_they_are(
 
 
 async def _claimed(url: str, source: str) -> None:
-    sink = open_sink(url)
+    sink = patient_sink(url)
     try:
         await sink.claim(source)
     finally:
@@ -167,7 +167,7 @@ async def _append(sink: Sink, source: str, epoch: int, topic: str, text: str, **
 
 
 async def _published(url: str, source: str, topic: str) -> Bridged:
-    sink = open_sink(url)
+    sink = patient_sink(url)
     try:
         epoch, _ = await sink.claim(source)
         return await _append(sink, source, epoch, topic, "one")
@@ -184,7 +184,7 @@ def test_a_bridge_needs_these_rights_and_no_more(secured: SecuredKafka, unique: 
     url = secured.url(secured.user(rights.of_bridge(unique, [topic])))
 
     async def publish() -> None:
-        sink = open_sink(url)
+        sink = patient_sink(url)
         epoch, _ = await sink.claim(unique)
         assert not (await _append(sink, unique, epoch, topic, "one")).refused
         assert not (await _append(sink, unique, epoch, topic, "late", delay=0.1)).refused
@@ -419,7 +419,7 @@ def test_a_delayed_message_waits_for_a_right_that_is_missing(
     url = secured.url(user)
 
     async def publish() -> None:
-        sink = open_sink(url)
+        sink = patient_sink(url)
         epoch, _ = await sink.claim(unique)
         assert not (await _append(sink, unique, epoch, topic, "late", delay=0.1)).refused
         await sink.close()
@@ -441,7 +441,7 @@ def test_a_position_that_may_not_be_seen_is_no_missing_one(secured: SecuredKafka
     url = secured.url(secured.user(needs))
 
     async def position() -> str:
-        sink = open_sink(url)
+        sink = patient_sink(url)
         try:
             return await sink.position(unique)
         finally:

@@ -20,12 +20,12 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.limits import LIMITS
 from notify.relay.relay import Relay
 from notify.relay.rows import Rows
-from notify.sinks.sink import Sink, open_sink, running_beside
+from notify.sinks.sink import Sink, running_beside
 from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.bridges import outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
-from tests.support.kafka import KafkaNode, Wrapped, committed, open_transaction
+from tests.support.kafka import KafkaNode, Wrapped, committed, open_transaction, patient_sink
 from tests.support.shop import make_engine
 
 pytest.importorskip("confluent_kafka")
@@ -94,7 +94,7 @@ def sent(topic: str, body: str | bytes, **fields: Any) -> BridgedTransaction:
 
 def use(url: str, work: Callable[[Sink], Awaitable[None]]) -> None:
     async def run() -> None:
-        sink = open_sink(url)
+        sink = patient_sink(url)
         try:
             await work(sink)
         finally:
@@ -126,7 +126,7 @@ def test_an_open_transaction_of_another_source_hides_no_position(url: str, uniqu
             for n, topic in enumerate((POSITIONS, f"{POSITIONS}.{other}"))
         ]
         await append(sink, unique, epoch, "2")
-        again = open_sink(url)
+        again = patient_sink(url)
         assert await again.position(unique) == "2"
         assert await again.claim(unique) == (epoch + 1, "2")
         await again.close()
@@ -204,7 +204,7 @@ def test_what_is_open_ends_with_its_sink(url: str, unique: str) -> None:
         await append(sink, unique, epoch, "1", sent(unique, "part", key="k"), prepare=True)
         await asyncio.to_thread(committed, url, unique, 1, uncommitted=True)
         await sink.close()
-        other = open_sink(url)
+        other = patient_sink(url)
         epoch, _ = await other.claim(f"other-{unique}")
         await append(other, f"other-{unique}", epoch, "1", sent(unique, "whole", key="k"))
         assert texts(url, unique) == ["whole"]
@@ -224,7 +224,7 @@ def test_a_mover_that_was_frozen_for_too_long_goes_on_where_nobody_took_over(
         epoch, _ = await frozen.claim(unique)
         await append(frozen, unique, epoch, "1", part, prepare=True)
         await asyncio.to_thread(committed, url, unique, 1, uncommitted=True)
-        other = open_sink(url)
+        other = patient_sink(url)
         at, _ = await other.claim(f"other-{unique}")
         await append(other, f"other-{unique}", at, "1", sent(unique, "whole", key="k"))
         await other.close()

@@ -350,8 +350,8 @@ def test_an_instance_that_comes_gets_what_waits_for_a_batch_elsewhere(queue: Que
     send_to_both = [Message(unique, text, key=str(n)) for n, text in enumerate(sent)]
     seen: Counter[str] = Counter()
     has_begun, may_end = threading.Event(), threading.Event()
-    first = Consumer(queue.url, group=unique, concurrency=1, lease=1, batch=len(sent))
-    second = Consumer(queue.url, group=unique, lease=1)
+    first = Consumer(queue.url, group=unique, concurrency=1, lease=3, batch=len(sent))
+    second = Consumer(queue.url, group=unique, lease=3)
 
     @first.subscribe(unique, start="earliest", batch=size)
     def handle(messages: list[ReceivedMessage]) -> None:
@@ -373,8 +373,8 @@ def test_an_instance_that_comes_gets_what_waits_for_single_handling_beside_batch
     sent = [f"{n:02}" for n in range(40)]
     seen: Counter[str] = Counter()
     has_begun, may_end = threading.Event(), threading.Event()
-    first = Consumer(queue.url, group=unique, concurrency=1, lease=1, batch=len(sent))
-    second = Consumer(queue.url, group=unique, lease=1)
+    first = Consumer(queue.url, group=unique, concurrency=1, lease=3, batch=len(sent))
+    second = Consumer(queue.url, group=unique, lease=3)
 
     @first.subscribe(unique, start="earliest")
     def handle(message: ReceivedMessage) -> None:

@@ -452,20 +452,15 @@ class warnings_in:
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_relay_that_is_frozen_loses_its_keys(kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
     """A frozen relay's lease ends although its session stands, as does that of a machine that is gone."""
-    make: Callable[[sa.Engine], Leases] = (
-        (lambda engine: PostgreSqlLeases(engine, seconds=1))
-        if kind == "postgresql"
-        else (lambda engine: MySqlLease(engine, seconds=1))
-    )
+    make: Callable[[sa.Engine, float], Leases] = PostgreSqlLeases if kind == "postgresql" else MySqlLease
     with empty_database(kind, database_urls, tmp_path) as url:
         engines = [make_engine(url) for _ in range(2)]
-        frozen, other = map(make, engines)
+        frozen, other = make(engines[0], 2.0), make(engines[1], 10 * PATIENCE_SECONDS)
         assert frozen.renew()
 
         def has_all() -> bool:
             return other.renew() and other.all()
 
-        assert not has_all()
         eventually(has_all, "the frozen one's session to end")
         try:
             woke = frozen.renew()
@@ -559,13 +554,26 @@ def test_another_goes_on_for_a_relay_process_that_is_stopped(
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_relay_that_waits_keeps_its_keys(kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
-    """A relay renews its leases while it waits for rows."""
-    make = PostgreSqlLeases if kind == "postgresql" else MySqlLease
+    """A relay uses the session of its leases while it waits for rows, several times within what it may be silent."""
+    leases_of_kind: type[PostgreSqlLeases] | type[MySqlLease]
+    leases_of_kind = PostgreSqlLeases if kind == "postgresql" else MySqlLease
+    pauses: list[float] = []
+    uses: list[int] = []
+
+    class Waiting(leases_of_kind):  # type: ignore[misc, valid-type]
+        def _is_woken(self, seconds: float) -> bool:
+            pauses.append(seconds)
+            return False
+
     with empty_database(kind, database_urls, tmp_path) as url:
         engines = [make_engine(url) for _ in range(2)]
-        waiting, other = (make(engine, seconds=1) for engine in engines)
+        waiting = Waiting(engines[0], 60.0, monotonic=lambda: sum(pauses))
+        other = leases_of_kind(engines[1], 60.0)
         assert waiting.renew()
-        waiting.wait(2.5)
+        sa.event.listen(engines[0], "before_cursor_execute", lambda *_: uses.append(len(pauses)))
+        waiting.wait(150.0)
+        assert sum(pauses) == 150.0 and max(pauses) <= 60.0 / 4
+        assert set(uses) >= set(range(1, len(pauses))), "it was silent between two pauses"
         assert waiting.renew() and not (other.renew() and other.all())
         for leases, engine in zip((waiting, other), engines, strict=True):
             leases.close()

@@ -56,7 +56,7 @@ class ForWorkers:
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="notify-databases-"))
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._serve, args=(kind,)) for kind in SERVERS]
+        self._threads = [threading.Thread(target=self._serve, args=(kind,), daemon=True) for kind in SERVERS]
         for thread in self._threads:
             thread.start()
 

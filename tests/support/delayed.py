@@ -11,9 +11,8 @@ from typing import Any
 
 from notify import ids
 from notify.kafka.cluster import Cluster
-from notify.sinks.sink import open_sink
 from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
-from tests.support.kafka import committed
+from tests.support.kafka import committed, patient_sink
 
 
 def texts_of(url: str, topic: str, wanted: int = 0) -> list[str]:
@@ -36,7 +35,7 @@ def _send(url: str, topic: str, messages: Sequence[PackedMessage], source: str =
     source = topic + source.replace(" ", "-")
 
     async def run() -> None:
-        sink = open_sink(url)
+        sink = patient_sink(url)
         try:
             epoch, before = await sink.claim(source)
             transactions = [BridgedTransaction(ids.to_text(ids.new_id()), "g", [message]) for message in messages]

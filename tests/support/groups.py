@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from notify.client import Consumer
+from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import admin, ask, post
 
@@ -29,6 +30,16 @@ class Caller:
         """Settle messages, and return the status of each."""
         items = [{"receipt": m["receipt"], "action": action, **options} for m in messages]
         return [item["status"] for item in post(self.url, f"/v1/groups/{self.group}/settle", {"items": items})["items"]]
+
+
+def outlast_a_lease(server: InMemoryServer, group: str, lease: float) -> None:
+    """Let more than a lease pass on a frozen server, whose clock moves only after the consumer has renewed it."""
+    path = f"/v1/groups/{group}/settle"
+    for _ in range(3):
+        answered = server.answered(path)
+        # The first one may have been under way when the clock moved.
+        eventually(lambda n=answered: server.answered(path) >= n + 2, "two renewals")  # type: ignore[misc]
+        server.advance(0.9 * lease)
 
 
 def bodies(messages: list[dict[str, Any]]) -> list[str]:

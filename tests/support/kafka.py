@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from notify.demo.kafka import KafkaCluster
+from notify.kafka.records import SCHEME
+from notify.sinks.sink import Sink, open_sink
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.proxy import Proxy
 
@@ -37,6 +39,15 @@ class KafkaNode:
     def stop(self) -> None:
         self.proxy.close()
         self.cluster.kill_node(0)  # an orderly end of thousands of partitions takes ten seconds
+
+
+def patient_sink(url: str) -> Sink:
+    """A sink whose brokers may take as long for a call as a test waits for an event."""
+    if not url.startswith(SCHEME):
+        return open_sink(url)
+    from notify.sinks.kafka import KafkaSink
+
+    return KafkaSink(url, PATIENCE_SECONDS)
 
 
 class Wrapped:

@@ -16,6 +16,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
 from notify.testing.process import ServerProcess
+from tests.support.clock import eventually
 from tests.support.http import REASON, ask
 
 
@@ -72,7 +73,15 @@ class Group:
         self.write(letters, partition, count, topic=self.topic, reason="ValueError: no", attempt="16", expires="1")
 
 
+def look_again(server: ServerProcess) -> None:
+    """Let a server show what is there now. A snapshot serves it for a second, and it takes some by itself, such as one
+    in the middle of what a test writes; it takes a new one when somebody asks for a group that it does not know."""
+    eventually(lambda: ask(server.url, "GET", "/v1/admin/groups/none")[0] == 404, "a new snapshot")
+
+
 def admin(server: ServerProcess, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    if method == "GET":
+        look_again(server)
     sent = body if method == "GET" else {"reason": REASON} | (body or {})
     status, answer = ask(server.url, method, f"/v1/admin/{path}", sent)
     assert status == 200, answer

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from notify.testing.guardian import register
 from notify.testing.ports import free_port
 from notify.testing.reachable import NotAvailable, wait_for
 
@@ -40,6 +41,7 @@ def pgbouncer(url: str, mode: str, directory: Path) -> Iterator[str]:
     with file.open() as configuration:
         command = [program, "-q", "/dev/stdin"]
         process = subprocess.Popen(command, stdin=configuration, stderr=subprocess.DEVNULL, user=user)
+    register(process.pid)
     try:
         through = behind.set(host="127.0.0.1", port=port, password=None)
         through_text = through.render_as_string(hide_password=False)

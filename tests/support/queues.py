@@ -13,11 +13,12 @@ from notify.client import Message
 from notify.client.loop import LoopThread
 from notify.errors import Unavailable
 from notify.message import encode_body
-from notify.sinks.sink import Sink, open_sink
+from notify.sinks.sink import Sink
 from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support import groups
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import admin
+from tests.support.kafka import patient_sink
 
 LONG_OVER_KAFKA = pytest.mark.parametrize(
     "queue", ["queue server", pytest.param("Kafka", marks=pytest.mark.long)], indirect=True
@@ -35,7 +36,7 @@ class Sender:
         self._position = self._epoch = 0
 
     async def _open(self, url: str) -> Sink:
-        return open_sink(url)
+        return patient_sink(url)
 
     def send(self, *messages: Message) -> list[str]:
         """Publish each message in a transaction of its own, all in one batch; their ids, `{transaction}.0`."""

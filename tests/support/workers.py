@@ -1,4 +1,4 @@
-"""The distribution of tests among workers (pytest-xdist), and the databases that workers share.
+"""The distribution of tests among workers (pytest-xdist), what workers share, and the end of all that a run started.
 
 A worker takes whole files, one after the other, and each file goes to the next worker that is free. What is dear to
 start (a Spark session, a Kafka node) is shared by files that go to one worker together; tests that only compute go one
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from notify.testing.guardian import Guardian
 from tests.support.databases import ForWorkers
 
 _KAFKA = "tests/integration/test_kafka_"
@@ -65,14 +66,17 @@ IN_ORDER = (
 for servers (Kafka, bridges, relays) runs beside what computes (Spark, Chromium, histories): four workers that all wait
 left half of the processors idle. The rest follows in the order of the folders, at its end the short unit tests."""
 
+GUARDIAN = pytest.StashKey[Guardian]()
 STARTED = pytest.StashKey[ForWorkers]()
 _STARTED = "databases of the workers"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In the controller of several workers: start the databases while the workers collect."""
-    is_worker = hasattr(config, "workerinput")
-    if not is_worker and config.getoption("numprocesses", None) and not config.option.collectonly:
+    """Guard the run; in the controller of several workers, start the databases while the workers collect."""
+    if hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    config.stash[GUARDIAN] = Guardian()
+    if config.getoption("numprocesses", None):
         config.stash[STARTED] = ForWorkers()
 
 
@@ -89,9 +93,13 @@ def databases_of(config: pytest.Config) -> Path | None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The workers have ended: stop what they shared."""
-    if STARTED in config.stash:
-        config.stash[STARTED].stop()
+    """The workers have ended: stop what they shared, and end what they left."""
+    try:
+        if STARTED in config.stash:
+            config.stash[STARTED].stop()
+    finally:
+        if GUARDIAN in config.stash:
+            config.stash[GUARDIAN].end()
 
 
 def rank(nodeid: str) -> int:

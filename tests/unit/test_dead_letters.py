@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from notify.server.groups import Chosen
 from notify.server.groups.own_letters import OwnLetters
 from notify.server.jobs import letter_search, wanted
 from notify.server.jobs.runner import Jobs
-from notify.server.jobs.wanted import LOOKED_AT, LOOKED_AT_ONCE, Wanted
+from notify.server.jobs.wanted import LOOKED_AT, LOOKED_AT_ONCE, SEARCH_SECONDS, Wanted
 from notify.server.newest import CHUNK
 from notify.storage.records import StoredMessage
 from notify.testing import InMemoryServer
@@ -65,8 +66,11 @@ class Letters:
         self.most = max(self.most, self.in_one_go)
 
 
-def searched(search: Callable[[OwnLetters], Awaitable[Any]]) -> tuple[Letters, Any]:
-    """(the letters after a search beside which the loop has other work, the search's result)."""
+def searched(
+    search: Callable[[OwnLetters], Awaitable[Any]], monotonic: Callable[[], float] = lambda: 0.0
+) -> tuple[Letters, Any]:
+    """(the letters after a search beside which the loop has other work, the search's result). `monotonic`: the clock of
+    its bound; by default a search takes no time."""
 
     async def run() -> tuple[Letters, Any]:
         letters = Letters()
@@ -78,7 +82,7 @@ def searched(search: Callable[[OwnLetters], Awaitable[Any]]) -> tuple[Letters, A
 
         beside = asyncio.create_task(others())
         core = SimpleNamespace(queues=letters, one_search=asyncio.Lock())
-        result = await search(OwnLetters(core))  # type: ignore[arg-type]
+        result = await search(OwnLetters(core, monotonic))  # type: ignore[arg-type]
         beside.cancel()
         return letters, result
 
@@ -131,6 +135,20 @@ def test_one_request_looks_at_a_bounded_number_of_letters(name: str) -> None:
             break
     assert max(looked_at) < LOOKED_AT + LOOKED_AT_ONCE
     assert LETTERS <= sum(looked_at) < LETTERS + 3 * LOOKED_AT_ONCE
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_one_request_looks_for_a_bounded_time(name: str) -> None:
+    """Each part of the search takes a second here. The answer says where to go on."""
+    seconds = itertools.count()
+    letters, answer = searched(lambda own: SEARCHES[name](own, 0), lambda: float(next(seconds)))
+    fields = answer.preview if name == "redrive" else answer
+    assert letters.read_in_all <= (SEARCH_SECONDS + 1) * LOOKED_AT_ONCE
+    looked_at = round(SEARCH_SECONDS) * LOOKED_AT_ONCE
+    if name == "newest":
+        assert fields["next_before"] == LETTERS - looked_at
+    else:
+        assert fields["next_offset"] == looked_at
 
 
 def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_so() -> None:

@@ -135,7 +135,7 @@ def test_what_is_wrong_with_a_line_is_said(line: str, why: str) -> None:
     assert why.lower() in written_commands.fault(line).lower() and bool(why) == bool(written_commands.fault(line))
 
 
-HIDDEN = {"NOTIFY_CRASH_AT", "NOTIFY_KAFKA_LIB"}
+HIDDEN = {"NOTIFY_CRASH_AT", "NOTIFY_KAFKA_LIB", "NOTIFY_TEST_SUITE"}
 """Variables of Notify's own tests."""
 
 

@@ -17,10 +17,9 @@ def raised(kind: type[Exception], text: str) -> Exception:
         return error
 
 
-def test_a_cause_is_traced_once_a_minute(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cause_is_traced_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = 1_000.0
-    monkeypatch.setattr(failure_log.time, "monotonic", lambda: now)
-    failures = FailureLog()
+    failures = FailureLog(lambda: now)
     with caplog.at_level(logging.WARNING, "notify.consumer"):
         for attempt in (1, 2, 3):
             failures.tell("order.placed", "m.0", attempt, raised(OSError, f"refused {attempt}"))

@@ -100,15 +100,10 @@ def test_the_dearest_filter_is_evaluated_for_few_messages_in_one_go() -> None:
 @pytest.mark.parametrize(
     ("others", "share"), [(0.0, pace.EVALUATION_SHARE), (0.4, 0.09), (0.95, pace.LEAST_EVALUATION_SHARE)]
 )
-def test_filters_have_a_share_of_the_time_that_is_left(
-    others: float, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filters_have_a_share_of_the_time_that_is_left(others: float, share: float) -> None:
     """All filters together have a share of the loop's free time: the busier the loop, the smaller the share."""
-    now = 0.0
-    monkeypatch.setattr(pace, "perf_counter", lambda: now)
-    monkeypatch.setattr(pace, "thread_time", lambda: spent + others * now)
-    spent = 0.0
-    shared = pace.Pace(Metrics(), 0)
+    now = spent = 0.0
+    shared = pace.Pace(Metrics(), 0, lambda: now, lambda: spent + others * now)
     while now < 100:
         if wait := shared.evaluation_wait():
             now += wait

@@ -193,3 +193,69 @@ def test_files_and_functions_fit_their_bounds() -> None:
 )
 def test_what_is_too_long_is_seen(source: str, expected: list[str]) -> None:
     assert list(too_long("a.py", source)) == expected
+
+
+READ_A_CLOCK = {
+    "it waits until something comes, and then says that it did not come": (
+        "binlog_bridge.purge cli.storage client.kafka.control client.kafka.feed client.kafka.membership "
+        "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions client.line "
+        "client.thread_outgoing kafka.brokers kafka.compacted kafka.flushing kafka.hindrance kafka.transactional maven "
+        "relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
+        "server.supervisor sinks.delays.earlier"
+    ),
+    "it works again and again beside others, and leaves them their share": (
+        "binlog_bridge.announcing binlog_bridge.pump binlog_bridge.retrying client.kafka.loop client.kafka.settling "
+        "log_rate relay.relay server.cluster.membership server.configuration.follow server.delivery.group "
+        "server.jobs.dead_letters server.watch.chart_file server.watch.figures server.watch.history "
+        "sinks.delays.cleaning sinks.delays.made_anew sinks.showing"
+    ),
+    "what it knows serves for a while; a test asks for what is new": (
+        "kafka.topics server.access.oidc server.groups.kafka.look server.groups.kafka.thread server.webhooks"
+    ),
+    "it holds processes and connections, which live in real time": "client.alone server.doorway server.parent",
+    "one look sees a part, the next one goes on; a test looks until it has seen all": (
+        "server.groups.kafka.letter_counts server.groups.kafka.oldest"
+    ),
+}
+"""The modules of the product that read a clock themselves, by the reason why a test does not depend on it. All others,
+above all those whose answers end after a while, take a clock as an argument, which a test drives."""
+
+CLOCKS = {"monotonic", "perf_counter", "thread_time", "monotonic_ns", "perf_counter_ns"}
+
+
+def reads_a_clock(source: str) -> bool:
+    """Whether a module calls a clock of `time`; one that only names it, as the default of an argument, does not."""
+    return any(clock in source for clock in CLOCKS) and any(
+        isinstance(node, ast.Call)
+        and (isinstance(node.func, ast.Name) or ast.unparse(node.func).startswith("time."))
+        and ast.unparse(node.func).removeprefix("time.") in CLOCKS
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+def test_what_ends_after_a_while_takes_its_clock_from_outside() -> None:
+    """A list of 10,000 letters met the bound of a search on a slow machine, and a test of it was red."""
+    product = [
+        path
+        for path in sorted((ROOT / "notify").rglob("*.py"))
+        if path.relative_to(ROOT / "notify").parts[0] not in ("bench", "demo", "testing")
+    ]
+    reading = {name_of(path).removeprefix("notify.") for path in product if reads_a_clock(path.read_text())}
+    allowed = {module for modules in READ_A_CLOCK.values() for module in modules.split()}
+    assert reading - allowed == set(), "take `monotonic: Callable[[], float] = time.monotonic` as an argument"
+    assert allowed - reading == set(), "these read no clock any more"
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("import time\nnow = time.monotonic()", True),
+        ("from time import perf_counter\nnow = perf_counter()", True),
+        ("def f(monotonic=time.monotonic): pass", False),
+        ("now = self._monotonic()", False),
+        ("now = self.monotonic()", False),
+        ("now = loop.time()", False),
+    ],
+)
+def test_a_clock_that_is_read_is_seen(source: str, reads: bool) -> None:
+    assert reads_a_clock(source) is reads

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from notify.client import login
 from notify.client.login import TOKEN_SECONDS, Token
 from notify.errors import InvalidRequest
 
@@ -21,10 +20,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(login, "time", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -41,7 +38,7 @@ def shown(token: str) -> str:
 
 
 def test_a_file_is_read_again_after_a_while(file: Path, clock: Clock) -> None:
-    token = Token(None)
+    token = Token(None, clock.monotonic)
     file.write_text("second\n")
     clock.now += TOKEN_SECONDS - 0.1
     assert token.header() == shown("first")
@@ -50,7 +47,7 @@ def test_a_file_is_read_again_after_a_while(file: Path, clock: Clock) -> None:
 
 
 def test_a_refused_token_is_read_again_at_once(file: Path, clock: Clock) -> None:
-    token = Token(None)
+    token = Token(None, clock.monotonic)
     assert token.instead_of(shown("first")) is None  # the file has no other token
     file.write_text("second\n")
     assert token.instead_of(shown("first")) == shown("second")
@@ -59,7 +56,7 @@ def test_a_refused_token_is_read_again_at_once(file: Path, clock: Clock) -> None
 
 
 def test_what_cannot_be_read_leaves_the_one_before(file: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    token = Token(None)
+    token = Token(None, clock.monotonic)
     with caplog.at_level(logging.WARNING, "notify.client"):
         for wrong in ("", "no token\nat all"):
             file.write_text(wrong)
@@ -76,7 +73,7 @@ def test_what_cannot_be_read_leaves_the_one_before(file: Path, clock: Clock, cap
 
 def test_a_function_gives_the_token(clock: Clock) -> None:
     given = ["first"]
-    token = Token(lambda: given[-1])
+    token = Token(lambda: given[-1], clock.monotonic)
     given.append("second")
     assert token.header() == shown("first")
     assert token.instead_of(shown("first")) == shown("second")
@@ -86,7 +83,7 @@ def test_a_function_gives_the_token(clock: Clock) -> None:
 
 
 def test_a_text_stays(file: Path, clock: Clock) -> None:
-    token = Token("given")
+    token = Token("given", clock.monotonic)
     clock.now += TOKEN_SECONDS
     assert token.header() == shown("given") and token.instead_of(shown("given")) is None
     assert Token("").header() == ""

@@ -6,6 +6,7 @@ proportion: the busier producers keep the server, the longer. While producers ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter, thread_time
 
 from notify.server.metrics import Metrics
@@ -36,7 +37,15 @@ BUSY_SECONDS = 0.1
 class Pace:
     """The shares of the server's time for groups that catch up, and for filters."""
 
-    def __init__(self, metrics: Metrics, now_us: int) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        now_us: int,
+        passed: Callable[[], float] = perf_counter,
+        worked: Callable[[], float] = thread_time,
+    ) -> None:
+        """`passed` and `worked`: clocks in seconds, of all time and of this thread's work."""
+        self._passed, self._worked = passed, worked
         self._metrics = metrics
         self._at_us = now_us
         self._halves = self._published = 0
@@ -45,12 +54,12 @@ class Pace:
         self._evaluation_share = EVALUATION_SHARE
         self._spent_seconds = 0.0
         """CPU time in filters since `_looked_at`."""
-        self._looked_at = self._evaluated_at = perf_counter()
-        self._worked_seconds = thread_time()
+        self._looked_at = self._evaluated_at = self._passed()
+        self._worked_seconds = self._worked()
 
     def evaluation_wait(self) -> float:
         """Seconds until filters may be evaluated again; 0 if they may be now."""
-        now = perf_counter()
+        now = self._passed()
         if now - self._looked_at > BUSY_SECONDS:
             self._look_at_loop(now)
         earned = (now - self._evaluated_at) * self._evaluation_share
@@ -65,7 +74,7 @@ class Pace:
 
     def _look_at_loop(self, now: float) -> None:
         """Reduce the filters' share by the share of time in which the loop's thread did other work."""
-        worked = thread_time()
+        worked = self._worked()
         others = max(0.0, worked - self._worked_seconds - self._spent_seconds) / (now - self._looked_at)
         self._evaluation_share = max(LEAST_EVALUATION_SHARE, EVALUATION_SHARE * (1.0 - others))
         self._looked_at, self._worked_seconds, self._spent_seconds = now, worked, 0.0

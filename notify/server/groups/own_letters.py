@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -34,8 +35,10 @@ from notify.wire import instant
 class OwnLetters:
     """The dead letters of the own groups. Every method raises WrongRole if the server has no queues."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`monotonic`: a clock in seconds, which bounds searches."""
         self._core = core
+        self._monotonic = monotonic
         self.open = OpenLetters(core)
 
     def count(self, group: str) -> int:
@@ -54,14 +57,18 @@ class OwnLetters:
         return heapq.nlargest(most, rows, key=lambda row: (row["count"], row["redriven"]))
 
     async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
-        search = LetterSearch(DeadLetters(self._core, name), wanted, _shown, most, LIMITS.reply_bytes)
+        search = self._listing(name, wanted, most)
         next_offset = await search.forwards(offset)
         return {"messages": search.results, "next_offset": next_offset}
 
     async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
-        search = LetterSearch(DeadLetters(self._core, name), wanted, _shown, most, LIMITS.reply_bytes)
+        search = self._listing(name, wanted, most)
         next_before = await search.backwards(before)
         return {"messages": search.results, "next_before": next_before}
+
+    def _listing(self, name: str, wanted: Wanted, most: int) -> LetterSearch[dict[str, Any]]:
+        letters = DeadLetters(self._core, name)
+        return LetterSearch(letters, wanted, _shown, most, LIMITS.reply_bytes, self._monotonic)
 
     async def failures(self, name: str) -> dict[str, Any]:
         await self.open.look_at(name)
@@ -97,7 +104,7 @@ class OwnLetters:
         """(the places of the chosen letters, the offset where the search for further ones goes on, or 0)."""
         if chosen.ids is not None:
             return await letters.places_of(set(chosen.ids)), 0
-        search = LetterSearch(letters, chosen.wanted, _open_place, min(chosen.most, AT_ONCE))
+        search = LetterSearch(letters, chosen.wanted, _open_place, min(chosen.most, AT_ONCE), monotonic=self._monotonic)
         next_offset = await search.forwards(chosen.offset)
         return search.results, 0 if search.is_over else next_offset
 

@@ -30,13 +30,16 @@ class LetterSearch(Generic[T]):
         result: Callable[[StoredMessage, Fate], T | None],
         most: int,
         most_bytes: float = inf,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`result` makes the result for a letter that matches; None: the letter is left out."""
+        """`result` makes the result for a letter that matches; None: the letter is left out. `monotonic`: a clock in
+        seconds, which bounds the search."""
         self._letters = letters
         self._wanted = wanted
         self._result = result
         self._most = most
         self._most_bytes = most_bytes
+        self._monotonic = monotonic
         self._bytes = self._looked_at = 0
         self._last: int | None = None
         """The offset of the letter that was looked at last."""
@@ -59,11 +62,11 @@ class LetterSearch(Generic[T]):
         return 0 if is_over else self._last or 0
 
     async def _through(self, letters: Iterator[StoredMessage]) -> None:
-        deadline = time.monotonic() + SEARCH_SECONDS
+        deadline = self._monotonic() + SEARCH_SECONDS
         while not self._is_at_a_bound():
             async with self._letters.part_of_a_search():
                 await self._look(letters)
-            if time.monotonic() >= deadline:
+            if self._monotonic() >= deadline:
                 break
 
     def _is_at_a_bound(self) -> bool:

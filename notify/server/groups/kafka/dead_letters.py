@@ -47,7 +47,9 @@ NO_REPLAY = (
 class KafkaLetters:
     """The letters of one cluster's groups. Every method raises Unavailable while the brokers do not answer."""
 
-    def __init__(self, thread: BrokersThread, look: Look) -> None:
+    def __init__(self, thread: BrokersThread, look: Look, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`monotonic`: a clock in seconds, which bounds searches."""
+        self._monotonic = monotonic
         self._thread = thread
         self._brokers = thread.brokers
         self._look = look
@@ -91,10 +93,10 @@ class KafkaLetters:
             chosen, next_offset = self._listed(name, wanted, offset, most)
             return {"messages": self._shown(name, chosen), "next_offset": next_offset}
 
-        deadline = time.monotonic() + SEARCH_SECONDS
+        deadline = self._monotonic() + SEARCH_SECONDS
         while True:  # other requests get their turn between two calls
             page = await self._thread.call(partial(find, offset))
-            if page["messages"] or page["next_offset"] == offset or time.monotonic() >= deadline:
+            if page["messages"] or page["next_offset"] == offset or self._monotonic() >= deadline:
                 return page
             offset = page["next_offset"]
 
@@ -105,7 +107,7 @@ class KafkaLetters:
         """
         chosen: list[Letter] = []
         size = 0
-        part = Part(self._letters(name, offset), offset)
+        part = Part(self._letters(name, offset), offset, self._monotonic)
         for letter in part:
             if _is_wanted(wanted, letter):
                 chosen.append(letter)
@@ -189,16 +191,16 @@ class KafkaLetters:
 
         A request goes on from call to call for SEARCH_SECONDS; other requests get their turn between two calls.
         """
-        search = LetterSearch(chosen)
+        search = LetterSearch(chosen, self._monotonic)
 
         def look() -> None:
             self._redriven.read()
             search.look(partial(self._letters, name), self._is_closed(name))
 
-        deadline = time.monotonic() + SEARCH_SECONDS
+        deadline = self._monotonic() + SEARCH_SECONDS
         while not search.has_ended:
             await self._thread.call(look)
-            if time.monotonic() >= deadline:
+            if self._monotonic() >= deadline:
                 break
         return search.found, search.next_offset
 

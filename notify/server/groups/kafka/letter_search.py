@@ -18,20 +18,23 @@ PART_SECONDS = 2.0
 class Part:
     """The next letters: at most LOOKED_AT, read for PART_SECONDS."""
 
-    def __init__(self, letters: Iterator[Letter], number: int) -> None:
-        """`letters`: from `number` on."""
+    def __init__(
+        self, letters: Iterator[Letter], number: int, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`letters`: from `number` on. `monotonic`: a clock in seconds, which bounds the part."""
         self._letters = letters
+        self._monotonic = monotonic
         self.next = number
         """The number from which the next part goes on."""
         self.is_over = False
         """Whether no letters are left."""
 
     def __iter__(self) -> Iterator[Letter]:
-        deadline = time.monotonic() + PART_SECONDS
+        deadline = self._monotonic() + PART_SECONDS
         for count, letter in enumerate(self._letters, 1):
             self.next = letter.number + 1
             yield letter
-            if count == LOOKED_AT or time.monotonic() >= deadline:
+            if count == LOOKED_AT or self._monotonic() >= deadline:
                 return
         self.is_over = True
 
@@ -39,7 +42,8 @@ class Part:
 class LetterSearch:
     """Looks for the letters that a redrive or drop chooses."""
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: Chosen, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._wanted = chosen.wanted
         self._missing = None if chosen.ids is None else set(chosen.ids)
         """The ids without an open letter so far; None: letters are chosen by conditions."""
@@ -61,7 +65,7 @@ class LetterSearch:
 
     def look(self, read: Callable[[int], Iterator[Letter]], is_closed: Callable[[Letter], bool]) -> None:
         """Look at the next part. `read` yields the letters from a number on."""
-        part = Part(read(self._next), self._next)
+        part = Part(read(self._next), self._next, self._monotonic)
         for letter in part:
             if self._is_chosen(letter, is_closed(letter)):
                 self.found[letter.spot] = letter.id

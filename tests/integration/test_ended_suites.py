@@ -1,0 +1,114 @@
+"""A run of tests that is ended, however, leaves none of the databases, nodes of Kafka and servers that it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from notify.testing import usage
+from tests.support.clock import eventually
+
+ROOT = Path(__file__).parents[2]
+FIRST = """
+import signal
+from pathlib import Path
+from notify.testing.process import ServerProcess
+
+def test_waits(database_urls, tmp_path):
+    assert database_urls["postgresql"] and database_urls["mariadb"]
+    ServerProcess(tmp_path / "data", flags=["--workers", "2"]).start()
+    Path(__file__).with_name("first").touch()
+    signal.pause()
+"""
+KAFKA = """
+def test_node(kafka_node):
+    pass
+"""
+SECOND = """
+import signal
+from pathlib import Path
+from notify.testing.databases import postgresql
+from notify.testing.process import ServerProcess
+from tests.support.databases import own_mariadb
+
+def test_waits(tmp_path):
+    with own_mariadb(), postgresql(durable=False):
+        frozen = ServerProcess(tmp_path / "data").start()
+        frozen.process.send_signal(signal.SIGSTOP)
+        Path(__file__).with_name("second").touch()
+        signal.pause()
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A run with two workers, in a process group of its own, once all that it starts is up: long ones with Kafka."""
+    names = ("first", "second")
+    first = FIRST if request.node.get_closest_marker("long") is None else KAFKA + FIRST
+    for name, source in zip(names, (first, SECOND), strict=True):
+        (tmp_path / f"test_{name}.py").write_text(source)
+    words = ["-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-n", "2", "-x"]
+    with (tmp_path / "output").open("wb") as output:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *words, "--basetemp", str(tmp_path / "temporary"), str(tmp_path)],
+            cwd=ROOT, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    try:
+        eventually(lambda: run.poll() is not None or all((tmp_path / name).exists() for name in names), seconds=600)
+        assert run.poll() is None, (tmp_path / "output").read_text()[-3000:]
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+def to_all(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    os.killpg(run.pid, number)
+
+
+def to_one(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    run.send_signal(number)
+
+
+def twice(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """The second one comes while the suite ends by the first."""
+    to_all(run, number)
+    count = len(usage.tree(run.pid))
+    eventually(lambda: len(usage.tree(run.pid)) < count, "the first of its processes to end")
+    to_all(run, number)
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("end", "number"),
+    [
+        (twice, signal.SIGINT),
+        pytest.param(to_all, signal.SIGINT, marks=LONG),
+        pytest.param(to_one, signal.SIGINT, marks=LONG),
+        pytest.param(to_one, signal.SIGTERM, marks=LONG),
+        pytest.param(twice, signal.SIGTERM, marks=LONG),
+        pytest.param(to_all, signal.SIGHUP, marks=LONG),
+        pytest.param(to_one, signal.SIGKILL, marks=LONG),
+        pytest.param(to_all, signal.SIGKILL, marks=LONG),
+    ],
+    ids=lambda value: value.name if isinstance(value, signal.Signals) else value.__name__,
+)
+def test_a_suite_that_is_ended_leaves_nothing_running(
+    suite: subprocess.Popen[bytes], end: Callable[..., None], number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    """Nodes of Kafka, databases and servers ran on after Ctrl-C: the controller kills its workers after ten seconds,
+    which then end nothing."""
+    started = usage.tree(suite.pid)
+    programs = {"mariadbd", "postgres"} | ({"java"} if request.node.get_closest_marker("long") else set())
+    assert programs <= set(started.values()) and len(started) >= 12, started
+    end(suite, number)
+    suite.wait(120)
+    eventually(lambda: not any(usage.tree(pid) for pid in started), "all that it started to end")
