@@ -106,6 +106,9 @@ def mysql(*, durable: bool = True) -> Iterator[str]:
         yield url
 
 
+BINLOG_SERVERS: Mapping[str, type[MariaDbServer] | type[MySqlServer]] = {"mariadb": MariaDbServer, "mysql": MySqlServer}
+"""The servers that have a binlog for bridges, by kind: to be started here, killed, and made replicas."""
+
 SERVERS: Mapping[str, Callable[..., AbstractContextManager[str]]] = {
     "postgresql": postgresql,
     "mariadb": mariadb,
