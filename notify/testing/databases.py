@@ -99,6 +99,7 @@ def mysql(*, durable: bool = True) -> Iterator[str]:
         from testcontainers.mysql import MySqlContainer
 
         options = "--log-bin=bin --server-id=1 --binlog-row-metadata=FULL --gtid-mode=ON --enforce-gtid-consistency=ON"
+        options += " --local-infile=ON"
         with MySqlContainer("mysql:8.4", dialect="pymysql", username="root").with_command(options) as container:
             yield container.get_connection_url()
         return

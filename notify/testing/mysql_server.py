@@ -31,7 +31,7 @@ class MySqlServer(BinlogServer):
     def _program(self) -> list[str]:
         return [
             *self._programs.mysqld, "--gtid-mode=ON", "--enforce-gtid-consistency=ON", "--mysqlx=0",
-            "--secure-file-priv=", "--innodb-redo-log-capacity=64M",
+            "--secure-file-priv=", "--local-infile=ON", "--innodb-redo-log-capacity=64M",
         ]  # fmt: skip
 
     def _make_data(self) -> None:
