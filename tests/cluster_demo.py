@@ -1,6 +1,7 @@
 """`make cluster-demo`: the demo's shop, unchanged, on MariaDB, three servers, a bridge and a queue; or Kafka.
 
-`DATABASE=mysql` has it on MySQL, `DATABASE=postgresql` on PostgreSQL with a relay. `KAFKA=1` starts three Kafka nodes instead of the queue server. Nothing but loopback is used, and no Docker.
+`DATABASE=mysql` has it on MySQL, `DATABASE=postgresql` on PostgreSQL with a relay. `KAFKA=1` starts three Kafka nodes
+instead of the queue server. Nothing but loopback is used, and no Docker.
 """
 
 from __future__ import annotations

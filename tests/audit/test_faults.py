@@ -1,6 +1,6 @@
 """Every class of finding, planted among sound transactions: all found, none misnamed, nothing else.
 
-They run on MySQL, in `make test-long` also on MariaDB: both are read by MariaDB's JDBC driver, which is the most difficult;
+They run on MySQL, and in `make test-long` on MariaDB: MariaDB's JDBC driver, the most difficult one, reads both.
 `make audit-faults` takes any database.
 """
 

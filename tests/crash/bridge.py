@@ -1,8 +1,8 @@
 """Kills a bridge under load repeatedly, while its source rotates, changes its table, restarts and fails over.
 
-Run as `python -m tests.crash.bridge --database mysql --kills 200 --rotations 50 --ddls 20 --restarts 5 --failovers 2`. Each key has one
-writer, which numbers its messages; the history has the acknowledged numbers. The checks: every acknowledged message is
-in the log once, every message in the log was tried, and the numbers of each key rise.
+Run as `python -m tests.crash.bridge --database mysql --kills 200 --rotations 50 --ddls 20 --restarts 5 --failovers 2`.
+Each key has one writer, which numbers its messages; the history has the acknowledged numbers. The checks: every
+acknowledged message is in the log once, every message in the log was tried, and the numbers of each key rise.
 """
 
 from __future__ import annotations

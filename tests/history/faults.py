@@ -101,6 +101,11 @@ class Faults:
         """The kinds of faults that were not made once."""
         return [name for kinds, _ in self._kinds for name in kinds if not self.done[name]]
 
+    @property
+    def kills(self) -> list[str]:
+        """The kinds that kill one process, a database among them, and start it again."""
+        return [name for kinds, _ in self._kinds for name in kinds if name.endswith((" killed", " restarted"))]
+
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
