@@ -187,6 +187,7 @@ def main() -> int:
     parser.add_argument("--database", choices=sorted(BINLOG_SERVERS), default="mariadb", help="beside PostgreSQL")
     parser.add_argument("--messages", type=int, default=0, help="it goes on until so many are committed")
     parser.add_argument("--kills", type=int, default=0, help="and until each process was killed so often")
+    parser.add_argument("--slower", type=float, default=1.0, help="pauses between faults are so many times as long")
     parser.add_argument("--workers", type=int, default=1, help="workers of the server, each with a log")
     parser.add_argument("--over-kafka", action="store_true", help="they do, and three nodes of Kafka have the queues")
     parser.add_argument("--keep", action="store_true", help="keep what is left of it, whatever the verdict")
@@ -210,7 +211,7 @@ def main() -> int:
                 stack.callback(kafka.stop)
             is_over_databases = options.over_databases or options.over_kafka
             delay = LONG_DELAY if options.seconds >= LONG_SECONDS else SHORT_DELAY
-            scene = Scene(sources, servers, 4, delay, is_over_databases, kafka, options.workers)
+            scene = Scene(sources, servers, 4, delay, is_over_databases, kafka, options.workers, slower=options.slower)
             is_asked = bool(options.messages or options.kills)
             asked = Least(options.messages, {}, LONGER * options.seconds, options.kills, is_of_campaign=is_asked)
             least = least_of(options.seconds) if options.over_kafka else asked
