@@ -30,7 +30,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	@$(PY) -m notify.cli.main demo $(if $(DSN),--dsn $(DSN),) $(if $(AUDIT),--audit notify-audit,)
 
-# The same shop on MariaDB, three servers, a bridge and a queue; KAFKA=1: on three Kafka nodes instead of the queue.
+# The same shop on MariaDB, three servers, a bridge and a queue; DATABASE=mysql or postgresql; KAFKA=1: on three Kafka nodes
+# instead of the queue.
 cluster-demo: install
 	@$(PY) -m tests.cluster_demo $(if $(KAFKA),--kafka,) $(if $(DATABASE),--database $(DATABASE),) \
 		$(if $(AUDIT),--audit notify-audit,)
@@ -95,37 +96,45 @@ check: install
 crash: install
 	$(PY) -m tests.crash.campaign --cycles $(or $(CYCLES),500)
 
-# Producers and consumers in all modes on two databases, under every fault at once; then what may not be. WORKERS=3: the
-# server has so many workers, which are killed and frozen one by one, too.
+# Producers and consumers in all modes on PostgreSQL and DATABASE=mariadb or mysql, under every fault at once; then what may
+# not be. WORKERS=3: the server has so many workers, which are killed and frozen one by one, too. MESSAGES=100000, KILLS=20:
+# it goes on until so many are committed, and each process was killed so often.
+LEAST = --messages $(or $(MESSAGES),0) --kills $(or $(KILLS),0)
 crash-history: install
-	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600) --workers $(or $(WORKERS),1)
+	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600) --workers $(or $(WORKERS),1) $(LEAST) \
+		$(if $(DATABASE),--database $(DATABASE),)
 
 # The same with servers that store transactions in both databases, and a bridge and a relay behind them.
 crash-movers: install
-	$(PY) -m tests.history.run --over-databases --seconds $(or $(SECONDS),600)
+	$(PY) -m tests.history.run --over-databases --seconds $(or $(SECONDS),600) $(LEAST) \
+		$(if $(DATABASE),--database $(DATABASE),)
 
 # The same with three nodes of Kafka behind them, one of which is killed every 20 s; 50,000 messages in 600 s.
 crash-kafka: install
-	$(PY) -m tests.history.run --over-kafka --seconds $(or $(SECONDS),600)
+	$(PY) -m tests.history.run --over-kafka --seconds $(or $(SECONDS),600) $(if $(DATABASE),--database $(DATABASE),)
 
 # The disk of a server that ships its log is lost under load ROUNDS=20 times, while the store is away now and then: it is
 # restored, and an audit names and repairs exactly what is missing. 20 minutes.
 crash-disk: install
 	$(PY) -m tests.crash.disk --rounds $(or $(ROUNDS),20)
 
-# A bridge killed 200 times while its source rotates, changes its table, restarts and fails over: 8 minutes.
+# A bridge killed 200 times while its source rotates, changes its table, restarts and fails over; DATABASE=mariadb or mysql:
+# 8 minutes.
 crash-bridge: install
-	$(PY) -m tests.crash.bridge
+	$(PY) -m tests.crash.bridge $(if $(DATABASE),--database $(DATABASE),)
 
-# Three servers over MariaDB, then over PostgreSQL, one killed every few seconds: 5 minutes each.
+# Three servers over MariaDB, then over MySQL and PostgreSQL, one killed every few seconds: 5 minutes each; DATABASE=mysql: that
+# one only.
 crash-cluster: install
-	$(PY) -m tests.crash.cluster --database mariadb
-	$(PY) -m tests.crash.cluster --database postgresql
+	set -e; for database in $(or $(DATABASE),mariadb mysql postgresql); do \
+		$(PY) -m tests.crash.cluster --database $$database; \
+	done
 
 # Faults of every class planted among TRANSACTIONS=1000000, then 49 disasters, each in a copy of the inputs of three
-# services: the audit names each, none wrongly, and passes none. 15 minutes.
+# services: the audit names each, none wrongly, and passes none. DATABASE=mysql, mariadb or, by default, postgresql. 15 minutes.
 audit-faults: install
-	$(PY) -m tests.audit.campaign --transactions $(or $(TRANSACTIONS),1000000) --each $(or $(EACH),100)
+	$(PY) -m tests.audit.campaign --transactions $(or $(TRANSACTIONS),1000000) --each $(or $(EACH),100) \
+		$(if $(DATABASE),--database $(DATABASE),)
 
 # The same audit on a standalone Spark cluster with two workers; STORE=1: from an S3 server, and with no path in common.
 # TRANSACTIONS=50000: 2 minutes; 5000000: 20 minutes.

@@ -80,7 +80,8 @@ class TableParts:
             return int(connection.exec_driver_sql(f"SELECT count(*) FROM ({first_rows})").scalar_one())
         query = f"SELECT 1 FROM {table} WHERE {condition}"
         if self._kind == "mysql":
-            plan = connection.exec_driver_sql(f"EXPLAIN {query}").mappings().first()
+            # MySQL 9 would answer with a tree (`explain_format`).
+            plan = connection.exec_driver_sql(f"EXPLAIN FORMAT=TRADITIONAL {query}").mappings().first()
             return int(plan["rows"] or 0) if plan is not None else 0
         answer = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {query}").scalar_one()
         plans = json.loads(answer) if isinstance(answer, str) else answer

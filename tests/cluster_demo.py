@@ -1,6 +1,7 @@
 """`make cluster-demo`: the demo's shop, unchanged, on MariaDB, three servers, a bridge and a queue; or Kafka.
 
-`KAFKA=1` starts three Kafka nodes instead of the queue server. Nothing but loopback is used, and no Docker.
+`DATABASE=mysql` has it on MySQL, `DATABASE=postgresql` on PostgreSQL with a relay. `KAFKA=1` starts three Kafka nodes
+instead of the queue server. Nothing but loopback is used, and no Docker.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from notify.testing.reachable import NotAvailable
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kafka", action="store_true")
-    parser.add_argument("--database", choices=("mariadb", "postgresql"), default="mariadb")
+    parser.add_argument("--database", choices=sorted(SERVERS), default="mariadb")
     parser.add_argument("--seconds", type=float, default=25)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--audit", type=Path, help="audit it at the end; the report's directory")

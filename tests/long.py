@@ -30,7 +30,7 @@ STEPS = (
     Step("every test", ("-m", "pytest", "-m", "", "-n", "{workers}"), 30),
     Step("kill -9, lost power, flipped bits", ("-m", "tests.crash.campaign", "--cycles", "40"), 10),
     Step("races", ("-m", "tests.simulation.run", "--seeds", "6000"), 10),
-    Step("a bridge killed", ("-m", "tests.crash.bridge", "--kills", "15", "--rotations", "4"), 10),
+    Step("a bridge killed, MariaDB", ("-m", "tests.crash.bridge", "--kills", "15", "--rotations", "4"), 10),
     Step("servers killed, MariaDB", ("-m", "tests.crash.cluster", "--database", "mariadb", "--seconds", "40"), 8),
     Step("servers killed, PostgreSQL", ("-m", "tests.crash.cluster", "--database", "postgresql", "--seconds", "40"), 8),
     Step("a history over Kafka", ("-m", "tests.history.run", "--over-kafka", "--seconds", "180"), 15),

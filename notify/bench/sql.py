@@ -1,8 +1,10 @@
-"""Compares SQL storage with the database's ceiling for single-row inserts, and the bridge with a polling relay.
+"""Compares SQL storage with the database's ceiling for single-row inserts, the bridge with a polling relay, and the
+bridge on MySQL with the bridge on MariaDB.
 
-Run as `python -m notify.bench.sql`. pgbench or mysqlslap measures the ceiling: single-row transactions of the same
-size, over as many connections as callers, by turns with Notify's transactions (two writes each: half and outcome). The
-bench starts the databases, fully durable (fsync, innodb_flush_log_at_trx_commit = 1, sync_binlog = 1).
+Run as `python -m notify.bench.sql`; `--only bridge` for what follows the ceilings. pgbench or mysqlslap measures the
+ceiling: single-row transactions of the same size, over as many connections as callers, by turns with Notify's
+transactions (two writes each: half and outcome). The bench starts the databases, fully durable (fsync,
+innodb_flush_log_at_trx_commit = 1, sync_binlog = 1).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,8 +33,8 @@ from notify.binlog_bridge import source
 from notify.client.making_tables import create_tables
 from notify.ending import exiting_when_told
 from notify.sinks.queue_server import QueueSink
-from notify.testing.databases import SERVERS
-from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.binlog_server import BinlogServer
+from notify.testing.databases import BINLOG_SERVERS, SERVERS
 from notify.testing.process import ServerProcess
 from notify.testing.usage import cpu_seconds
 from notify.wire import PackedBridgeBatch
@@ -81,8 +84,8 @@ def postgresql_ceiling(url: str, seconds: int) -> float:
     return float(rate[1])
 
 
-def mariadb_ceiling(url: str, seconds: int) -> float:
-    """Single-row inserts a second by mysqlslap."""
+def mysql_ceiling(url: str, seconds: int) -> float:
+    """Single-row inserts a second by mysqlslap, of MariaDB or MySQL."""
     database = sa.make_url(fresh(url))
     engine = sa.create_engine(database)
     with engine.begin() as connection:
@@ -113,7 +116,7 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
     ceilings, rates, shares = [], [], []
     with ExitStack() as stack:
         url = stack.enter_context(SERVERS[kind]())
-        ceiling = postgresql_ceiling if kind == "postgresql" else mariadb_ceiling
+        ceiling = postgresql_ceiling if kind == "postgresql" else mysql_ceiling
         for _ in range(rounds):
             ceilings.append(ceiling(url, seconds))
             figures = transactions.run(
@@ -131,7 +134,7 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
     }
 
 
-def load_of(command_name: str, server: MariaDbServer, rows: int) -> dict[str, Any]:
+def load_of(command_name: str, server: BinlogServer, rows: int) -> dict[str, Any]:
     """Measure the cost of moving rows for database, queue server and mover (a bridge, or a polling relay)."""
     url = fresh(server.url)
     engine = sa.create_engine(url)
@@ -174,7 +177,7 @@ async def _skip_to(url: str, position: str) -> None:
     await sink.close()
 
 
-def _status(server: MariaDbServer) -> dict[str, int]:
+def _status(server: BinlogServer) -> dict[str, int]:
     rows = server.execute(
         "SHOW GLOBAL STATUS WHERE Variable_name IN ('Questions', 'Handler_update') "
         "OR Variable_name LIKE 'Handler_read%%'"
@@ -182,23 +185,53 @@ def _status(server: MariaDbServer) -> dict[str, int]:
     return {str(name): int(str(value)) for name, value in rows}
 
 
+def bridges(servers: Mapping[str, BinlogServer], rounds: int, rows: int) -> None:
+    """Measure the bridge on each server by turns, and print the ratios to the first one, round by round.
+
+    A connection to MySQL is encrypted by default, and one to MariaDB 10.11 is not; so MySQL is measured both ways.
+    """
+    sources = {name: (server, "") for name, server in servers.items()}
+    sources["mysql without TLS"] = (servers["mysql"], "?ssl_disabled=true")
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
+    for round_ in range(rounds):
+        names = list(sources)[:: -1 if round_ % 2 else 1]
+        for name in names:
+            server, query = sources[name]
+            figures = bridge_bench.run(bridge_bench.Plan(fresh(server.url) + query, rows))
+            assert figures["lost"] == figures["duplicated"] == 0, figures
+            runs[name].append(figures)
+            print(json.dumps({"bridge": name} | figures), flush=True)
+    first, *others = sources
+    for name in others:
+        for figure in ("rows_per_second", "cpu_us_a_row", "queue_cpu_us_a_row"):
+            ratios = [own[figure] / its[figure] for own, its in zip(runs[name], runs[first], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            print(f"{name} to {first}, {figure}: {middle:.2f} (quartiles {low:.2f} to {high:.2f})", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=6)
+    parser.add_argument("--rows", type=int, default=100_000, help="of each run of the bridge")
+    parser.add_argument("--only", choices=("storage", "bridge"), default="")
     arguments = parser.parse_args()
-    for kind in ("mariadb", "postgresql"):
+    for kind in ("mariadb", "mysql", "postgresql") if arguments.only != "bridge" else ():
         row = storage(kind, arguments.rounds, arguments.seconds)
         print(json.dumps(row), flush=True)
         print(f"{kind}: {row['share']} of the ceiling, the aim is {AIM}")
+    if arguments.only == "storage":
+        return
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-b-")))
-        server = MariaDbServer(directory).create()
-        stack.callback(server.stop)
-        for command_name in ("bridge", "relay"):
-            print(json.dumps(load_of(command_name, server, 30_000)), flush=True)
-        for _ in range(arguments.rounds):
-            print(json.dumps({"bridge": bridge_bench.run(bridge_bench.Plan(fresh(server.url)))}), flush=True)
+        servers: dict[str, BinlogServer] = {}
+        for name, kind_of_server in BINLOG_SERVERS.items():
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-b-")))
+            servers[name] = kind_of_server(directory).create()
+            stack.callback(servers[name].stop)
+        for name, server in servers.items():
+            for command_name in ("bridge", "relay"):
+                print(json.dumps({"database": name} | load_of(command_name, server, 30_000)), flush=True)
+        bridges(servers, arguments.rounds, arguments.rows)
 
 
 if __name__ == "__main__":

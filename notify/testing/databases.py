@@ -99,12 +99,16 @@ def mysql(*, durable: bool = True) -> Iterator[str]:
         from testcontainers.mysql import MySqlContainer
 
         options = "--log-bin=bin --server-id=1 --binlog-row-metadata=FULL --gtid-mode=ON --enforce-gtid-consistency=ON"
+        options += " --local-infile=ON"
         with MySqlContainer("mysql:8.4", dialect="pymysql", username="root").with_command(options) as container:
             yield container.get_connection_url()
         return
     with _started_here(MySqlServer, durable) as url:
         yield url
 
+
+BINLOG_SERVERS: Mapping[str, type[MariaDbServer] | type[MySqlServer]] = {"mariadb": MariaDbServer, "mysql": MySqlServer}
+"""The servers that have a binlog for bridges, by kind: to be started here, killed, and made replicas."""
 
 SERVERS: Mapping[str, Callable[..., AbstractContextManager[str]]] = {
     "postgresql": postgresql,

@@ -34,7 +34,7 @@ class MySqlServer(BinlogServer):
     def _program(self) -> list[str]:
         return [
             *self._programs.mysqld, "--gtid-mode=ON", "--enforce-gtid-consistency=ON", "--mysqlx=0",
-            "--secure-file-priv=", "--innodb-redo-log-capacity=64M",
+            "--secure-file-priv=", "--local-infile=ON", "--innodb-redo-log-capacity=64M",
         ]  # fmt: skip
 
     def _make_data(self) -> None:
@@ -68,6 +68,7 @@ class MySqlServer(BinlogServer):
             "SET GLOBAL super_read_only = ON",
             f"CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={port or primary.port}, "
             f"SOURCE_USER='{self.USER}', SOURCE_PASSWORD='shop', SOURCE_AUTO_POSITION=1, SOURCE_CONNECT_RETRY=1, "
+            "SOURCE_RETRY_COUNT=0, "  # without end: a replica gives up after 10 times, and a start may take longer
             "GET_SOURCE_PUBLIC_KEY=1",
             "START REPLICA",
         )

@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("--transactions", type=int, default=1_000_000)
     parser.add_argument("--each", type=int, default=100)
     parser.add_argument("--disasters", type=int, default=10_000, help="transactions of their trade; 0: no disasters")
-    parser.add_argument("--database", choices=("postgresql", "mariadb"), default="postgresql")
+    parser.add_argument("--database", choices=sorted(SERVERS), default="postgresql")
     given = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
     directory.chmod(0o755)

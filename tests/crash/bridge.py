@@ -1,8 +1,8 @@
 """Kills a bridge under load repeatedly, while its source rotates, changes its table, restarts and fails over.
 
-Run as `python -m tests.crash.bridge --kills 200 --rotations 50 --ddls 20 --restarts 5 --failovers 2`. Each key has one
-writer, which numbers its messages; the history has the acknowledged numbers. The checks: every acknowledged message is
-in the log once, every message in the log was tried, and the numbers of each key rise.
+Run as `python -m tests.crash.bridge --database mysql --kills 200 --rotations 50 --ddls 20 --restarts 5 --failovers 2`.
+Each key has one writer, which numbers its messages; the history has the acknowledged numbers. The checks: every
+acknowledged message is in the log once, every message in the log was tried, and the numbers of each key rise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from notify.client.making_tables import create_tables
 from notify.ending import exiting_when_told
 from notify.errors import NotFound
 from notify.testing import forked
-from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.binlog_server import BinlogServer
+from notify.testing.databases import BINLOG_SERVERS
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command
@@ -59,14 +60,15 @@ class History:
 class Source:
     """A primary and a replica, and writers that follow the primary."""
 
-    def __init__(self, directory: Path, stack: ExitStack, *, durable: bool, pause: float) -> None:
-        """`durable`: whether the databases sync; `pause`: the seconds of each writer between two transactions."""
+    def __init__(self, directory: Path, stack: ExitStack, database: str, *, durable: bool, pause: float) -> None:
+        """`database`: mariadb or mysql; `durable`: whether the databases sync; `pause`: the seconds of each writer
+        between two transactions."""
         self._pause_seconds = pause
-        self.servers = []
+        self.servers: list[BinlogServer] = []
         for number in (1, 2):
             place = directory / f"m{number}"
             place.mkdir()
-            server = MariaDbServer(place, number, durable=durable).create()
+            server = BINLOG_SERVERS[database](place, number, durable=durable).create()
             stack.callback(server.stop)
             self.servers.append(server)
         self.primary, self.replica = self.servers
@@ -171,7 +173,7 @@ class Source:
         self._pause.set()
         for paused in self._paused:
             assert paused.wait(PATIENCE_SECONDS), "a writer does not pause"
-        self.replica.wait_until_it_has(str(self.primary.execute("SELECT @@gtid_binlog_pos")[0][0]))
+        self.replica.wait_until_it_has(self.primary.gtids)
         self.primary.kill()
         self.replica.promote()
         self.primary, self.replica = self.replica, self.primary
@@ -223,6 +225,7 @@ def end_of_log(url: str) -> int:
 def run(
     directory: Path,
     stack: ExitStack,
+    database: str = "mariadb",
     *,
     durable: bool = True,
     pause: float = 0.002,
@@ -233,13 +236,14 @@ def run(
     failovers: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Run the campaign, and return its report; `violations` lists broken promises. `durable`, `pause`: see Source.
+    """Run the campaign, and return its report; `violations` lists broken promises. `database`, `durable`, `pause`: see
+    Source.
 
     Every second kill comes when the bridge has moved something since it was started, the others at any moment, also
     while it starts.
     """
     chance = random.Random(seed)
-    source = Source(directory, stack, durable=durable, pause=pause)
+    source = Source(directory, stack, database, durable=durable, pause=pause)
     queue = ServerProcess(directory / "queue").start()
     stack.callback(queue.stop)
     sources = [word for server in source.servers for word in ("--dsn", f"source={server.url}")]
@@ -272,6 +276,9 @@ def run(
                 done["kill"] += 1
                 bridge.start()
         eventually(lambda: source.history.count >= LEAST_ACKNOWLEDGED, f"{LEAST_ACKNOWLEDGED} acknowledged messages")
+    except AssertionError as failure:
+        failure.add_note(f"The bridge's last lines: {''.join(bridge.output)[-3000:]}")
+        raise
     finally:
         source.end()
     deadline = time.monotonic() + 3 * PATIENCE_SECONDS
@@ -290,6 +297,7 @@ def run(
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--database", choices=sorted(BINLOG_SERVERS), default="mariadb")
     for name, default in (("kills", 200), ("rotations", 50), ("ddls", 20), ("restarts", 5), ("failovers", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seed", type=int, default=1)
@@ -298,7 +306,7 @@ def main() -> int:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bridge-")))
         result = run(
-            directory, stack, kills=a.kills, rotations=a.rotations, ddls=a.ddls, restarts=a.restarts,
+            directory, stack, a.database, kills=a.kills, rotations=a.rotations, ddls=a.ddls, restarts=a.restarts,
             failovers=a.failovers, seed=a.seed,
         )  # fmt: skip
     print(json.dumps(result))

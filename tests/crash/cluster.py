@@ -31,7 +31,7 @@ from notify.ending import exiting_when_told
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.message import Message
 from notify.testing import forked
-from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.databases import BINLOG_SERVERS
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
@@ -39,6 +39,7 @@ from tests.support.commands import Command
 from tests.support.servers import make_storage, stop_if_running
 
 TOPIC = "cluster"
+KINDS = {"postgresql": PostgreSqlServer, **BINLOG_SERVERS}
 SERVERS = 3
 RECONNECT_SECONDS = 3.0
 LATE_SECONDS = 1.0
@@ -264,7 +265,7 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--database", choices=("mariadb", "postgresql"), default="mariadb")
+    parser.add_argument("--database", choices=sorted(KINDS), default="mariadb")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--every", type=float, default=4.0, help="seconds between kills")
     parser.add_argument("--callers", type=int, default=64)
@@ -274,8 +275,7 @@ def main() -> int:
     ServerProcess.launch = staticmethod(forked.launch)
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-d-")))
-        kind = PostgreSqlServer if a.database == "postgresql" else MariaDbServer
-        database = kind(place).create()
+        database = KINDS[a.database](place).create()
         stack.callback(database.stop)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-cluster-")))
         cluster = Cluster(database.url, directory, stack)

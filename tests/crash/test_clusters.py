@@ -16,7 +16,10 @@ from tests.support.databases import empty_database
 pytestmark = pytest.mark.crash
 
 
-@pytest.mark.parametrize("database", ["mariadb", pytest.param("postgresql", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "database",
+    ["mysql", pytest.param("mariadb", marks=pytest.mark.long), pytest.param("postgresql", marks=pytest.mark.long)],
+)
 def test_servers_are_killed_and_nothing_is_lost(database: str, database_urls: dict[str, str], directory: Path) -> None:
     """Promises 1 to 3 over three stateless servers. How many callers notice is measured by `make crash-cluster`."""
     with ExitStack() as stack:
@@ -38,13 +41,14 @@ def test_the_verdict_catches_what_a_cluster_may_do_wrong() -> None:
 
 
 @pytest.mark.long
-def test_a_bridge_is_killed_while_its_source_changes(directory: Path) -> None:
+@pytest.mark.parametrize("database", ["mariadb", "mysql"])
+def test_a_bridge_is_killed_while_its_source_changes(database: str, directory: Path) -> None:
     """Promise 13: no gap, no duplicate, no reorder per key."""
     with ExitStack() as stack:
         try:
             result = bridge.run(
-                directory, stack, durable=False, pause=0.5, kills=2, rotations=1, ddls=2, restarts=1, failovers=1,
-                seed=3,
+                directory, stack, database, durable=False, pause=0.5, kills=2, rotations=1, ddls=2, restarts=1,
+                failovers=1, seed=3,
             )  # fmt: skip
         except NotAvailable as reason:
             pytest.skip(str(reason))

@@ -101,6 +101,11 @@ class Faults:
         """The kinds of faults that were not made once."""
         return [name for kinds, _ in self._kinds for name in kinds if not self.done[name]]
 
+    @property
+    def kills(self) -> list[str]:
+        """The kinds that kill one process, a database among them, and start it again."""
+        return [name for kinds, _ in self._kinds for name in kinds if name.endswith((" killed", " restarted"))]
+
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
@@ -120,7 +125,7 @@ class Faults:
         waiting = [name for name in kinds if name in ("server killed", "node killed")]  # however short the history is
         is_of_actors = any(name.startswith(ACTORS) for name in kinds)
         try:
-            while not self._over.wait(pause * 2 * self._chance.random()):
+            while not self._over.wait(pause * self._stage.scene.slower * 2 * self._chance.random()):
                 if self._is_calm and kinds is not self._changes and not is_of_actors:
                     continue
                 if not waiting:

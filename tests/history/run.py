@@ -1,8 +1,8 @@
-"""`make crash-history SECONDS=600`: everything at once on PostgreSQL and MariaDB, under every fault.
+"""`make crash-history SECONDS=600`: everything at once on PostgreSQL and MariaDB or MySQL, under every fault.
 
 `make crash-movers` and `make crash-kafka` are the same with other servers. The last line is the verdict: INCONCLUSIVE
-if a database cannot run here, and over Kafka also if there were too few messages or faults, or a kind of fault was
-never made.
+if a database cannot run here, if there were fewer messages or kills than `--messages` and `--kills` ask for, and over
+Kafka also if there were too few messages or faults, or a kind of fault was never made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from notify.demo.kafka import KafkaCluster
 from notify.ending import exiting_when_told
 from notify.errors import Unavailable
-from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.databases import BINLOG_SERVERS
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.reachable import NotAvailable
 from tests.history.checker import History, counts, violations
@@ -45,6 +45,8 @@ LOOK_SECONDS = 2.0
 CALM_SECONDS = 60.0
 
 
+LONGER = 4
+"""A history that is asked for messages or kills goes on for at most so many times its seconds."""
 LONG_SECONDS, LONG_DELAY, SHORT_DELAY = 120.0, 70.0, 5.0
 """In a history of so many seconds messages are delayed for more than a minute, which is another topic in Kafka."""
 MESSAGES, NODE_KILLS, OTHER_FAULTS = 50_000 / 600, 20 / 600, 50 / 600
@@ -64,6 +66,8 @@ class Outcome:
     """Texts of the refusals of faults that could not be made."""
     endings: Counter[str]
     """How often each process ended by itself."""
+    fewest_kills: int
+    """Of one process, a database among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Least:
     """The number of faults by kind."""
     seconds: float
     """It goes on for so long at the most."""
+    kills: int = 0
+    """Of each process, databases among them."""
     is_of_campaign: bool = False
     """Whether it goes on until every kind of fault was made, and all messages are committed beside faults."""
 
@@ -109,14 +115,16 @@ def play(directory: Path, seconds: float, seed: int, scene: Scene, least: Least)
         counted = faults.done + noted(stage)
         counted["message delayed"] = sum(map(is_delayed, history.committed)) if scene.most_delay else 0
         never = faults.never_made + [name for name in (*NOTED, "message delayed") if not counted[name]]
-        return Outcome(history, violations(history), counted, never, faults.refusals, stage.supervisor.endings())
+        endings, fewest = stage.supervisor.endings(), min(faults.done[kind] for kind in faults.kills)
+        return Outcome(history, violations(history), counted, never, faults.refusals, endings, fewest)
 
 
 def _go_on(stage: Stage, faults: Faults, least: Least, until: float) -> None:
     """Let the history go on until it shows the least, or until this instant of the monotonic clock."""
     has_messages = not least.is_of_campaign
     while time.monotonic() < until:
-        has_faults = all(faults.done[kind] >= count for kind, count in least.faults.items())
+        wanted = {**least.faults, **dict.fromkeys(faults.kills, least.kills)}
+        has_faults = all(faults.done[kind] >= count for kind, count in wanted.items())
         with suppress(sa.exc.OperationalError):  # a database is away
             has_messages = has_messages or committed_by(stage) >= least.messages
         if has_messages and has_faults and not (least.is_of_campaign and faults.never_made):
@@ -141,6 +149,12 @@ def shortage(outcome: Outcome, seconds: float) -> str:
         if had < round(least * seconds)
     ]
     return "; ".join(short + [f"never made: {name}" for name in outcome.never_made])
+
+
+def lacking(outcome: Outcome, least: Least) -> str:
+    """Why a history not over Kafka shows less than was asked for; "" if it does not."""
+    found = ((len(outcome.history.committed), least.messages, "messages"), (outcome.fewest_kills, least.kills, "kills"))
+    return "; ".join(f"{had:,} {what} of {wanted:,}" for had, wanted, what in found if had < wanted)
 
 
 def least_of(seconds: float) -> Least:
@@ -170,6 +184,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--over-databases", action="store_true", help="servers store their transactions in databases")
+    parser.add_argument("--database", choices=sorted(BINLOG_SERVERS), default="mariadb", help="beside PostgreSQL")
+    parser.add_argument("--messages", type=int, default=0, help="it goes on until so many are committed")
+    parser.add_argument("--kills", type=int, default=0, help="and until each process was killed so often")
+    parser.add_argument("--slower", type=float, default=1.0, help="pauses between faults are so many times as long")
     parser.add_argument("--workers", type=int, default=1, help="workers of the server, each with a log")
     parser.add_argument("--over-kafka", action="store_true", help="they do, and three nodes of Kafka have the queues")
     parser.add_argument("--keep", action="store_true", help="keep what is left of it, whatever the verdict")
@@ -181,7 +199,7 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             servers: dict[str, Any] = {}
-            for name, kind in (("pg", PostgreSqlServer), ("my", MariaDbServer)):
+            for name, kind in (("pg", PostgreSqlServer), ("my", BINLOG_SERVERS[options.database])):
                 place = directory / name
                 place.mkdir()
                 servers[name] = kind(place, durable=False).create()
@@ -193,8 +211,10 @@ def main() -> int:
                 stack.callback(kafka.stop)
             is_over_databases = options.over_databases or options.over_kafka
             delay = LONG_DELAY if options.seconds >= LONG_SECONDS else SHORT_DELAY
-            scene = Scene(sources, servers, 4, delay, is_over_databases, kafka, options.workers)
-            least = least_of(options.seconds) if options.over_kafka else Least(0, {}, 0.0)
+            scene = Scene(sources, servers, 4, delay, is_over_databases, kafka, options.workers, slower=options.slower)
+            is_asked = bool(options.messages or options.kills)
+            asked = Least(options.messages, {}, LONGER * options.seconds, options.kills, is_of_campaign=is_asked)
+            least = least_of(options.seconds) if options.over_kafka else asked
             outcome = play(directory, options.seconds, seed, scene, least)
     except (NotAvailable, Unavailable) as reason:
         print(f"VERDICT: INCONCLUSIVE {reason}")
@@ -202,7 +222,7 @@ def main() -> int:
     report(outcome)
     summary = ", ".join(f"{kind} {count}" for kind, count in counts(outcome.violations).items())
     verdict = "FAIL" if outcome.violations else "PASS"
-    short = shortage(outcome, options.seconds) if options.over_kafka else ""
+    short = shortage(outcome, options.seconds) if options.over_kafka else lacking(outcome, least)
     if short and verdict == "PASS":
         verdict = f"INCONCLUSIVE ({short})"
     if verdict != "PASS" or options.keep:

@@ -33,6 +33,8 @@ class Scene:
     pause: float = 0.0
     """Seconds between two intents of a caller. A short history needs no more than some hundred messages, each of which
     costs a transaction in every group."""
+    slower: float = 1.0
+    """Pauses between faults are so many times as long: a process that is killed takes a second of CPU to start."""
     groups: Sequence[str] = ()
     """The groups that take part; (): all."""
 

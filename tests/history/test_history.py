@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.history.checker import KINDS, Effect, History, counts, violations
-from tests.history.run import Least, play
+from tests.history.run import Least, Outcome, lacking, play
 from tests.history.scene import Scene
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import empty_database
@@ -74,12 +75,19 @@ def test_disorder_within_a_queue_is_caught() -> None:
     assert counts(violations(history))["DISORDER"] == 1
 
 
+def test_a_history_that_shows_less_than_was_asked_for_is_caught() -> None:
+    outcome = Outcome(sound(), [], Counter(), [], Counter(), Counter(), fewest_kills=3)
+    assert lacking(outcome, Least(2, {}, 0.0, kills=3)) == ""
+    assert lacking(outcome, Least(3, {}, 0.0, kills=4)) == "2 messages of 3; 3 kills of 4"
+
+
 @pytest.mark.long
-def test_a_short_history_over_databases(tmp_path: Path, database_urls: Mapping[str, str]) -> None:
+@pytest.mark.parametrize("bridged", ["mariadb", "mysql"])
+def test_a_short_history_over_databases(bridged: str, tmp_path: Path, database_urls: Mapping[str, str]) -> None:
     """Servers store transactions in two databases, from which a bridge and a relay move them to a queue server."""
     with (
         empty_database("postgresql", database_urls, tmp_path) as pg,
-        empty_database("mariadb", database_urls, tmp_path) as my,
+        empty_database(bridged, database_urls, tmp_path) as my,
     ):
         scene = Scene({"pg": pg, "my": my}, is_over_databases=True, pause=PAUSE)
         outcome = play(tmp_path, SECONDS / 2, 2, scene, LEAST)

@@ -1,8 +1,8 @@
 """The bridge to Kafka beside a plain transactional producer (Python, confluent-kafka): rows a second, CPU time a row.
 
-One Kafka node and one MariaDB, whose binlog has single-row transactions. Bridge and producer publish by turns, each in
-a process of its own: the same number of records of the same bytes, in transactions of the same size. Ratios are those
-of one round, because a machine's speed changes from minute to minute. Each bridge's run is verified.
+One Kafka node and one MariaDB or MySQL, whose binlog has single-row transactions. Bridge and producer publish by turns,
+each in a process of its own: the same number of records of the same bytes, in transactions of the same size. Ratios are
+those of one round, because a machine's speed changes from minute to minute. Each bridge's run is verified.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from notify.errors import NotifyError
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import ID, header, listed
 from notify.sinks.kafka import KafkaSink
-from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.binlog_server import BinlogServer
+from notify.testing.databases import BINLOG_SERVERS
 from notify.wire import PackedBridgeBatch
 
 PLAIN_TOPIC = "bench-plain"
@@ -46,9 +47,10 @@ class Plan:
     body: int
     batch: int
     rounds: int
+    database: str = "mariadb"
 
 
-def written(database: MariaDbServer, plan: Plan) -> str:
+def written(database: BinlogServer, plan: Plan) -> str:
     """Fill the binlog; the position before its rows."""
     engine = sa.create_engine(database.url)
     create_tables(engine)
@@ -106,7 +108,7 @@ def published(cluster: Cluster, topic: str, before: dict[int, int]) -> list[str 
         consumer.close()
 
 
-def measured(database: MariaDbServer, cluster: Cluster, plan: Plan, kind: str, number: int) -> dict[str, Any]:
+def measured(database: BinlogServer, cluster: Cluster, plan: Plan, kind: str, number: int) -> dict[str, Any]:
     """The figures of one run. `number`: of this bench's runs."""
     topic = TOPIC if kind == "bridge" else PLAIN_TOPIC
     before = ends(cluster, topic)
@@ -123,7 +125,9 @@ def run(plan: Plan) -> dict[str, list[dict[str, Any]]]:
     """The figures of each run, by kind; prints each."""
     runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix="notify-bench-") as directory, contextlib.ExitStack() as stack:
-        database = MariaDbServer(Path(directory) / "database", durable=False).create()
+        place = Path(directory) / "database"
+        place.mkdir()
+        database = BINLOG_SERVERS[plan.database](place, durable=False).create()
         stack.callback(database.stop)
         nodes = KafkaCluster(Path(directory) / "kafka").start()
         stack.callback(nodes.stop)
@@ -151,8 +155,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--body", type=int, default=256, help="bytes")
     parser.add_argument("--batch", type=int, default=BATCH_TRANSACTIONS, help="rows of a plain transaction")
+    parser.add_argument("--database", choices=sorted(BINLOG_SERVERS), default="mariadb")
     given = parser.parse_args()
-    runs = run(Plan(given.rows, given.body, given.batch, given.rounds))
+    runs = run(Plan(given.rows, given.body, given.batch, given.rounds, given.database))
     rates = {kind: [figures["per_second"] for figures in runs[kind]] for kind in KINDS}
     shares = [bridge / plain for bridge, plain in zip(rates["bridge"], rates["plain"], strict=True)]
     print(f"\n{given.rounds} rounds, {given.rows:,} rows of {given.body} bytes:")
