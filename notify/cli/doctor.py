@@ -237,7 +237,7 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
 
     `facts` gets the source id and the counts of the tables, `nodes` the database if it is a node of Galera.
     """
-    findings = []
+    findings: list[str] = []
     try:
         with engine.connect() as connection:
             findings += map(str, [*checkup.findings(connection), *checkup.standby_findings(connection)])

@@ -9,6 +9,7 @@ import pytest
 
 from notify import ids
 from notify.binlog_bridge import decoder
+from notify.binlog_bridge.candidates import Unfit
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
@@ -153,7 +154,8 @@ def test_what_cannot_be_read_whole_stops_it(packets: list[bytes | None], match: 
 def test_refusals_of_a_source(text: str, kind: type[Exception]) -> None:
     error = refusal(b"\xff" + struct.pack("<H", 1236) + b"#HY000" + text.encode())
     assert type(error) is kind and text[:60] in str(error)
-    assert isinstance(refusal(b"\xff" + struct.pack("<H", 1045) + b"#28000no"), Unavailable)
+    assert isinstance(refusal(b"\xff" + struct.pack("<H", 1045) + b"#28000no"), Unfit)  # until somebody acts
+    assert isinstance(refusal(b"\xff" + struct.pack("<H", 1040) + b"#08004too many connections"), Unavailable)
 
 
 def test_sizes_of_every_type() -> None:
