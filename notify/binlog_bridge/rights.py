@@ -1,4 +1,4 @@
-"""What a source's user may do: asked of the server itself, since words in its grants hold for a scope, or in a role.
+"""The rights of a source's user, asked of the server itself: words in its grants hold for a scope, or in a role.
 
 It also says which errors of a server are refusals that do not pass by waiting, and what to do about each.
 """
@@ -46,12 +46,13 @@ _DENIED = {
     4151: "the user is locked: ALTER USER … ACCOUNT UNLOCK",
 }
 """Errors of MySQL, MariaDB and the driver that last until an operator changes something, with what to do."""
+
 _GRANT_ON_ALL = re.compile(r"GRANT (.+?) ON \*\.\* TO ", re.IGNORECASE)
 _READS_BINLOG = {"REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES", "ALL"}
 
 
 def denied(error: BaseException | None) -> str | None:
-    """What to do about a driver's error that does not pass by waiting, with the error itself; None for any other."""
+    """The remedy of a driver's error that does not pass by waiting, with the error itself; None for any other."""
     arguments: tuple[Any, ...] = getattr(error, "args", ())
     code = arguments[0] if arguments else None
     remedy = _DENIED.get(code) if isinstance(code, int) else None

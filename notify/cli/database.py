@@ -123,7 +123,7 @@ _GALERA_CUT_OFF = (1047, 1205)
 
 
 def away(error: sa.exc.SQLAlchemyError) -> str:
-    """What to do about a database that does not answer."""
+    """The finding about a database that does not answer, with its remedy."""
     detail = str(error).splitlines()[0]
     arguments = error.orig.args if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else ()
     if arguments and arguments[0] in _GALERA_CUT_OFF:
@@ -136,7 +136,7 @@ def away(error: sa.exc.SQLAlchemyError) -> str:
 
 
 def not_ready(error: Exception) -> str:
-    """What to do about a database whose tables cannot be used."""
+    """The finding about a database whose tables cannot be used, with its remedy."""
     detail = str(error).splitlines()[0]
     return f"the database is not ready: {detail}. `notify doctor --dsn … --create-tables` makes the tables."
 

@@ -58,7 +58,7 @@ def is_on(value: str | None) -> bool:
 
 
 def findings(connection: Connection) -> list[Finding]:
-    """What is wrong with a database, whatever it is used for. Raises SQLAlchemyError."""
+    """Findings about a database, whatever it is used for. Raises SQLAlchemyError."""
     if connection.dialect.name == "postgresql":
         if str(connection.exec_driver_sql("SHOW synchronous_commit").scalar()) != "off":
             return []

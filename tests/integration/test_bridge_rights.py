@@ -1,4 +1,4 @@
-"""What a bridge's user may do: rights by their scope, through roles and PUBLIC, and revoked in part."""
+"""The rights of a bridge's user: rights by their scope, through roles and PUBLIC, and revoked in part."""
 
 from __future__ import annotations
 
