@@ -208,7 +208,7 @@ READ_A_CLOCK = {
         "binlog_bridge.announcing binlog_bridge.pump binlog_bridge.retrying client.kafka.loop client.kafka.settling "
         "log_rate relay.relay server.cluster.membership server.configuration.follow server.delivery.group "
         "server.jobs.dead_letters server.watch.chart_file server.watch.figures server.watch.history "
-        "sinks.delays.cleaning sinks.delays.made_anew sinks.showing spark.watch.alarms storage.log.settlements "
+        "sinks.delays.cleaning sinks.delays.made_anew sinks.showing spark.watch.alarms "
         "storage.shipped.sink storage.shipped.worker storage.sql.postgresql storage.sql.retention storage.sql.shards"
     ),
     "what it knows serves for a while; a test asks for what is new": (
