@@ -6,7 +6,7 @@ Nothing is kept for it, so it costs deliveries nothing; whoever asks waits for a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from notify.storage.groups import SettleKind, Settlement
@@ -33,22 +33,23 @@ def search(
     segments: list[Segment],
     place: Place,
     awaited: dict[str, int],
+    worked: Callable[[], float] = time.thread_time,
 ) -> tuple[list[Settlement], bool]:
     """The settlements of the message at `place`.
 
     `awaited`: of each group how many failed attempts there are, -1 for one that has settled it; reading ends when all
     of these were met. False beside the result: it ended sooner, after MOST_SECONDS or where a segment is gone.
-    Takes no part in the store's state, so it may run in any thread.
+    `worked`: a clock in seconds of this thread's work. Takes no part in the store's state, so it may run in any thread.
     """
     met: list[Settlement] = []
     left = dict(awaited)
-    until = time.thread_time() + MOST_SECONDS
+    until = worked() + MOST_SECONDS
     for segment in segments:
-        if not left or time.thread_time() > until:
+        if not left or worked() > until:
             break
         if segment.sealed_end and segment.sealed_end <= place.start:
             continue
-        for time_us, record in _progress(disk, segment, place.start, until):
+        for time_us, record in _progress(disk, segment, place.start, lambda: worked() > until):
             if (record.topic, record.queue) != (place.topic, place.queue):
                 continue
             if isinstance(record.what, str):  # ATTEMPTS
@@ -64,7 +65,9 @@ def search(
     return met, not left
 
 
-def _progress(disk: Disk, segment: Segment, start: int, until: float) -> Iterator[tuple[int, Progressed]]:
+def _progress(
+    disk: Disk, segment: Segment, start: int, is_over: Callable[[], bool]
+) -> Iterator[tuple[int, Progressed]]:
     """The records of progress in a segment, with the time of each; none where the segment was dropped meanwhile."""
     try:
         fd = disk.open(segment.name)
@@ -74,7 +77,7 @@ def _progress(disk: Disk, segment: Segment, start: int, until: float) -> Iterato
         again = Segment(segment.base, segment.name, fd, segment.created_us)
         again.sealed_end = segment.sealed_end
         for frame in walk(disk, again, start, not again.sealed_end, []):
-            if time.thread_time() > until:
+            if is_over():
                 return
             for record in records(frame.body):
                 for progress in progressed(record.kind, record.data):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from notify.client import Consumer, ReceivedMessage
+from notify.client import Consumer, ReceivedMessage, session
 from notify.client.session import CAUTIOUS, Session
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
@@ -87,6 +87,7 @@ def test_what_is_given_back_goes_to_another_consumer(
             raise
 
     monkeypatch.setattr(Session, "_receive", receive_a_little_longer)
+    monkeypatch.setattr(session, "GIVE_BACK_SECONDS", PATIENCE_SECONDS)
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["1", "2"])

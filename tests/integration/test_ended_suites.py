@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from notify.testing import usage
-from tests.support.clock import eventually
+from notify.testing.guardian import MARK, Guardian, register
+from tests.support.clock import PATIENCE_SECONDS, eventually
 
 ROOT = Path(__file__).parents[2]
 FIRST = """
@@ -82,6 +83,21 @@ def twice(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
     count = len(usage.tree(run.pid))
     eventually(lambda: len(usage.tree(run.pid)) < count, "the first of its processes to end")
     to_all(run, number)
+
+
+def test_a_process_is_ended_by_its_mark_or_because_it_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of another user's process cannot always be read. What is not the suite's is left alone."""
+    monkeypatch.delenv(MARK, raising=False)
+    words = [sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]
+    guardian = Guardian()
+    marked = subprocess.Popen(words)
+    registered, other = (subprocess.Popen(words, env={}) for _ in range(2))
+    register(registered.pid)
+    guardian.end()
+    assert (marked.wait(PATIENCE_SECONDS), registered.wait(PATIENCE_SECONDS)) == (-signal.SIGKILL, -signal.SIGKILL)
+    assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 LONG = pytest.mark.long

@@ -70,7 +70,7 @@ async def asked(
     checker = Checker(client, None, listeners)
     task = asyncio.get_running_loop().create_task(checker.run())
     try:
-        await eventually_async(lambda: all(map(client.outcome_of, checks)), "an answer to each check", seconds=20)
+        await eventually_async(lambda: all(map(client.outcome_of, checks)), "an answer to each check")
     finally:
         then()
         task.cancel()

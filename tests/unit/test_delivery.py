@@ -18,6 +18,7 @@ from notify.storage.groups import Subscription
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import MOST_GROWN, Topic
 from notify.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.delivery import SECOND, Scene
 
 
@@ -344,7 +345,7 @@ def test_an_instance_that_comes_back_while_it_is_forgotten_asks_again() -> None:
         s.store.unsubscribe = slowly  # type: ignore[method-assign]
         s.now_us += 2 * INSTANCE_IDLE_US
         await s.delivery.tick()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await polls[0] == []
         await s.receive(instance="a")
         await s.send("t", "heard")

@@ -201,18 +201,23 @@ READ_A_CLOCK = {
         "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions client.line "
         "client.thread_outgoing kafka.brokers kafka.compacted kafka.flushing kafka.hindrance kafka.transactional maven "
         "relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
-        "server.supervisor sinks.delays.earlier"
+        "server.supervisor sinks.delays.earlier spark.kafka_damage spark.kafka_positions spark.kafka_source "
+        "spark.messages.server spark.messages.shipped storage.shipped.bounded storage.sql.writer"
     ),
     "it works again and again beside others, and leaves them their share": (
         "binlog_bridge.announcing binlog_bridge.pump binlog_bridge.retrying client.kafka.loop client.kafka.settling "
         "log_rate relay.relay server.cluster.membership server.configuration.follow server.delivery.group "
         "server.jobs.dead_letters server.watch.chart_file server.watch.figures server.watch.history "
-        "sinks.delays.cleaning sinks.delays.made_anew sinks.showing"
+        "sinks.delays.cleaning sinks.delays.made_anew sinks.showing spark.watch.alarms "
+        "storage.shipped.sink storage.shipped.worker storage.sql.postgresql storage.sql.retention storage.sql.shards"
     ),
     "what it knows serves for a while; a test asks for what is new": (
         "kafka.topics server.access.oidc server.groups.kafka.look server.groups.kafka.thread server.webhooks"
     ),
-    "it holds processes and connections, which live in real time": "client.alone server.doorway server.parent",
+    "it holds processes, connections and leases of a database, which live in real time": (
+        "client.alone server.doorway server.parent storage.sql.placing"
+    ),
+    "it measures how long something took, and tells it": "spark.audit storage.log.store storage.log.threads",
     "one look sees a part, the next one goes on; a test looks until it has seen all": (
         "server.groups.kafka.letter_counts server.groups.kafka.oldest"
     ),
@@ -235,12 +240,9 @@ def reads_a_clock(source: str) -> bool:
 
 def test_what_ends_after_a_while_takes_its_clock_from_outside() -> None:
     """A list of 10,000 letters met the bound of a search on a slow machine, and a test of it was red."""
-    product = [
-        path
-        for path in sorted((ROOT / "notify").rglob("*.py"))
-        if path.relative_to(ROOT / "notify").parts[0] not in ("bench", "demo", "testing")
-    ]
+    product = [path for folder in ("notify", "storage", "spark") for path in (ROOT / folder).rglob("*.py")]
     reading = {name_of(path).removeprefix("notify.") for path in product if reads_a_clock(path.read_text())}
+    reading = {name for name in reading if not name.startswith(("bench.", "demo.", "testing."))}
     allowed = {module for modules in READ_A_CLOCK.values() for module in modules.split()}
     assert reading - allowed == set(), "take `monotonic: Callable[[], float] = time.monotonic` as an argument"
     assert allowed - reading == set(), "these read no clock any more"
