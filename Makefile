@@ -65,7 +65,7 @@ test-quick: install check mysql
 		&& echo "VERDICT: PASS style, types, unit, contract, simulation" \
 		|| { echo "VERDICT: FAIL see above"; exit 1; }
 
-# Before an issue ends: whole matrices and short campaigns. 40 minutes at most.
+# Before an issue ends: whole matrices and short campaigns. 50 minutes at most.
 test-long: install check mysql
 	$(PY) -m tests.long --workers $(WORKERS)
 
@@ -98,8 +98,8 @@ crash: install
 
 # Producers and consumers in all modes on PostgreSQL and DATABASE=mariadb or mysql, under every fault at once; then what may
 # not be. WORKERS=3: the server has so many workers, which are killed and frozen one by one, too. MESSAGES=100000, KILLS=20:
-# it goes on until so many are committed, and each process was killed so often.
-LEAST = --messages $(or $(MESSAGES),0) --kills $(or $(KILLS),0)
+# it goes on until so many are committed, and each process was killed so often; SLOWER=3: with longer pauses between faults.
+LEAST = --messages $(or $(MESSAGES),0) --kills $(or $(KILLS),0) --slower $(or $(SLOWER),1)
 crash-history: install
 	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600) --workers $(or $(WORKERS),1) $(LEAST) \
 		$(if $(DATABASE),--database $(DATABASE),)

@@ -57,6 +57,7 @@ class Database:
             raise InvalidRequest(
                 f"--database: the audit cannot read {self.kind}; it reads PostgreSQL, MySQL, MariaDB and SQLite"
             )
+        jdbc.check_reachable(self.url, named)
         self._sql = Expressions(self.kind)
         self.parts = TableParts(self.kind, self.reading)
         self._most_lag_us = round(most_lag_seconds * 1e6)
@@ -67,6 +68,7 @@ class Database:
         self.name = name or self.url.database or self.kind
         try:
             with self._reading.connect() as connection:
+                self._is_encrypted = jdbc.is_encrypted(connection, self.kind)
                 self.tables = set(sa.inspect(connection).get_table_names())
                 now = connection.execute(sa.select(database_now())).scalar_one()
                 self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
@@ -381,11 +383,12 @@ class Database:
     def _read(self, spark: SparkSession, table: str, columns: str, conditions: list[str], schema: str) -> DataFrame:
         self.pace.wait()
         return jdbc.read_parts(
-            spark, self.url, self.kind, (columns, table), conditions, schema, most_lag_us=self._most_lag_us
-        )
+            spark, self.url, self.kind, (columns, table), conditions, schema,
+            encrypted=self._is_encrypted, most_lag_us=self._most_lag_us,
+        )  # fmt: skip
 
     def _jdbc(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
-        return jdbc.read(spark, self.url, self.kind, table, schema)
+        return jdbc.read(spark, self.url, self.kind, table, schema, encrypted=self._is_encrypted)
 
 
 def _with_ids(rows: DataFrame) -> DataFrame:

@@ -1,20 +1,26 @@
 """Reads of a database by Spark, through JDBC.
 
 The URL of MariaDB is `jdbc:mysql:` (with MariaDB's driver): Spark has no dialect for `jdbc:mariadb:`, and would quote
-identifiers in a way that MariaDB reads as constants.
+identifiers in a way that MariaDB reads as constants. What the database's URL says of TLS holds for these reads as for
+the audit's own statements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.engine.url import URL
+from sqlalchemy.util import asbool
 
+from notify.errors import InvalidRequest
 from notify.spark.bounds import READ_SECONDS
 from notify.spark.pacing import waiting_sql
 
 FETCH_ROWS = 20_000
+_TLS_OF_POSTGRESQL = ("sslmode", "sslrootcert")
+"""Options of libpq that PostgreSQL's JDBC driver knows by the same names."""
 DRIVERS = {
     "postgresql": "org.postgresql.Driver",
     "mysql": "org.mariadb.jdbc.Driver",
@@ -23,9 +29,29 @@ DRIVERS = {
 }
 
 
-def read(spark: SparkSession, url: URL, kind: str, table: str, schema: str) -> DataFrame:
-    """The rows of a table or subquery. `kind`: postgresql, mysql or sqlite; `schema`: Spark's types of all columns."""
-    address, properties = _address(url, kind)
+def check_reachable(url: URL, named: str) -> None:
+    """Raises InvalidRequest for a URL that names its server by a socket: the drivers would read another one, by TCP."""
+    for option in ("unix_socket", "host"):
+        if option in url.query:
+            raise InvalidRequest(
+                f"{named}: Spark reads by TCP: write the server's host and port into the URL, without {option}=…"
+            )
+
+
+def is_encrypted(connection: sa.Connection, kind: str) -> bool:
+    """Whether a connection to MySQL or MariaDB is; of others that is not asked, as their drivers try it themselves."""
+    if kind != "mysql":
+        return False
+    row = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Ssl_cipher'").first()
+    return row is not None and bool(row[1])
+
+
+def read(spark: SparkSession, url: URL, kind: str, table: str, schema: str, *, encrypted: bool = False) -> DataFrame:
+    """The rows of a table or subquery. `kind`: postgresql, mysql or sqlite; `schema`: Spark's types of all columns.
+
+    `encrypted`: see `is_encrypted`.
+    """
+    address, properties = _address(url, kind, encrypted)
     # SQLite gives no types for computed columns, and other databases give wider types.
     return spark.read.jdbc(address, table, properties=properties | {"customSchema": schema})
 
@@ -38,6 +64,7 @@ def read_parts(
     conditions: Sequence[str],
     schema: str,
     *,
+    encrypted: bool = False,
     most_lag_us: int = 0,
 ) -> DataFrame:
     """The rows of a table in parts: one task for each condition.
@@ -46,7 +73,7 @@ def read_parts(
     reads a standby of PostgreSQL waits until the standby lags by no more than this; 0: it does not wait.
     """
     columns, table = query
-    address, properties = _address(url, kind)
+    address, properties = _address(url, kind, encrypted)
     if kind == "postgresql" and most_lag_us:
         properties["sessionInitStatement"] += f"; {waiting_sql(most_lag_us)}"
     return spark.read.jdbc(
@@ -55,7 +82,7 @@ def read_parts(
     )  # fmt: skip
 
 
-def _address(url: URL, kind: str) -> tuple[str, dict[str, str]]:
+def _address(url: URL, kind: str, encrypted: bool) -> tuple[str, dict[str, str]]:
     properties = {"driver": DRIVERS[kind], "fetchsize": str(FETCH_ROWS)}
     if kind == "sqlite":
         return f"jdbc:sqlite:{url.database}", properties
@@ -68,6 +95,24 @@ def _address(url: URL, kind: str) -> tuple[str, dict[str, str]]:
         # A shorter timeout of the role or the database would end the read of a large table.
         properties["sessionInitStatement"] = f"SET statement_timeout = '{READ_SECONDS}s'"
         # This makes the transfer binary from the first row on; otherwise ids would come as hexadecimal text.
+        properties |= {name: str(url.query[name]) for name in _TLS_OF_POSTGRESQL if name in url.query}
         return f"jdbc:postgresql://{place}?prepareThreshold=-1", properties
     # MariaDB's driver refuses the scheme jdbc:mysql: without permitMysqlScheme.
-    return f"jdbc:mysql://{place}?permitMysqlScheme&allowPublicKeyRetrieval=true", properties
+    address = f"jdbc:mysql://{place}?permitMysqlScheme&allowPublicKeyRetrieval=true"
+    return address, properties | (_tls_of_mysql(url) if encrypted else {})
+
+
+def _tls_of_mysql(url: URL) -> dict[str, str]:
+    """The properties by which MariaDB's driver checks a server's certificate as much as SQLAlchemy and PyMySQL do.
+
+    It has no way to try TLS and go on without it, so that somebody else must know that the server offers it.
+    """
+    authority = url.query.get("ssl_ca")
+    checks_name = asbool(url.query.get("ssl_check_hostname", "true")) if authority else False
+    if checks_name or asbool(url.query.get("ssl_verify_identity", "false")):
+        mode = "verify-full"
+    elif authority or asbool(url.query.get("ssl_verify_cert", "false")):
+        mode = "verify-ca"
+    else:
+        mode = "trust"
+    return {"sslMode": mode} | ({"serverSslCert": str(authority)} if authority else {})

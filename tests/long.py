@@ -26,16 +26,24 @@ class Step:
     minutes: float
 
 
+BRIDGE = ("-m", "tests.crash.bridge", "--kills", "15", "--rotations", "4")
+MOVERS = ("-m", "tests.history.run", "--over-databases", "--database", "mysql", "--seconds", "60")
+AUDIT = ("-m", "tests.audit.campaign", "--transactions", "100000", "--each", "25")
 STEPS = (
     Step("every test", ("-m", "pytest", "-m", "", "-n", "{workers}"), 30),
     Step("kill -9, lost power, flipped bits", ("-m", "tests.crash.campaign", "--cycles", "40"), 10),
+    Step("the demo on MySQL", ("-m", "tests.cluster_demo", "--database", "mysql"), 6),
     Step("races", ("-m", "tests.simulation.run", "--seeds", "6000"), 10),
-    Step("a bridge killed, MariaDB", ("-m", "tests.crash.bridge", "--kills", "15", "--rotations", "4"), 10),
+    Step("a bridge killed, MariaDB", (*BRIDGE, "--database", "mariadb"), 10),
+    Step("a bridge killed, MySQL", (*BRIDGE, "--database", "mysql"), 12),
     Step("servers killed, MariaDB", ("-m", "tests.crash.cluster", "--database", "mariadb", "--seconds", "40"), 8),
+    Step("servers killed, MySQL", ("-m", "tests.crash.cluster", "--database", "mysql", "--seconds", "40"), 8),
     Step("servers killed, PostgreSQL", ("-m", "tests.crash.cluster", "--database", "postgresql", "--seconds", "40"), 8),
+    Step("a history over PostgreSQL and MySQL", MOVERS, 10),
     Step("a history over Kafka", ("-m", "tests.history.run", "--over-kafka", "--seconds", "180"), 15),
     Step("fuzzed routes", ("-m", "tests.fuzz", "--cases", "4000"), 10),
-    Step("planted faults", ("-m", "tests.audit.campaign", "--transactions", "100000", "--each", "25"), 12),
+    Step("planted faults", AUDIT, 12),
+    Step("planted faults, MySQL", (*AUDIT, "--database", "mysql", "--disasters", "0"), 6),
 )
 
 

@@ -23,7 +23,8 @@ from notify.spark.log_input import LogInput
 from notify.spark.pacing import Pace, waiting_sql
 from notify.spark.replicas import Replica, unseen_from
 from notify.spark.result import Inputs, Result
-from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.binlog_server import BinlogServer
+from notify.testing.databases import BINLOG_SERVERS
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.reachable import NotAvailable
 from tests.audit.audited import AT_ONCE
@@ -146,7 +147,7 @@ def test_what_a_standby_lacks_yet_is_pending(spark: Any, standby: tuple[str, str
         run(url, waiting_sql(3600 * SECOND_US))
 
 
-def lacks_what_it_does_not_hear_of(primary: MariaDbServer, copy: MariaDbServer, way: Proxy, database: Database) -> bool:
+def lacks_what_it_does_not_hear_of(primary: BinlogServer, copy: BinlogServer, way: Proxy, database: Database) -> bool:
     """Commit something that a replica does not hear of, and wait for seconds: whether it is said to lack that."""
     primary.execute("CREATE TABLE shop.sold (n INT)")
     eventually(lambda: copy.execute("SHOW TABLES FROM shop LIKE 'sold'"), "the replica to have the table")
@@ -160,13 +161,14 @@ def lacks_what_it_does_not_hear_of(primary: MariaDbServer, copy: MariaDbServer, 
 
 
 @pytest.mark.long
-def test_a_replica_says_how_current_it_is(tmp_path: Path) -> None:
-    servers: list[MariaDbServer] = []
+@pytest.mark.parametrize(("kind", "right"), [("mariadb", "REPLICA MONITOR"), ("mysql", "REPLICATION CLIENT")])
+def test_a_replica_says_how_current_it_is(kind: str, right: str, tmp_path: Path) -> None:
+    servers: list[BinlogServer] = []
     try:
         try:
             for number in (1, 2):
                 (tmp_path / str(number)).mkdir()
-                servers.append(MariaDbServer(tmp_path / str(number), number, durable=False))
+                servers.append(BINLOG_SERVERS[kind](tmp_path / str(number), number, durable=False))
         except NotAvailable as reason:
             pytest.skip(str(reason))
         primary, copy = (server.create() for server in servers)
@@ -184,13 +186,13 @@ def test_a_replica_says_how_current_it_is(tmp_path: Path) -> None:
             assert replica is not None and abs(database.now_us - replica.until_us) < 3600 * SECOND_US
             is_right = lacks_what_it_does_not_hear_of(primary, copy, way, database)
             assert is_right, "it runs and says that it lags by 0 seconds, but hears nothing"
-            copy.execute("STOP SLAVE")
+            copy.execute("STOP REPLICA")
             replica = database.replica()
             assert replica is not None and (replica.until_us, replica.why) == (0, "its replication does not run")
         url = sa.make_url(copy.url).set(username="reader").render_as_string(hide_password=False)
         with contextlib.closing(Database(url, "shop")) as database:
             replica = database.replica()
-            assert replica is not None and replica.until_us == 0 and "REPLICA MONITOR" in replica.why
+            assert replica is not None and replica.until_us == 0 and right in replica.why
     finally:
         for server in servers:
             server.stop()
