@@ -69,27 +69,6 @@ _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str, bool], ...] = (
         True,
     ),
     (
-        "log_bin_compress",
-        _is("OFF", "0"),
-        "log_bin_compress is {}: rows cannot be read",
-        "SET GLOBAL log_bin_compress = OFF",
-        True,
-    ),
-    (
-        "binlog_transaction_compression",
-        _is("OFF", "0"),
-        "binlog_transaction_compression is {}: transactions cannot be read",
-        "SET GLOBAL binlog_transaction_compression = OFF",
-        True,
-    ),
-    (
-        "binlog_row_value_options",
-        _is(""),
-        "binlog_row_value_options is {}: updates are partial",
-        "SET GLOBAL binlog_row_value_options = ''",
-        True,
-    ),
-    (
         "gtid_mode",
         _is("ON"),
         "gtid_mode is {}: positions would not survive a failover",
