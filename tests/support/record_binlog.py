@@ -60,7 +60,7 @@ _COMMON_TYPES = {
     "c_longtext": ("LONGTEXT", "NULL"),
     "c_enum": ("ENUM('a', 'b')", "'b'"),
     "c_set": ("SET('a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i')", "'a,i'"),
-    "c_json": ("JSON", "'{\"a\": 1, \"b\": \"a text that is long enough to be changed in part\"}'"),
+    "c_json": ("JSON", '\'{"a": 1, "b": "a text that is long enough to be changed in part"}\''),
     "c_point": ("POINT", "ST_GeomFromText('POINT(1 2)')"),
     "c_geometry": ("GEOMETRY", "ST_GeomFromText('LINESTRING(0 0, 1 1)')"),
 }
@@ -106,7 +106,9 @@ def insert(n: int, table: str = "half_message", **values: object) -> str:
     if table == "server_half_message":
         row |= {"source": "s", "instance": "i", "attempts": 0, "token": 0}
     row = {name: value for name, value in (row | values).items() if value is not ...}
-    return f"INSERT INTO {table} ({', '.join(f'`{name}`' for name in row)}) VALUES ({', '.join(map(_sql, row.values()))})"
+    return (
+        f"INSERT INTO {table} ({', '.join(f'`{name}`' for name in row)}) VALUES ({', '.join(map(_sql, row.values()))})"
+    )
 
 
 def _sql(value: object) -> str:
@@ -120,7 +122,7 @@ def decide(n: int, state: str = "COMMITTED", **values: object) -> str:
     return f"UPDATE server_half_message SET state = '{state}', decided_at = '{AT}'{changed} WHERE transaction_id = '{id_of(n)}'"
 
 
-_ORDER = "INSERT INTO orders (n, big, document) VALUES ({}, REPEAT('order ', 200), '{{\"a\": 1, \"b\": \"a longer text, so that a part is less\"}}')"
+_ORDER = 'INSERT INTO orders (n, big, document) VALUES ({}, REPEAT(\'order \', 200), \'{{"a": 1, "b": "a longer text, so that a part is less"}}\')'
 _WHOLE = {
     "key": "kö", "tag": "x", "headers": '{"h": "v"}', "body": b"\0\xff" * 200, "delay": 1.5,
     "deliver_at": "2027-01-01 12:30:00", "ttl": 60,
@@ -133,6 +135,7 @@ _ROWS = [
     [insert(4, "server_half_message", state="PREPARED"), decide(4, "ROLLED_BACK")],
     ["DELETE FROM half_message"],
     ["SAVEPOINT a", insert(5)],
+    ["CREATE TABLE another (n INT)", "DROP TABLE another"],
     ["BEGIN", insert(6), "SAVEPOINT a", insert(7), "ROLLBACK TO a", insert(8), "COMMIT"],
 ]
 """Sessions whose messages are 1 (two of them), 3, 5, 6 and 8."""
@@ -141,7 +144,12 @@ _COMPRESSED = {
     "mariadb": "SET GLOBAL log_bin_compress = ON, log_bin_compress_min_len = 10",
 }
 _PARTIAL = [
-    [insert(1, **_WHOLE), insert(2, **(_WHOLE | {"body": ...})), insert(3, body=...), "UPDATE half_message SET relayed = 1"],
+    [
+        insert(1, **_WHOLE),
+        insert(2, **(_WHOLE | {"body": ...})),
+        insert(3, body=...),
+        "UPDATE half_message SET relayed = 1",
+    ],
     [insert(4, "server_half_message", **_WHOLE), "UPDATE server_half_message SET attempts = 2"],
     ["DELETE FROM half_message", _ORDER.format(3), "UPDATE orders SET big = 'small' WHERE n = 3"],
 ]
@@ -176,7 +184,9 @@ def scenarios(server: str) -> dict[str, list[list[str]]]:
             [
                 "ALTER TABLE server_half_message ADD document JSON, ADD other JSON",
                 partial,
-                insert(2, "server_half_message", state="PREPARED", document='{"a": 1, "b": "a longer text than its part"}'),
+                insert(
+                    2, "server_half_message", state="PREPARED", document='{"a": 1, "b": "a longer text than its part"}'
+                ),
                 decide(2, document=sa.text("JSON_SET(document, '$.a', 5)")),
                 "ALTER TABLE server_half_message DROP document, DROP other",
             ],
@@ -198,15 +208,15 @@ def make_tables(url: str, server: str) -> None:
 
 
 def packets_of(url: str, *, mariadb: bool) -> list[bytes]:
-    """All packets of a server's binlog."""
+    """All packets of a server's binlog, and a heartbeat."""
     stream = BinlogStream(sa.make_url(url), 4711, None, mariadb=mariadb)
     stream.connect()
     packets: list[bytes] = []
     for packet in stream.packets():
         if packet is not None:
+            packets.append(packet)
             if packet[5] in (HEARTBEAT, HEARTBEAT_V2):
                 break
-            packets.append(packet)
     stream.close()
     return packets
 
