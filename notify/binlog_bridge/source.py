@@ -56,7 +56,7 @@ _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str, bool], ...] = (
     ),
     (
         "binlog_row_image",
-        _is("FULL"),
+        _is("FULL", "FULL_NODUP"),
         "binlog_row_image is {}: rows lack columns",
         "SET GLOBAL binlog_row_image = 'FULL', and in the configuration",
         True,
@@ -265,6 +265,18 @@ def _table_findings(connection: Connection) -> list[Finding]:
         )
         for table, column in rare
     ]
+    filled = connection.exec_driver_sql(
+        f"SELECT table_name, column_name FROM information_schema.columns WHERE {where} AND column_name IN {COLUMNS} "
+        "AND is_nullable = 'YES' AND column_default IS NOT NULL AND column_default <> 'NULL'"
+    )
+    defaults = [
+        Finding(
+            f"{table}.{column} has a DEFAULT, which a bridge does not see where a session logs less than whole rows",
+            f"ALTER TABLE {table} ALTER COLUMN `{column}` DROP DEFAULT",
+            stops=False,
+        )
+        for table, column in filled
+    ]
     sets = connection.exec_driver_sql(
         f"SELECT table_name, column_name, character_set_name FROM information_schema.columns WHERE {where} "
         f"AND (column_name IN {_ANY_LETTERS} AND character_set_name NOT IN {_READ_AS_UTF8} "
@@ -277,7 +289,7 @@ def _table_findings(connection: Connection) -> list[Finding]:
         )
         for table, column, name in sets
     ]
-    return engines + versioned + times + texts
+    return engines + versioned + times + texts + defaults
 
 
 def begin_snapshot(connection: Connection) -> Position:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge.events import HEARTBEAT, HEARTBEAT_V2
 from notify.binlog_bridge.stream import BinlogStream
-from notify.client.table import metadata
+from notify.client import create_tables
 from notify.storage.sql.tables import server_half_message
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
@@ -119,10 +119,14 @@ def _sql(value: object) -> str:
 
 def decide(n: int, state: str = "COMMITTED", **values: object) -> str:
     changed = "".join(f", `{name}` = {_sql(value)}" for name, value in values.items())
-    return f"UPDATE server_half_message SET state = '{state}', decided_at = '{AT}'{changed} WHERE transaction_id = '{id_of(n)}'"
+    set_to = f"state = '{state}', decided_at = '{AT}'{changed}"
+    return f"UPDATE server_half_message SET {set_to} WHERE transaction_id = '{id_of(n)}'"
 
 
-_ORDER = 'INSERT INTO orders (n, big, document) VALUES ({}, REPEAT(\'order \', 200), \'{{"a": 1, "b": "a longer text, so that a part is less"}}\')'
+_ORDER = (
+    "INSERT INTO orders (n, big, document) VALUES ({}, REPEAT('order ', 200), "
+    """'{{"a": 1, "b": "a longer text, so that a part is less"}}')"""
+)
 _WHOLE = {
     "key": "kö", "tag": "x", "headers": '{"h": "v"}', "body": b"\0\xff" * 200, "delay": 1.5,
     "deliver_at": "2027-01-01 12:30:00", "ttl": 60,
@@ -173,7 +177,7 @@ def scenarios(server: str) -> dict[str, list[list[str]]]:
         ),
         "minimal": _image("MINIMAL", _PARTIAL),
         "noblob": _image("NOBLOB", _PARTIAL),
-        "types": [[types, f"UPDATE types SET c_int = 3, c_json = '{{\"n\": 3}}'", insert(1), "DELETE FROM types"]],
+        "types": [[types, "UPDATE types SET c_int = 3, c_json = '{\"n\": 3}'", insert(1), "DELETE FROM types"]],
         "undecidable": _image("NOBLOB", [[insert(1, "server_half_message", state="PREPARED", **_WHOLE), decide(1)]]),
     }
     if server == "mysql":
@@ -197,7 +201,7 @@ def scenarios(server: str) -> dict[str, list[list[str]]]:
 def make_tables(url: str, server: str) -> None:
     """Make Notify's tables, `orders`, and `types` with a column of every type."""
     engine = sa.create_engine(url)
-    metadata.create_all(engine)
+    create_tables(engine)
     server_half_message.create(engine)
     engine.dispose()
     execute(
