@@ -1,4 +1,4 @@
-"""Every type of event that MySQL 8.4 and MariaDB 11 may write to a binlog, and how a bridge treats it.
+"""Every type of event that MySQL 9.7 and MariaDB 12.3 may write to a binlog, and how a bridge treats it.
 
 An event of an unlisted type stops the bridge, unless the source marks the event as ignorable. Types:
 https://dev.mysql.com/doc/dev/mysql-server/latest/namespacemysql_1_1binlog_1_1event.html and
@@ -11,17 +11,20 @@ import enum
 from dataclasses import dataclass
 
 QUERY, ROTATE, FORMAT, XID, EXECUTE_LOAD, TABLE_MAP = 2, 4, 15, 16, 18, 19
-WRITE_V1, UPDATE_V1, WRITE, UPDATE = 23, 24, 30, 31
+WRITE_V1, UPDATE_V1, WRITE, UPDATE, PARTIAL_UPDATE = 23, 24, 30, 31, 39
+PAYLOAD, QUERY_COMPRESSED, FRAGMENT = 40, 165, 172
 HEARTBEAT, HEARTBEAT_V2, XA_PREPARE = 27, 41, 38
 MYSQL_GTID, TAGGED_GTID, MARIADB_GTID = 33, 42, 162
 GTIDS = frozenset((MYSQL_GTID, TAGGED_GTID, MARIADB_GTID))
 PREVIOUS_GTIDS, GTID_LIST = 35, 163
 
-UPDATES = (UPDATE_V1, UPDATE)
+COMPRESSED_ROWS = frozenset((166, 167, 169, 170))
+"""Types of MariaDB's row events whose rows are compressed: 166 and 167 like 23 and 24, 169 and 170 like 30 and 31."""
+UPDATES = frozenset((UPDATE_V1, UPDATE, PARTIAL_UPDATE, 167, 170))
 """Types of events that have each row before and after its change."""
-WITH_EXTRA = (WRITE, UPDATE)
-"""Types of events whose header contains its own length."""
-ROWS = frozenset((WRITE_V1, UPDATE_V1, WRITE, UPDATE))
+WITH_EXTRA = frozenset((WRITE, UPDATE, PARTIAL_UPDATE, 169, 170))
+"""Types of events whose header contains extra data that begins with its own length."""
+ROWS = frozenset((WRITE_V1, UPDATE_V1, WRITE, UPDATE, PARTIAL_UPDATE)) | COMPRESSED_ROWS
 MAY_BE_IGNORED = 0x80
 """The flag of an event that a reader may skip even if it does not know the type."""
 
@@ -59,11 +62,6 @@ _STATEMENT = "it belongs to a statement, and the statement's own event is looked
 _OLD = "the source writes events of a version before 5.1: upgrade it"
 _DELETED = "a deleted row was a message when it was inserted"
 _GROUP_REPLICATION = "group replication's own: it has no rows"
-_COMPRESSED = (
-    "the binlog is compressed: SET GLOBAL log_bin_compress = OFF (MySQL: binlog_transaction_compression = OFF), and "
-    "start this bridge with --backfill if rows of ours may be among what is compressed"
-)
-
 EVENT_TYPES = {
     0: _refused("UNKNOWN_EVENT", "the source writes an event without a type: its binlog is damaged"),
     1: _refused("START_EVENT_V3", _OLD),
@@ -107,10 +105,8 @@ EVENT_TYPES = {
     36: _harmless("TRANSACTION_CONTEXT_EVENT", _GROUP_REPLICATION),
     37: _harmless("VIEW_CHANGE_EVENT", _GROUP_REPLICATION),
     XA_PREPARE: _handled("XA_PREPARE_LOG_EVENT", "an XA transaction is prepared, or committed in one phase"),
-    39: _refused(
-        "PARTIAL_UPDATE_ROWS_EVENT", "the source writes partial JSON updates: set binlog_row_value_options = ''"
-    ),
-    40: _refused("TRANSACTION_PAYLOAD_EVENT", _COMPRESSED),
+    PARTIAL_UPDATE: _handled("PARTIAL_UPDATE_ROWS_EVENT", "rows before, and what changed in their JSON values"),
+    PAYLOAD: _handled("TRANSACTION_PAYLOAD_EVENT", "a compressed transaction: the events in it are looked at"),
     HEARTBEAT_V2: _handled("HEARTBEAT_LOG_EVENT_V2", "the source waits for something to happen"),
     TAGGED_GTID: _handled("GTID_TAGGED_LOG_EVENT", "a transaction begins"),
     160: _harmless("ANNOTATE_ROWS_EVENT", "the statement that rows came from; the rows follow"),
@@ -118,13 +114,14 @@ EVENT_TYPES = {
     MARIADB_GTID: _handled("GTID_EVENT", "a transaction begins"),
     GTID_LIST: _handled("GTID_LIST_EVENT", "it says whether a file continues from the bridge's position"),
     164: _harmless("START_ENCRYPTION_EVENT", "the server decrypts what it sends"),
-    165: _refused("QUERY_COMPRESSED_EVENT", _COMPRESSED),
-    166: _refused("WRITE_ROWS_COMPRESSED_EVENT_V1", _COMPRESSED),
-    167: _refused("UPDATE_ROWS_COMPRESSED_EVENT_V1", _COMPRESSED),
-    168: _refused("DELETE_ROWS_COMPRESSED_EVENT_V1", _COMPRESSED),
-    169: _refused("WRITE_ROWS_COMPRESSED_EVENT", _COMPRESSED),
-    170: _refused("UPDATE_ROWS_COMPRESSED_EVENT", _COMPRESSED),
-    171: _refused("DELETE_ROWS_COMPRESSED_EVENT", _COMPRESSED),
+    QUERY_COMPRESSED: _handled("QUERY_COMPRESSED_EVENT", "a statement like any other"),
+    166: _handled("WRITE_ROWS_COMPRESSED_EVENT_V1", "inserted rows"),
+    167: _handled("UPDATE_ROWS_COMPRESSED_EVENT_V1", "rows before and after"),
+    168: _harmless("DELETE_ROWS_COMPRESSED_EVENT_V1", _DELETED),
+    169: _handled("WRITE_ROWS_COMPRESSED_EVENT", "inserted rows"),
+    170: _handled("UPDATE_ROWS_COMPRESSED_EVENT", "rows before and after"),
+    171: _harmless("DELETE_ROWS_COMPRESSED_EVENT", _DELETED),
+    FRAGMENT: _handled("PARTIAL_ROW_DATA_EVENT", "a part of a long row event, whose table its first part names"),
 }
 
 

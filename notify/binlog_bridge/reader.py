@@ -9,9 +9,21 @@ from collections.abc import Callable, Iterable, Iterator
 from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge import events
+from notify.binlog_bridge.compressed import events_in, inflated, plain_rows
 from notify.binlog_bridge.continuing import check_gap
 from notify.binlog_bridge.decoder import Unreadable
-from notify.binlog_bridge.events import FORMAT, GTIDS, MARIADB_GTID, MYSQL_GTID, QUERY, ROTATE, ROWS, TABLE_MAP, XID
+from notify.binlog_bridge.events import (
+    COMPRESSED_ROWS,
+    FORMAT,
+    GTIDS,
+    MARIADB_GTID,
+    MYSQL_GTID,
+    QUERY,
+    ROTATE,
+    ROWS,
+    TABLE_MAP,
+    XID,
+)
 from notify.binlog_bridge.history import History, gtid_list
 from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_name
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position, server_uuid, tagged_gtid
@@ -26,6 +38,7 @@ PART_BYTES = 4 << 20
 """A larger transaction is sent in parts, one request each, which become visible with the last part."""
 
 _STANDALONE = 1
+_FIRST_FRAGMENT = 1
 _WITH_CRC32 = 1
 _CHECKSUM_BYTES = 4
 _BODY = 20
@@ -162,9 +175,18 @@ class Assembly:
             elif kind in GTIDS:
                 self._begin(kind, packet)
             elif kind == QUERY:
-                self._query(packet)
+                self._query(*_statement(packet, 0, self._checksum), packet)
+            elif kind == events.PAYLOAD:
+                yield from self._payload(packet)
             else:
                 self._other(kind, packet)
+
+    def _payload(self, packet: bytes) -> Iterator[Read]:
+        """Read the events of a compressed transaction."""
+        self._verify(packet)
+        checksum, self._checksum = self._checksum, 0
+        yield from self.batches(events_in(packet, len(packet) - checksum))
+        self._checksum = checksum
 
     def _other(self, kind: int, packet: bytes) -> None:
         """Handle an event that most transactions do not have."""
@@ -180,6 +202,12 @@ class Assembly:
             self._history.state_before_file(MySqlSet.decode(packet[_BODY:]))
         elif kind == events.XA_PREPARE:
             self._end_xa(packet)
+        elif kind == events.QUERY_COMPRESSED:
+            self._verify(packet)
+            database, text = _statement(packet, 0, self._checksum)
+            self._query(database, inflated(text), packet)
+        elif kind == events.FRAGMENT:
+            self._check_fragment(packet)
         elif kind == events.EXECUTE_LOAD:
             self._check_statement(*_statement(packet, 13, self._checksum))
         else:
@@ -274,7 +302,11 @@ class Assembly:
         if self._is_standalone:
             raise Unreadable(f"{table.name} was written outside of a transaction: is it a table of InnoDB?")
         transaction = self._open
-        written_us = table.add(kind, packet, len(packet) - self._checksum, transaction.pending)
+        end = len(packet) - self._checksum
+        if kind in COMPRESSED_ROWS:
+            packet = plain_rows(kind, packet, end)
+            end = len(packet)
+        written_us = table.add(kind, packet, end, transaction.pending)
         transaction.newest_us = written_us or transaction.newest_us
         transaction.bytes += len(packet)
         if transaction.bytes <= PART_BYTES or len(transaction.pending) <= 1:
@@ -331,9 +363,8 @@ class Assembly:
                 "with --backfill once this one is decided"
             )
 
-    def _query(self, packet: bytes) -> None:
+    def _query(self, database: bytes, text: bytes, packet: bytes) -> None:
         """Handle a statement: it begins or ends a transaction, is a transaction itself, or is part of one."""
-        database, text = _statement(packet, 0, self._checksum)
         word = text[:32].upper()
         if word.startswith((b"BEGIN", b"XA START")) or text.endswith(b"START TRANSACTION"):
             # START TRANSACTION at the end is MySQL's CREATE TABLE … SELECT, whose rows follow.
@@ -362,6 +393,21 @@ class Assembly:
             raise Unreadable(
                 f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
                 "set binlog_format = ROW, then start this bridge with --backfill"
+            )
+
+    def _check_fragment(self, packet: bytes) -> None:
+        """Raises Unreadable if the parts that begin here are an event with rows of ours.
+
+        The first part of an event has the event's length, and then the event from its header on.
+        """
+        if not packet[_BODY + 8] & _FIRST_FRAGMENT:
+            return
+        begin = _BODY + 17
+        table = self._tables.of(packet[begin - 1 :])
+        if packet[begin + 4] in ROWS and table is not None:
+            raise Unreadable(
+                f"the rows of an event of {table.name} are logged in parts: raise binlog_row_event_fragment_threshold "
+                "on the source, then start this bridge with --backfill"
             )
 
     def _verify(self, packet: bytes) -> None:

@@ -46,7 +46,7 @@ _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str, bool], ...] = (
     ),
     (
         "binlog_row_image",
-        _is("FULL"),
+        _is("FULL", "FULL_NODUP"),
         "binlog_row_image is {}: rows lack columns",
         "SET GLOBAL binlog_row_image = 'FULL', and in the configuration",
         True,
@@ -56,27 +56,6 @@ _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str, bool], ...] = (
         _is("FULL"),
         "binlog_row_metadata is {}: columns have no names",
         "SET GLOBAL binlog_row_metadata = 'FULL', and in the configuration",
-        True,
-    ),
-    (
-        "log_bin_compress",
-        _is("OFF", "0"),
-        "log_bin_compress is {}: rows cannot be read",
-        "SET GLOBAL log_bin_compress = OFF",
-        True,
-    ),
-    (
-        "binlog_transaction_compression",
-        _is("OFF", "0"),
-        "binlog_transaction_compression is {}: transactions cannot be read",
-        "SET GLOBAL binlog_transaction_compression = OFF",
-        True,
-    ),
-    (
-        "binlog_row_value_options",
-        _is(""),
-        "binlog_row_value_options is {}: updates are partial",
-        "SET GLOBAL binlog_row_value_options = ''",
         True,
     ),
     (
@@ -329,6 +308,18 @@ def _table_findings(connection: Connection) -> list[Finding]:
         )
         for table, column in rare
     ]
+    filled = connection.exec_driver_sql(
+        f"SELECT table_name, column_name FROM information_schema.columns WHERE {where} AND column_name IN {COLUMNS} "
+        "AND is_nullable = 'YES' AND column_default IS NOT NULL AND column_default <> 'NULL'"
+    )
+    defaults = [
+        Finding(
+            f"{table}.{column} has a DEFAULT, which a bridge does not see where a session logs less than whole rows",
+            f"ALTER TABLE {table} ALTER COLUMN `{column}` DROP DEFAULT",
+            stops=False,
+        )
+        for table, column in filled
+    ]
     sets = connection.exec_driver_sql(
         f"SELECT table_name, column_name, character_set_name FROM information_schema.columns WHERE {where} "
         f"AND (column_name IN {_ANY_LETTERS} AND character_set_name NOT IN {_READ_AS_UTF8} "
@@ -341,7 +332,7 @@ def _table_findings(connection: Connection) -> list[Finding]:
         )
         for table, column, name in sets
     ]
-    return engines + versioned + times + texts
+    return engines + versioned + times + texts + defaults
 
 
 def begin_snapshot(connection: Connection) -> Position:

@@ -8,8 +8,8 @@ from datetime import datetime
 import msgspec
 
 from notify.binlog_bridge import decoder
-from notify.binlog_bridge.decoder import TableMap, Unreadable
-from notify.binlog_bridge.events import UPDATES, WITH_EXTRA
+from notify.binlog_bridge.decoder import Column, TableMap, Unreadable
+from notify.binlog_bridge.events import PARTIAL_UPDATE, UPDATES, WITH_EXTRA
 from notify.outbox import LOCAL, SERVER
 from notify.wire import BridgedTransaction, PackedMessage
 
@@ -42,16 +42,14 @@ _FAMILIES = dict.fromkeys(COLUMNS, "text") | {
 }
 """The required kind of values of each column."""
 _READ = """
-def add(data, at, end, is_update, transactions):
+def add(data, at, end, transactions):
     last = transactions[-1] if transactions else None
     written = None
     while at < end:
-        was0 = None
-        if is_update:
-{before}
-{row}
+{rows}
         if {is_skipped}:
             continue
+{refusal}
         written = v13
         name = v0.decode("ascii")
         if last is None or last.id != name:
@@ -72,7 +70,8 @@ def add(data, at, end, is_update, transactions):
     return written
 """
 """A function that adds an event's rows to `transactions`, and returns when the last message was written. It is compiled
-for each table map, with lines that read exactly its columns, so that messages are made without an intermediate row.
+for each table map and set of logged columns, with lines that read exactly these, so that messages are made without an
+intermediate row.
 Of names that are not ASCII it shows the bytes: no target takes such a name, and the row is listed as refused."""
 
 
@@ -98,8 +97,10 @@ _NAMES = {
     "headers": _headers,
     "double": decoder.double,
     "moment": _moment,
+    "length_encoded": decoder.length_encoded,
+    "Unreadable": Unreadable,
 }
-AddRows = Callable[[bytes, int, int, bool, list[BridgedTransaction]], bytes | None]
+AddRows = Callable[[bytes, int, int, list[BridgedTransaction]], bytes | None]
 
 
 class TableRows:
@@ -107,29 +108,16 @@ class TableRows:
 
     def __init__(self, table: TableMap) -> None:
         self.name = f"{table.schema}.{table.table}"
-        self._count = len(table.columns)
-        self._bitmap = (self._count + 7) // 8
-        exact = ((1 << self._count) - 1).to_bytes(self._bitmap, "little")
-        self._all_present = (exact, b"\xff" * self._bitmap)
-        """The bitmap of a row with all columns: MariaDB clears the bits after the last column, MySQL sets them."""
-        is_server = table.table == SERVER.table.name
-        # A server's table has a message when its transaction becomes COMMITTED, an outbox when the row is inserted.
-        is_skipped = (
-            "v12 != b'COMMITTED' or was0 == b'COMMITTED'" if is_server else "is_update or v11 is None or any(v11)"
-        )
-        written = "decided_at" if is_server else "created_at"
-        row = decoder.row_lines(table, (*COLUMNS, written), "v", 8)
-        _check_families(table, written)
-        self._time_fraction = decoder.column(table, written).fraction
-        names = dict(_NAMES)
-        source = _READ.format(
-            before="\n".join(decoder.row_lines(table, ("state",), "was", 12)),
-            row="\n".join(row),
-            is_skipped=is_skipped,
-            deliver_fraction=decoder.column(table, "deliver_at").fraction,
-        )
-        exec(source, names)
-        self._add: AddRows = names["add"]  # type: ignore[assignment]
+        self._table = table
+        self._bitmap = (len(table.columns) + 7) // 8
+        self._is_server = table.table == SERVER.table.name
+        self._written = "decided_at" if self._is_server else "created_at"
+        self._wanted = (*COLUMNS, self._written)
+        decoder.check_columns(table, self._wanted)
+        _check_families(table, self._written)
+        self._time_fraction = decoder.column(table, self._written).fraction
+        self._readers: dict[tuple[bool, bytes], AddRows] = {}
+        """By whether the event may have parts of JSON values, and its bitmaps of logged columns."""
 
     def add(self, kind: int, packet: bytes, end: int, transactions: list[BridgedTransaction]) -> int:
         """Add an event's rows to the transactions that they belong to.
@@ -145,22 +133,80 @@ class TableRows:
             at += 1
         else:
             count, at = decoder.length_encoded(packet, at)
-        if count != self._count:
-            raise Unreadable(f"a row event of {self.name} has {count} columns where its table map has {self._count}")
-        is_update = kind in UPDATES
-        for _ in range(1 + is_update):
-            if packet[at : at + self._bitmap] not in self._all_present:
-                raise Unreadable(
-                    f"{self.name} is logged with minimal images: set binlog_row_image = FULL on the source"
-                )
-            at += self._bitmap
-        written = self._add(packet, at, end, is_update, transactions)
+        if count != len(self._table.columns):
+            raise Unreadable(
+                f"a row event of {self.name} has {count} columns where its table map has {len(self._table.columns)}"
+            )
+        begin = at + self._bitmap * (1 + (kind in UPDATES))
+        logged = kind == PARTIAL_UPDATE, packet[at:begin]
+        add = self._readers.get(logged)
+        if add is None:
+            if len(self._readers) > MOST_READERS:
+                self._readers.clear()
+            add = self._readers[logged] = self._reader(*logged)
+        written = add(packet, begin, end, transactions)
         if written is None:
             return 0
         try:
             return int(decoder.moment(written, self._time_fraction).timestamp() * 1_000_000)
         except ValueError:  # the calendar has no such date
             return 0
+
+    def _reader(self, partial_json: bool, bitmaps: bytes) -> AddRows:
+        """A function that adds the rows of events with these columns. Raises Unreadable if it would have to guess.
+
+        A session may leave columns out (binlog_row_image). An inserted row then has the columns' defaults, which are
+        NULL in our nullable columns; an updated row has the values from before.
+        """
+        images = [self._logged(bitmaps[at : at + self._bitmap]) for at in range(0, len(bitmaps), self._bitmap)]
+        is_update, after = len(images) == 2, images[-1]
+        names = {column.name for column in after}
+        # A server's table has a message when its transaction becomes COMMITTED, an outbox when the row is inserted.
+        if is_update and not (self._is_server and "state" in names):
+            return _nothing
+        missing = {name for name in self._wanted if name not in names}
+        variables = {name: f"v{n}" for n, name in enumerate(self._wanted)}
+        rows = [f"{variables[name]} = None" for name in missing]
+        if is_update:
+            earlier = {column.name for column in images[0]}
+            missing = (missing - earlier) | ({"state"} - earlier)
+            was = {name: variables[name] for name in earlier - names if name in variables} | {"state": "was"}
+            rows += decoder.row_lines(images[0], was)
+        else:
+            ours = (SERVER if self._is_server else LOCAL).table.c
+            missing -= {c.name for c in self._table.columns if c.nullable and c.name in ours and ours[c.name].nullable}
+        rows += decoder.row_lines(after, variables, partial_json=partial_json)
+        refusal = (
+            f"{self.name} was logged without {', '.join(sorted(missing))}: set binlog_row_image = FULL on the source, "
+            "and in the session that wrote (it may have its own), then start this bridge with --backfill"
+        )
+        if missing and not is_update:
+            raise Unreadable(refusal)
+        if not self._is_server:
+            is_skipped = "v11 is None or any(v11)"
+        elif is_update:
+            is_skipped = "v12 != b'COMMITTED'" + ("" if "state" in missing else " or was == b'COMMITTED'")
+        else:
+            is_skipped = "v12 != b'COMMITTED'"
+        functions = dict(_NAMES) | {"missing": refusal}
+        source = _READ.format(
+            rows="\n".join(" " * 8 + line for line in rows),
+            is_skipped=is_skipped,
+            refusal=" " * 8 + "raise Unreadable(missing)" if missing else "",
+            deliver_fraction=decoder.column(self._table, "deliver_at").fraction,
+        )
+        exec(source, functions)
+        add: AddRows = functions["add"]  # type: ignore[assignment]
+        return add
+
+    def _logged(self, bitmap: bytes) -> list[Column]:
+        bits = int.from_bytes(bitmap, "little")  # with or without bits after the last column
+        return [column for n, column in enumerate(self._table.columns) if bits >> n & 1]
+
+
+def _nothing(data: bytes, at: int, end: int, transactions: list[BridgedTransaction]) -> bytes | None:
+    """Add the rows of an event that cannot have a message."""
+    return None
 
 
 def _check_families(table: TableMap, written: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import uuid
+import zlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,7 +36,9 @@ COLUMNS: list[tuple[str, int, bytes]] = [
 
 
 def lenenc(n: int) -> bytes:
-    return bytes((n,)) if n < 251 else b"\xfc" + struct.pack("<H", n)
+    if n < 251:
+        return bytes((n,))
+    return b"\xfc" + struct.pack("<H", n) if n < 1 << 16 else b"\xfe" + struct.pack("<Q", n)
 
 
 def event(kind: int, body: bytes) -> bytes:
@@ -49,6 +52,12 @@ def gtid(number: int) -> bytes:
 
 def query(text: bytes) -> bytes:
     return event(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0" + text)
+
+
+def summed(packet: bytes) -> bytes:
+    """The packet, whose body has no checksum, with its length and checksum."""
+    longer = packet[:10] + struct.pack("<I", len(packet) + 3) + packet[14:]
+    return longer + struct.pack("<I", zlib.crc32(longer[1:]))
 
 
 XID = event(16, bytes(8))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import struct
-import zlib
 
 import pytest
 
@@ -18,7 +17,7 @@ from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
 from notify.binlog_bridge.stream import Damaged
 from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
-from tests.support.binlog import SERVER, XID, event, gtid, gtids_of, mapped, query, read, row, rows, values
+from tests.support.binlog import SERVER, XID, event, gtid, gtids_of, mapped, query, read, row, rows, summed, values
 
 MYSQL = [
     "UNKNOWN",
@@ -65,7 +64,7 @@ MYSQL = [
     "HEARTBEAT_V2",
     "GTID_TAGGED",
 ]
-"""Log_event_type of MySQL 8.4 (libs/mysql/binlog/event/binlog_event.h), from 0 on."""
+"""Log_event_type of MySQL 9.7 (libs/mysql/binlog/event/binlog_event.h), from 0 on."""
 MARIADB = [
     "ANNOTATE_ROWS",
     "BINLOG_CHECKPOINT",
@@ -79,8 +78,9 @@ MARIADB = [
     "WRITE_ROWS_COMPRESSED",
     "UPDATE_ROWS_COMPRESSED",
     "DELETE_ROWS_COMPRESSED",
+    "PARTIAL_ROW_DATA",
 ]
-"""Log_event_type of MariaDB 11 (sql/log_event.h), from 160 on."""
+"""Log_event_type of MariaDB 12.3 (sql/log_event.h), from 160 on."""
 
 
 def _plain(name: str) -> str:
@@ -237,12 +237,6 @@ def test_names_of_savepoints(statement: bytes, name: bytes) -> None:
 
 
 # --- files ----------------------------------------------------------------------------------------------------
-
-
-def summed(packet: bytes) -> bytes:
-    """The packet with its checksum."""
-    longer = packet[:10] + struct.pack("<I", len(packet) + 3) + packet[14:]
-    return longer + struct.pack("<I", zlib.crc32(longer[1:]))
 
 
 def file_begins(name: bytes, created: int = 1_700_000_000, checksum: int = 0, server: int = 1) -> list[bytes | None]:

@@ -1,0 +1,199 @@
+"""What sessions of others and odd tables of ours put into a real binlog: each message is read once, and nothing stops.
+
+The batches are looked at as they would be sent; where it matters that they arrive, a queue takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+import sqlalchemy as sa
+
+from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.events import PAYLOAD
+from notify.binlog_bridge.reader import PART_BYTES, Assembly
+from notify.testing.binlog_server import BinlogServer
+from notify.testing.mysql_server import MySqlServer
+from notify.testing.process import ServerProcess
+from notify.testing.statements import execute
+from notify.wire import PackedBridgeBatch, PackedMessage
+from tests.support.bridges import move, numbers
+from tests.support.groups import drain, subscribe
+from tests.support.record_binlog import TYPES, columns_of_every_type, decide, insert, make_tables, packets_of
+
+
+@pytest.fixture
+def kind(binlog_server: BinlogServer) -> str:
+    return "mysql" if isinstance(binlog_server, MySqlServer) else "mariadb"
+
+
+@pytest.fixture
+def url(binlog_url: str, kind: str) -> str:
+    """A database with Notify's tables, `orders`, and `types` with a column of every type."""
+    make_tables(binlog_url, kind)
+    return binlog_url
+
+
+def batches_of(url: str, kind: str) -> list[PackedBridgeBatch]:
+    """What a bridge would send of the whole binlog."""
+    is_mariadb = kind == "mariadb"
+    packets = packets_of(url, mariadb=is_mariadb)
+    assembly = Assembly(sa.make_url(url).database or "", None, mariadb=is_mariadb)
+    return [batch for batch, _ in assembly.batches([*packets, None])]
+
+
+def messages_of(url: str, kind: str) -> list[PackedMessage]:
+    return [m for batch in batches_of(url, kind) for t in batch.transactions for m in t.messages]
+
+
+def numbers_of(url: str, kind: str) -> list[int]:
+    return [json.loads(m.body)["n"] for m in messages_of(url, kind)]
+
+
+def only_on(kind: str, wanted: str) -> None:
+    if kind != wanted:
+        pytest.skip(f"only {wanted} has this")
+
+
+COMPRESS = {
+    "mysql": "SET SESSION binlog_transaction_compression = ON",
+    "mariadb": "SET GLOBAL log_bin_compress = ON, log_bin_compress_min_len = 10",
+}
+
+
+def test_compressed_transactions_are_read(
+    url: str, kind: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
+) -> None:
+    """The setting of the whole source no longer keeps a bridge from starting, and positions go on behind a payload."""
+    subscribe(server.url, unique, unique)
+
+    def of(n: int) -> str:
+        return insert(n, topic=unique, transaction_id=str(uuid.uuid4()))
+
+    execute(url, of(1))
+    binlog_server.execute(
+        "SET GLOBAL log_bin_compress = ON" if kind == "mariadb" else "SET GLOBAL binlog_transaction_compression = ON"
+    )
+    execute(url, COMPRESS[kind], of(2), of(3), "INSERT INTO orders (n) VALUES (1)")
+    bridge = move(url, server)
+    execute(url, COMPRESS[kind], of(4))
+    assert (bridge.totals.rows, move(url, server).totals.rows) == (3, 1)
+    assert numbers(server, unique, 4) == [1, 2, 3, 4]
+    assert drain(server.url, unique, unique, 0) == []
+
+
+def test_a_compressed_transaction_larger_than_a_request_goes_in_parts(url: str, kind: str) -> None:
+    count, long = 60, "x" * (PART_BYTES // 8)
+    rows = [insert(n, body=json.dumps({"n": n, "long": long})) for n in range(count)]
+    execute(url, COMPRESS[kind], "BEGIN", *rows, "COMMIT")
+    assert count * len(long) > 27 << 20
+    if kind == "mysql":
+        packed = [p for p in packets_of(url, mariadb=False) if p[5] == PAYLOAD]
+        assert len(packed) == 1 and len(packed[0]) < 1 << 20
+    *parts, last = batches_of(url, kind)
+    assert len(parts) > 5 and all(part.prepare and not part.position for part in parts)
+    assert all(sum(len(m.body) for t in part.transactions for m in t.messages) < 2 * PART_BYTES for part in parts)
+    assert last.commit == [t.id for part in parts for t in part.transactions]
+    assert len(last.commit) + len(last.transactions) == count
+
+
+@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+def test_a_session_may_log_less_of_other_tables_and_of_what_is_no_message(url: str, kind: str, image: str) -> None:
+    execute(
+        url,
+        f"SET SESSION binlog_row_image = '{image}'",
+        "INSERT INTO orders (n, document) VALUES (1, '{}')",
+        "UPDATE orders SET big = 'x'",
+        insert(1),
+        insert(2, key="k", headers='{"a": "b"}'),
+        "UPDATE half_message SET relayed = 1",
+        insert(3, "server_half_message", state="PREPARED"),
+        "UPDATE server_half_message SET attempts = 1",
+        decide(3, "ROLLED_BACK"),
+        insert(4, "server_half_message"),
+        "DELETE FROM orders",
+    )
+    messages = messages_of(url, kind)
+    assert [json.loads(m.body)["n"] for m in messages] == [1, 2, 4]
+    assert (messages[1].key, messages[1].headers) == ("k", {"a": "b"})
+
+
+def test_a_message_that_is_not_logged_stops_it_in_one_sentence(url: str, kind: str) -> None:
+    execute(url, insert(1, "server_half_message", state="PREPARED"))
+    execute(url, "SET SESSION binlog_row_image = 'MINIMAL'", decide(1))
+    with pytest.raises(Unreadable, match=r"without .*topic.*: set binlog_row_image = FULL .* --backfill$"):
+        batches_of(url, kind)
+
+
+def test_parts_of_json_values_stop_nothing(url: str, kind: str) -> None:
+    only_on(kind, "mysql")
+    execute(
+        url,
+        "ALTER TABLE server_half_message ADD document JSON, ADD other JSON",
+        "SET SESSION binlog_row_value_options = 'PARTIAL_JSON'",
+        'INSERT INTO orders (n, document) VALUES (1, \'{"a": 1, "b": "a text that is longer than the change"}\')',
+        "UPDATE orders SET document = JSON_SET(document, '$.a', 2)",
+        insert(1, "server_half_message", state="PREPARED", document='{"a": 1, "b": "a longer text"}'),
+        decide(1, document=sa.text("JSON_SET(document, '$.a', 2)")),
+    )
+    assert numbers_of(url, kind) == [1]
+
+
+def test_columns_of_every_type_stop_nothing_in_tables_of_ours_either(url: str, kind: str) -> None:
+    names = list(TYPES[kind])
+    values = {name: sa.text(value) for name, (_, value) in TYPES[kind].items()}
+    columns = columns_of_every_type(kind)
+    # A table of ours has as many columns as it can, some of them before the ones that a bridge reads.
+    for table in ("half_message", "server_half_message"):
+        added = ", ".join(
+            f"ADD {each}{' FIRST' if n % 3 == 0 and n < len(names) else ''}" for n, each in enumerate(columns)
+        )
+        execute(url, f"ALTER TABLE {table} {added}")
+    execute(
+        url,
+        f"INSERT INTO types (id, {', '.join(names)}) VALUES (1, {', '.join(v for _, v in TYPES[kind].values())})",
+        insert(1, **values),
+        insert(2),
+        insert(3, "server_half_message", state="PREPARED", **values),
+        decide(3, c_int=5),
+    )
+    assert numbers_of(url, kind) == [1, 2, 3]
+
+
+def test_a_compressed_column_that_a_message_has_is_refused_by_name(url: str, kind: str) -> None:
+    only_on(kind, "mariadb")
+    execute(url, "ALTER TABLE half_message MODIFY body MEDIUMBLOB COMPRESSED", insert(1))
+    with pytest.raises(Unreadable, match=r"half_message\.body has another type .*compressed"):
+        batches_of(url, kind)
+
+
+def test_partitions_of_a_table_of_ours_are_read(url: str, kind: str) -> None:
+    """MySQL then writes the partition in front of the rows."""
+    execute(url, "ALTER TABLE half_message PARTITION BY KEY (transaction_id) PARTITIONS 4")
+    execute(url, *(insert(n) for n in range(6)))
+    assert numbers_of(url, kind) == [*range(6)]
+
+
+def test_a_trigger_on_a_cascade_writes_a_message_once(url: str, kind: str, server: ServerProcess, unique: str) -> None:
+    """MySQL 9.6 and later log cascades and run triggers on them; other servers run none."""
+    subscribe(server.url, unique, unique)
+    row = insert(0, topic=unique, transaction_id=sa.text("UUID()"),
+                 body=sa.text("CONCAT('{\"n\": ', OLD.n, '}')"))  # fmt: skip
+    execute(
+        url,
+        "CREATE TABLE parent (id INT PRIMARY KEY)",
+        "CREATE TABLE child (n INT PRIMARY KEY, parent INT, "
+        "FOREIGN KEY (parent) REFERENCES parent (id) ON DELETE CASCADE ON UPDATE CASCADE)",
+        "CREATE TRIGGER told AFTER DELETE ON child FOR EACH ROW " + row,
+        "INSERT INTO parent VALUES (1), (2)",
+        "INSERT INTO child VALUES (1, 1), (2, 1), (3, 2)",
+        "DELETE FROM child WHERE n = 3",
+        "DELETE FROM parent WHERE id = 1",
+    )
+    told = [1, 2, 3] if kind == "mysql" else [3]
+    bridge = move(url, server)
+    assert bridge.totals.rows == len(told)
+    assert sorted(numbers(server, unique, len(told))) == told
+    assert drain(server.url, unique, unique, 0) == []
