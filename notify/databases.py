@@ -224,11 +224,28 @@ def has_ended_on_sqlite(connection: Connection) -> bool:
 
 
 def commits_by_itself(connection: Connection) -> bool:
-    """Whether each statement is a separate transaction, by SQLAlchemy's setting or by the driver's."""
+    """Whether each statement is a separate transaction, by SQLAlchemy's setting or by the driver's.
+
+    Where a MySQL has the global setting autocommit = 0, it tells each driver that new sessions commit by themselves.
+    """
     pooled: Any = connection.connection
     # For an asyncio driver, either SQLAlchemy's adapter or the driver itself has the setting.
     drivers = (pooled.dbapi_connection, pooled.driver_connection)
-    return _is_set_to_autocommit(connection) or any(map(_autocommits, drivers))
+    if _is_set_to_autocommit(connection):
+        return True
+    if not any(map(_autocommits, drivers)):
+        return False
+    return connection.dialect.name not in _MYSQL or bool(_asked(pooled.dbapi_connection, "SELECT @@SESSION.autocommit"))
+
+
+def _asked(driver: Any, query: str) -> Any:
+    """A query's value on a driver's connection, with no transaction of SQLAlchemy's."""
+    cursor = driver.cursor()
+    try:
+        cursor.execute(query)
+        return cursor.fetchone()[0]
+    finally:
+        cursor.close()
 
 
 def _is_set_to_autocommit(connection: Connection) -> bool:
@@ -286,13 +303,9 @@ def has_undone(name: str, driver: Any, error: BaseException | None, *, has_begun
     if name not in _MYSQL or number != _LOCK_TIMEOUT_CODE:
         return name in _MYSQL and number in _UNDOING_CODES
     try:
-        cursor = driver.cursor()
-        cursor.execute("SELECT @@innodb_rollback_on_timeout")
-        row: Any = cursor.fetchone()
-        cursor.close()
+        return bool(_asked(driver, "SELECT @@innodb_rollback_on_timeout"))
     except Exception:
         return True  # unknown: assume a rollback, since a refused transaction can be repeated
-    return bool(row[0])
 
 
 def _state_of(error: BaseException | None) -> object:

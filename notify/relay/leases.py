@@ -130,7 +130,7 @@ def lock_name(database: str) -> str:
     name = f"notify-relay-{database}"
     if len(name) <= _LOCK_NAME_CHARACTERS and name.isascii() and name == name.lower():
         return name
-    return f"notify-relay-{hashlib.md5(database.encode(), usedforsecurity=False).hexdigest()}"
+    return f"notify-relay-{hashlib.blake2b(database.encode(), digest_size=16).hexdigest()}"
 
 
 class MySqlLease(NoLeases):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import multiprocessing
 import re
 import socket
@@ -16,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify import refused
+from notify import ids, refused
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
 from notify.check.question import read_source
-from notify.client import Inbox, Message, create_tables
+from notify.client import Inbox, create_tables
 from notify.client.claims import claim
 from notify.client.making_tables import drop_tables
 from notify.client.purge import purge_by_force
 from notify.client.table import half_message, has_digest, has_replay, metadata, notify_inbox
+from notify.clock import wall_clock
 from notify.databases import (
     database_now,
     has_table,
@@ -44,14 +45,23 @@ from notify.message import ReceivedMessage
 from notify.refused import Refusal
 from notify.relay.leases import leases_of, lock_name
 from notify.relay.relay import Relay
+from notify.spark.databases import Database
+from notify.spark.digest.tables import TableDigest
 from notify.spark.table_parts import TableParts
+from notify.storage.records import NewMessage, NewTransaction, Put, State
 from notify.storage.sql.database import dialect_of
 from notify.storage.sql.dialect import Again, Duplicate, Gone
 from notify.storage.sql.engines import opened
 from notify.storage.sql.schema import upgrade
+from notify.storage.sql.store import SqlStore
+from notify.testing.binlog_server import BinlogServer
+from notify.testing.mysql_server import MySqlServer
+from notify.wire import Payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.databases import DATABASES, empty_database, own_mariadb, own_mysql
-from tests.support.shop import Base, Shop, items, make_engine
+from tests.support.databases import DATABASES, empty_database, have_md5, own_mariadb, own_mysql
+from tests.support.servers import make_storage
+from tests.support.shop import Base, Order, Shop, items, make_engine
+from tests.support.sql_storage import use
 from tests.support.transactions import new_id
 
 if TYPE_CHECKING:
@@ -499,7 +509,7 @@ def silent_transaction(s: Sessions) -> None:
 
 
 def slow_read(s: Sessions) -> None:
-    s.run(s.one, "SET SESSION max_execution_time = 1", "SELECT SLEEP(0.001), a.id FROM t a, t b, t c, t d, t e, t f, t g")
+    s.run(s.one, "SET SESSION max_execution_time = 1", "SELECT SLEEP(0.001) FROM t a, t b, t c, t d, t e, t f, t g")
 
 
 def slow_statement(s: Sessions) -> None:
@@ -581,3 +591,220 @@ def test_an_error_has_its_meaning(wrong: Callable[[Sessions], None], mysql: str)
     finally:
         sessions.close()
         engine.dispose()
+
+
+def test_a_database_that_became_read_only_is_gone(hostile: BinlogServer) -> None:
+    """A primary that became a standby: its sessions stay open, and refuse writes. PyMySQL's error has the SQLSTATE
+    HY000, like most errors of MySQL."""
+    is_mysql = isinstance(hostile, MySqlServer)
+    name = f"u{uuid.uuid4().hex[:12]}"
+    url = sa.make_url(hostile.url).set(username=name, password="x").render_as_string(hide_password=False)
+    hostile.execute(
+        f"CREATE USER {name}@'%%' IDENTIFIED BY 'x'",
+        f"GRANT ALL ON shop.* TO {name}@'%%'",
+        "DROP TABLE IF EXISTS t",
+    )
+    sessions = Sessions(url)
+    try:
+        hostile.execute(f"SET GLOBAL {'super_read_only' if is_mysql else 'read_only'} = ON")
+        with pytest.raises(pymysql.Error) as raised:
+            sessions.run(sessions.one, "UPDATE t SET n = 1")
+    finally:
+        hostile.execute("SET GLOBAL read_only = OFF")
+        sessions.close()
+    assert raised.value.args[0] == 1290 and is_gone(raised.value)
+
+
+# --- statements and variables -------------------------------------------------------------------------------------
+
+BOTH, MYSQL, MARIADB = {"mysql", "mariadb"}, {"mysql"}, {"mariadb"}
+VARIABLES = {
+    "gtid_binlog_pos": MARIADB,
+    "gtid_binlog_state": MARIADB,
+    "gtid_executed": MYSQL,
+    "gtid_purged": MYSQL,
+    "gtid_slave_pos": MARIADB,
+    "idle_transaction_timeout": MARIADB,
+    "innodb_flush_log_at_trx_commit": BOTH,
+    "innodb_lock_wait_timeout": BOTH,
+    "innodb_rollback_on_timeout": BOTH,
+    "lock_wait_timeout": BOTH,
+    "log_slave_updates": BOTH,
+    "read_only": BOTH,
+    "replica_net_timeout": MYSQL,
+    "server_id": BOTH,
+    "slave_net_timeout": BOTH,
+    "wait_timeout": BOTH,
+}
+"""The variables that the product reads or sets, and the servers that have them."""
+STATEMENTS = {
+    "SHOW BINARY LOGS": (0, 0),
+    "SHOW MASTER STATUS": (1064, 0),
+    "SHOW BINARY LOG STATUS": (0, 1064),
+    "SHOW ALL SLAVES STATUS": (1064, 0),
+    "SHOW REPLICA STATUS": (0, 0),
+    "SHOW GRANTS": (0, 0),
+    "SHOW STATUS LIKE 'binlog_snapshot_%'": (0, 0),
+    "SHOW GLOBAL STATUS LIKE 'x'": (0, 0),
+    "SHOW GLOBAL STATUS WHERE Variable_name IN ('x')": (0, 0),
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('slave_net_timeout', 'replica_net_timeout')": (0, 0),
+    "EXPLAIN FORMAT=TRADITIONAL SELECT 1": (0, 0),
+    "SELECT GET_LOCK(REPEAT('x', 64), 0)": (0, 0),
+    "SELECT GET_LOCK(REPEAT('x', 65), 0)": (4163, 0),
+    "SET STATEMENT lock_wait_timeout = 1 FOR SELECT 1": (1064, 0),
+    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED": (0, 0),
+    "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY": (0, 0),
+    "SELECT 1 /*M! FROM nowhere */": (0, 1146),
+    "SELECT 1 /*!50700 FROM nowhere */": (1146, 0),
+}
+"""Statements that only these servers know, or that they answer differently: the codes of MySQL and MariaDB, 0 for an
+answer. Those that one of them refuses are sent to the other only."""
+PRODUCT = [
+    path
+    for folder in ("notify", "storage", "spark")
+    for path in (Path(__file__).parents[2] / folder).rglob("*.py")
+    if not {"testing", "bench", "demo"} & set(path.parts)
+]
+
+
+def test_every_variable_is_listed() -> None:
+    found = set()
+    for path in PRODUCT:
+        text = path.read_text()
+        found |= {name.lower() for name in re.findall(r"@@(?:(?:global|session)\.)?(\w+)", text, re.IGNORECASE)}
+        for assigned in re.findall(r"SET SESSION ([a-z_].*?)\"", text, re.DOTALL):
+            found |= set(re.findall(r"\b([a-z_]{6,}) =", assigned))
+    assert found and found <= VARIABLES.keys()
+
+
+def test_every_statement_that_shows_something_is_listed() -> None:
+    found = set()
+    for path in PRODUCT:
+        found |= set(re.findall(r"\"((?:SHOW|EXPLAIN)(?: [A-Z]{2,})+)", path.read_text()))
+    of_postgresql = {text for text in found if text.startswith("EXPLAIN (")}
+    unlisted = {text for text in found - of_postgresql if not any(each.startswith(text) for each in STATEMENTS)}
+    assert found and not unlisted
+
+
+def test_servers_have_the_variables_that_the_list_says(mysql: str) -> None:
+    sessions = Sessions(mysql)
+    kind = "mariadb" if "MariaDB" in str(sessions.run(sessions.one, "SELECT VERSION()")) else "mysql"
+    shown = {str(row[0]) for row in sessions.run(sessions.one, "SHOW VARIABLES")}
+    sessions.close()
+    assert {name for name in VARIABLES if name in shown} == {name for name in VARIABLES if kind in VARIABLES[name]}
+
+
+def test_servers_answer_as_the_list_says(mysql: str) -> None:
+    sessions = Sessions(mysql)
+    is_mariadb = "MariaDB" in str(sessions.run(sessions.one, "SELECT VERSION()"))
+    answers = {}
+    for statement in STATEMENTS:
+        try:
+            sessions.run(sessions.one, statement)
+            answers[statement] = 0
+        except pymysql.Error as error:
+            answers[statement] = error.args[0]
+        sessions.one.rollback()
+    sessions.close()
+    assert answers == {statement: codes[is_mariadb] for statement, codes in STATEMENTS.items()}
+
+
+# --- a server's own defaults --------------------------------------------------------------------------------------
+
+_HOSTILE = (
+    "--sql-mode=ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT,ONLY_FULL_GROUP_BY,IGNORE_SPACE,HIGH_NOT_PRECEDENCE,"
+    "PAD_CHAR_TO_FULL_LENGTH,NO_UNSIGNED_SUBTRACTION,REAL_AS_FLOAT,STRICT_ALL_TABLES",
+    "--default-storage-engine=MyISAM",
+    "--explicit-defaults-for-timestamp=OFF",
+    "--character-set-server=latin1",
+    "--collation-server=latin1_swedish_ci",
+    "--default-time-zone=+13:00",
+    "--transaction-isolation=SERIALIZABLE",
+    "--innodb-autoinc-lock-mode=0",
+    "--innodb-rollback-on-timeout=ON",
+    "--autocommit=0",
+    "--max-connections=60",
+)
+HOSTILE = {
+    "mysql": (
+        *_HOSTILE,
+        "--sql-require-primary-key=ON",
+        "--sql-generate-invisible-primary-key=ON",
+        "--explain-format=JSON",
+        "--max-execution-time=30000",
+    ),
+    "mariadb": (*_HOSTILE, "--lower-case-table-names=1", "--max-statement-time=30"),
+}
+"""Defaults that a server may have, and that differ from those that it comes with."""
+
+
+@pytest.fixture(scope="module", params=MYSQLS)
+def hostile(request: pytest.FixtureRequest) -> Iterator[BinlogServer]:
+    """A server with these defaults."""
+    own: Any = {"mysql": own_mysql, "mariadb": own_mariadb}[request.param]
+    with own(options=HOSTILE[request.param]) as server:
+        yield server
+
+
+KEY = "Schlüssel 'é' \\ \"7\" || %"
+
+
+def test_what_a_server_has_as_defaults_makes_no_difference(
+    hostile: BinlogServer, memory: InMemoryServer, unique: str
+) -> None:
+    hostile.execute("DROP DATABASE IF EXISTS essentials", "CREATE DATABASE essentials")
+    url = sa.make_url(hostile.url).set(database="essentials").render_as_string(hide_password=False)
+    engine = make_engine(url)
+    source = create_tables(engine)
+    assert create_tables(engine) == source
+    Base.metadata.create_all(engine)
+
+    shop = Shop(engine, memory, unique)
+    with shop.sessions.begin() as session:
+        session.add(Order(item="a"))
+        shop.send(session, "paid", key=KEY)
+    with shop.sessions() as session:
+        session.add(Order(item="b"))
+        shop.send(session, "taken back")
+        session.rollback()
+    assert [(message.text, message.key) for message in shop.messages()] == [("paid", KEY)]
+    assert shop.items() == ["a"]
+
+    assert LocalTransactionCheck(engine).check(half_of(engine)) is Outcome.ROLLBACK
+    given = ReceivedMessage(f"{new_id()}.0", "t", 0, 0, b"x", None, None, {}, 1, "")
+    inbox = Inbox(engine)
+    inbox.check()
+    assert [inbox.run("g", given, lambda message, session: None) for _ in range(2)] == [True, False]
+    assert inbox.run_batch("g", [given, replace(given, id=f"{new_id()}.0")], lambda messages, session: None) == 1
+
+    with engine.begin() as connection:
+        outbox = insert(connection, topic=unique, producer_group=unique, key=KEY, tag=None)
+        refused.note(connection, "relay", [Refusal(new_id(), "g", "t", 1, 422, "c", KEY)])
+    make_storage(url)
+    stored = ids.new_id()
+
+    async def scenario(store: SqlStore) -> None:
+        payload = encode_msgpack(Payload(topic=unique, body=b"\0'\\", key=KEY))
+        half = NewTransaction(stored, unique, [NewMessage(unique, payload)])
+        assert [result.put for result in await store.put([half], wall_clock())] == [Put.STORED]
+        assert [result.put for result in await store.put([half], wall_clock())] == [Put.ALREADY]
+        (decided,) = await store.decide([(stored, unique, State.COMMITTED)], wall_clock())
+        assert decided.changed
+
+    use(url, scenario)
+    assert asyncio.run(Relay(engine, memory.url).run(once=True)).sent == 2
+    moved = {message.key: message.body for message in memory.messages(unique)}
+    assert set(moved) == {KEY} and len(memory.messages(unique)) == 3
+
+    have_md5(url)
+    with contextlib.closing(Database(url, "shop")) as database:
+        digest = TableDigest(database, None)
+        with ThreadPoolExecutor(2) as pool:
+            for answer in digest.start(pool):
+                answer.result()()
+        assert sum(slot.committed for slot in digest.slots.local.values()) == 2
+        assert sum(slot.count for slot in digest.slots.effects.values()) == 2
+        assert database.source_id() == source and unique in database.producer_groups()
+        assert {row["key"] for row in database.rows_of([outbox])} == {KEY}
+    assert purge_by_force(engine, older_than=0).rows == 3
+    engine.dispose()
