@@ -134,14 +134,9 @@ INBOX_COLUMNS = "consumer_group, message_id, created_at"
 
 
 def open_engine(url: str) -> sa.Engine:
-    """An engine that is allowed to load local files, on a server that allows it, or lets this user allow it."""
-    if not url.startswith(("mysql", "mariadb")):
-        return sa.create_engine(url)
-    engine = sa.create_engine(url, connect_args={"local_infile": True})
-    with engine.connect() as connection:
-        if not connection.exec_driver_sql("SELECT @@GLOBAL.local_infile").scalar():
-            connection.exec_driver_sql("SET GLOBAL local_infile = ON")
-    return engine
+    """An engine that is allowed to load local files."""
+    options = {"local_infile": True} if url.startswith(("mysql", "mariadb")) else {}
+    return sa.create_engine(url, connect_args=options)
 
 
 def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
