@@ -51,17 +51,37 @@ finally, or an operator has dropped it."""
 GONE_STATES = ("08", "53", "57P", "25006", "25P03", "25P04")
 """SQLSTATEs, or their first characters, of passing errors: the database is away, full or starting, became a standby, or
 has ended a session whose transaction was idle or took too long."""
-GONE_CODES = frozenset({0, 1040, 1047, 1053, 1203, 1290, 1792, 1836, 1927, 2003, 2006, 2013, 4031})
-"""The error codes of MySQL and MariaDB for the same errors; 1047 is that of a node of Galera without the majority."""
+GONE_CODES = frozenset(
+    {
+        0,  # PyMySQL's own, for a connection that is closed
+        *(1040, 1135, 1203, 1226),  # too many connections, threads, or connections of this user
+        *(1053, 1290, 1792, 1836, 3032),  # shutting down, read-only in four ways, offline
+        1047,  # Galera: this node is not in the cluster now
+        *(1927, 3169, 4031),  # the session was killed; on MySQL also after `wait_timeout`
+        *(2002, 2003, 2006, 2013, 2055),  # the driver's: it cannot connect, or has lost the connection
+    }
+)
+"""The error codes of MySQL and MariaDB for the same errors."""
+AGAIN_CODES = frozenset(
+    {
+        *(1020, 1205, 1213),  # the row has changed since the snapshot, a lock was not granted in time, a deadlock
+        *(1412, 1684),  # another session has changed the table since the snapshot, or is changing it
+        *(1317, 1969, 3024),  # the statement was killed, or took too long for a setting of MariaDB or MySQL
+        *(3101, 3572),  # Group Replication undoes what another node has changed; a lock is not free (NOWAIT)
+    }
+)
+"""The error codes of MySQL and MariaDB after which the same transaction may succeed. What each server answers is tested
+in tests/contract/test_dialects.py."""
 
 
 def is_gone(error: BaseException | None) -> bool:
-    """Whether a driver's error, of any class, has one of these SQLSTATEs or codes."""
-    state = getattr(error, "sqlstate", None)
-    if state is not None:
-        return str(state).startswith(GONE_STATES)
+    """Whether a driver's error, of any class, has one of these SQLSTATEs or codes.
+
+    PyMySQL's errors have both, and most of MySQL's SQLSTATEs are the general HY000.
+    """
     arguments: tuple[object, ...] = getattr(error, "args", ())
-    return bool(arguments) and arguments[0] in GONE_CODES
+    state = getattr(error, "sqlstate", None) or ""
+    return str(state).startswith(GONE_STATES) or (bool(arguments) and arguments[0] in GONE_CODES)
 
 
 _FULL_STATE = "53100"
@@ -107,6 +127,16 @@ def drop_lost_sessions(engine: Engine) -> None:
         return sa.exc.OperationalError(
             context.statement, context.parameters, context.original_exception, connection_invalidated=True
         )
+
+
+def has_table(connection: Connection | Engine, name: str) -> bool:
+    """Whether the database has a table.
+
+    SQLAlchemy asks MySQL and MariaDB to describe it, which MySQL refuses within a transaction (1684) while another
+    session makes or changes the table. The list of tables is always there.
+    """
+    inspector = sa.inspect(connection)
+    return name in inspector.get_table_names() if connection.dialect.name in _MYSQL else inspector.has_table(name)
 
 
 def at_level(connection: Connection, level: str) -> Connection:
@@ -194,11 +224,28 @@ def has_ended_on_sqlite(connection: Connection) -> bool:
 
 
 def commits_by_itself(connection: Connection) -> bool:
-    """Whether each statement is a separate transaction, by SQLAlchemy's setting or by the driver's."""
+    """Whether each statement is a separate transaction, by SQLAlchemy's setting or by the driver's.
+
+    Where a MySQL has the global setting autocommit = 0, it tells each driver that new sessions commit by themselves.
+    """
     pooled: Any = connection.connection
     # For an asyncio driver, either SQLAlchemy's adapter or the driver itself has the setting.
     drivers = (pooled.dbapi_connection, pooled.driver_connection)
-    return _is_set_to_autocommit(connection) or any(map(_autocommits, drivers))
+    if _is_set_to_autocommit(connection):
+        return True
+    if not any(map(_autocommits, drivers)):
+        return False
+    return connection.dialect.name not in _MYSQL or bool(_asked(pooled.dbapi_connection, "SELECT @@SESSION.autocommit"))
+
+
+def _asked(driver: Any, query: str) -> Any:
+    """A query's value on a driver's connection, with no transaction of SQLAlchemy's."""
+    cursor = driver.cursor()
+    try:
+        cursor.execute(query)
+        return cursor.fetchone()[0]
+    finally:
+        cursor.close()
 
 
 def _is_set_to_autocommit(connection: Connection) -> bool:
@@ -231,8 +278,9 @@ def is_savepoint_gone(error: BaseException | None) -> bool:
     return _state_of(error) in _NO_SAVEPOINT_STATES or number == _NO_SAVEPOINT_CODE
 
 
-_UNDOING_CODES = frozenset({1020, 1206, 1213})
-"""Codes of MySQL and MariaDB: a row has changed since the snapshot, the lock table is full, a deadlock."""
+_UNDOING_CODES = frozenset({1020, 1206, 1213, 3101})
+"""Codes of MySQL and MariaDB: a row has changed since the snapshot, the lock table is full, a deadlock, Group
+Replication undoes what another node has changed."""
 _LOCK_TIMEOUT_CODE = 1205
 
 
@@ -255,13 +303,9 @@ def has_undone(name: str, driver: Any, error: BaseException | None, *, has_begun
     if name not in _MYSQL or number != _LOCK_TIMEOUT_CODE:
         return name in _MYSQL and number in _UNDOING_CODES
     try:
-        cursor = driver.cursor()
-        cursor.execute("SELECT @@innodb_rollback_on_timeout")
-        row: Any = cursor.fetchone()
-        cursor.close()
+        return bool(_asked(driver, "SELECT @@innodb_rollback_on_timeout"))
     except Exception:
         return True  # unknown: assume a rollback, since a refused transaction can be repeated
-    return bool(row[0])
 
 
 def _state_of(error: BaseException | None) -> object:

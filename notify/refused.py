@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client.table import notify_refused
-from notify.databases import DROPPED, REFUSED, RELAYED, UNSENT, database_now, is_doubled
+from notify.databases import DROPPED, REFUSED, RELAYED, UNSENT, database_now, has_table, is_doubled
 from notify.errors import InvalidRequest
 from notify.outbox import Outbox, present
 from notify.wire import BridgedTransaction, Item, RefusedReport, RefusedTransaction
@@ -69,13 +69,14 @@ def ensure(engine: Engine) -> bool:
 
     False if the table is missing and this user may not create tables: run `create_tables` as a user who may.
     """
-    if sa.inspect(engine).has_table(notify_refused.name):
+    if has_table(engine, notify_refused.name):
         return True
     try:
         with engine.begin() as connection:
-            notify_refused.create(connection, checkfirst=True)
-    except (sa.exc.ProgrammingError, sa.exc.OperationalError, sa.exc.InternalError):
-        return sa.inspect(engine).has_table(notify_refused.name)
+            notify_refused.create(connection, checkfirst=False)
+    except sa.exc.DBAPIError:
+        # Another process may have created it meanwhile: PostgreSQL then says that a key of its catalogue exists.
+        return has_table(engine, notify_refused.name)
     return True
 
 

@@ -3,7 +3,7 @@
 In a new READ COMMITTED transaction on the primary, a tombstone with the transaction's id is inserted; a conflict is
 ignored. Then the row is read. A running transaction holds the row's lock, so that the question waits for it, or gives
 up after a lock timeout without an answer. The answer comes from the SELECT, never from the row count.
-https://www.postgresql.org/docs/15/sql-insert.html, https://mariadb.com/kb/en/set-statement/
+https://www.postgresql.org/docs/15/sql-insert.html
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from notify import ids
 from notify.check.listener import CheckUnavailable
-from notify.databases import at_level
+from notify.databases import commits_by_itself
 
 LOCK_TIMEOUT_MS = 300
 """How long a question waits for a running transaction; on MariaDB and MySQL it is rounded up to a second."""
@@ -32,9 +32,14 @@ _LOCAL_ROW = sa.text("SELECT state, shards FROM half_message WHERE transaction_i
 _SOURCE = sa.text("SELECT id, purged_before FROM notify_source")
 _PURGED = sa.text("SELECT purged_before FROM notify_source")
 
-_POSTGRESQL = sa.text(_TOMBSTONE.format(now="clock_timestamp() AT TIME ZONE 'utc'", ignore="ON CONFLICT DO NOTHING"))
-_MYSQL = sa.text(_TOMBSTONE.format(now="UTC_TIMESTAMP(6)", ignore="ON DUPLICATE KEY UPDATE state=state"))
-_SQLITE = sa.text(_TOMBSTONE.format(now="strftime('%Y-%m-%d %H:%M:%f', 'now')", ignore="ON CONFLICT DO NOTHING"))
+_ON_CONFLICT = "ON CONFLICT DO NOTHING"
+_ON_DUPLICATE_KEY = sa.text(_TOMBSTONE.format(now="UTC_TIMESTAMP(6)", ignore="ON DUPLICATE KEY UPDATE state=state"))
+_TOMBSTONES = {
+    "postgresql": sa.text(_TOMBSTONE.format(now="clock_timestamp() AT TIME ZONE 'utc'", ignore=_ON_CONFLICT)),
+    "mysql": _ON_DUPLICATE_KEY,
+    "mariadb": _ON_DUPLICATE_KEY,
+    "sqlite": sa.text(_TOMBSTONE.format(now="strftime('%Y-%m-%d %H:%M:%f', 'now')", ignore=_ON_CONFLICT)),
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,33 +67,73 @@ def ask(connection: Connection, transaction_id: str, producer_group: str) -> Loc
     Raises CheckUnavailable on a lock timeout or another error of the database. Raises it also if there is no committed
     row and rows of that time were purged by force: then the outcome is unknown, and no tombstone remains.
     """
-    dialect = connection.dialect
+    name = connection.dialect.name
     parameters = {"id": transaction_id, "producer_group": producer_group}
+    if name not in _TOMBSTONES:
+        raise CheckUnavailable(f"checks do not support {name}: write a CheckMessageListener")
     try:
-        if dialect.name == "postgresql":
-            connection = at_level(connection, "READ COMMITTED")
-            with connection.begin():
-                connection.execute(sa.text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'"))
-                connection.execute(_POSTGRESQL, parameters)
-                local_row = _read(connection, parameters)
-        elif dialect.name in ("mysql", "mariadb"):
-            connection = at_level(connection, "READ COMMITTED")
-            with connection.begin():
-                seconds = math.ceil(LOCK_TIMEOUT_MS / 1000)
-                if getattr(dialect, "is_mariadb", False):
-                    timeout = f"SET STATEMENT innodb_lock_wait_timeout={seconds} FOR "
-                    connection.execute(sa.text(timeout + _MYSQL.text), parameters)
-                else:
-                    connection.execute(sa.text(f"SET SESSION innodb_lock_wait_timeout = {seconds}"))
-                    connection.execute(_MYSQL, parameters)
-                local_row = _read(connection, parameters)
-        elif dialect.name == "sqlite":
-            local_row = _ask_sqlite(connection, parameters)
-        else:
-            raise CheckUnavailable(f"checks do not support {dialect.name}: write a CheckMessageListener")
+        with _own_transaction(connection):
+            with _short_lock_waits(connection):
+                connection.execute(_TOMBSTONES[name], parameters)
+            return _read(connection, parameters)
     except sa.exc.SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
-    return local_row
+
+
+@contextmanager
+def _own_transaction(connection: Connection) -> Iterator[None]:
+    """A READ COMMITTED transaction that can write, also on a connection that commits each statement by itself.
+
+    The level is set for this transaction only. The session is the service's, and SQLAlchemy's own way to set a level
+    would leave the session with the database's default, and without the driver's autocommit.
+    """
+    is_postgresql, commits = connection.dialect.name == "postgresql", commits_by_itself(connection)
+    with connection.begin():
+        if connection.dialect.name == "sqlite":
+            if not _in_transaction(connection):
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+        elif is_postgresql:
+            if commits:
+                connection.exec_driver_sql("BEGIN")
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        else:
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            connection.exec_driver_sql("START TRANSACTION")
+        try:
+            yield
+        except BaseException:
+            if commits and not connection.invalidated:
+                connection.exec_driver_sql("ROLLBACK")
+            raise
+        if commits:
+            connection.exec_driver_sql("COMMIT")
+
+
+@contextmanager
+def _short_lock_waits(connection: Connection) -> Iterator[None]:
+    """Bound the waits for locks of rows and tables. On SQLite `short_waits` has done this."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'")
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        yield
+        return
+    # Neither server can set these for a transaction. MariaDB can for a statement (SET STATEMENT), MySQL cannot: its
+    # hint SET_VAR does not take them.
+    row = connection.exec_driver_sql("SELECT @@SESSION.innodb_lock_wait_timeout, @@SESSION.lock_wait_timeout").one()
+    seconds = math.ceil(LOCK_TIMEOUT_MS / 1000)
+    try:
+        connection.exec_driver_sql(_LOCK_WAITS.format(seconds, seconds))
+        yield
+    finally:
+        if not connection.invalidated:
+            try:
+                connection.exec_driver_sql(_LOCK_WAITS.format(*row))
+            except BaseException:
+                connection.invalidate()  # the service must not get it with these bounds
+                raise
+
+
+_LOCK_WAITS = "SET SESSION innodb_lock_wait_timeout = {}, lock_wait_timeout = {}"
 
 
 def _read(connection: Connection, parameters: dict[str, str]) -> LocalRow:
@@ -105,14 +150,6 @@ def _read(connection: Connection, parameters: dict[str, str]) -> LocalRow:
     if local_row.state != "COMMITTED" and ids.milliseconds(ids.from_text(parameters["id"])) <= purged_before:
         raise CheckUnavailable("rows of that time were purged by force: an operator has to decide")
     return local_row
-
-
-def _ask_sqlite(connection: Connection, parameters: dict[str, str]) -> LocalRow:
-    with connection.begin():
-        if not _in_transaction(connection):
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-        connection.execute(_SQLITE, parameters)
-        return _read(connection, parameters)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from notify.cli import undelivered
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, WIDE, fields, show, show_rows
 from notify.cli.database import opened
 from notify.client.table import notify_refused
+from notify.databases import has_table
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.outbox import present
@@ -138,7 +139,7 @@ def _database(dsn: str) -> Iterator[sa.Engine]:
     """An engine whose database has the list. Raises InvalidRequest if the list is missing and cannot be created, or if
     the database has no outbox either."""
     with opened(dsn) as engine:
-        if not present(engine) and not sa.inspect(engine).has_table(notify_refused.name):
+        if not present(engine) and not has_table(engine, notify_refused.name):
             raise InvalidRequest(
                 "the database has neither half_message nor server_half_message: name one that a relay or bridge reads"
             )

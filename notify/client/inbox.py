@@ -15,7 +15,7 @@ from notify.client.claims import Guard, check_transactions, claim, claim_all, ha
 from notify.client.handlers import call_to_the_end, refuse_unfinished
 from notify.client.old_rows import CLOCK_SKEW, instant_before, note_purged
 from notify.client.table import MAKE_TABLES, has_replay, notify_inbox, notify_source
-from notify.databases import check_engine, in_transaction, in_transaction_async, roll_back_driver
+from notify.databases import check_engine, has_table, in_transaction, in_transaction_async, roll_back_driver
 from notify.errors import InvalidRequest
 from notify.limits import check_whole
 from notify.message import ReceivedMessage, number_of_seconds
@@ -300,7 +300,7 @@ def _check_purge(older_than: float, batch: int) -> None:
 def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:
     """Raises InvalidRequest if an inbox cannot work in this database; `make_tables` says how to create the tables."""
     check_transactions(connection)
-    if not sa.inspect(connection).has_table(notify_inbox.name):
+    if not has_table(connection, notify_inbox.name):
         raise InvalidRequest(
             f"the inbox's database has no table {notify_inbox.name}: {make_tables}",
             "no_inbox_table",

@@ -49,7 +49,9 @@ def _make_missing(connection: Connection) -> None:
     while still_missing:
         try:
             with _savepoint(connection):
-                metadata.create_all(connection)
+                # Without `checkfirst`, which asks MySQL for what it refuses to say of tables that are being made.
+                missing_tables = [metadata.tables[name] for name in still_missing]
+                metadata.create_all(connection, missing_tables, checkfirst=False)
             return
         except sa.exc.DBAPIError:
             missing = _missing(connection)
@@ -171,7 +173,8 @@ def _wake_relays(connection: Connection) -> None:
 
 def drop_tables(connection: Connection) -> None:
     """Undo `create_tables`. Undecided halves of this database can then only be resolved by an operator."""
-    metadata.drop_all(connection)
+    there = metadata.tables.keys() - _missing(connection)
+    metadata.drop_all(connection, [metadata.tables[name] for name in there], checkfirst=False)
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("DROP FUNCTION IF EXISTS half_message_wake()")
 

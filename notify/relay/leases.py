@@ -10,6 +10,7 @@ second relay does no harm there, but the order per key may then be broken now an
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -114,6 +115,24 @@ class NoLeases:
         """Does nothing, like `lose`."""
 
 
+_IS_HELD = sa.text("SELECT IS_USED_LOCK(:name) = CONNECTION_ID()")
+_TAKE = sa.text("SELECT GET_LOCK(:name, 0)")
+_LOCK_NAME_CHARACTERS = 64
+"""The longest name of a lock on MySQL; MariaDB takes three times as many."""
+
+
+def lock_name(database: str) -> str:
+    """The name of the lock that the relay of a database holds on its MySQL or MariaDB server.
+
+    It has a digest of the database's name if that is too long, or has capital letters: the servers take two names of
+    locks that differ in case for one.
+    """
+    name = f"notify-relay-{database}"
+    if len(name) <= _LOCK_NAME_CHARACTERS and name.isascii() and name == name.lower():
+        return name
+    return f"notify-relay-{hashlib.blake2b(database.encode(), digest_size=16).hexdigest()}"
+
+
 class MySqlLease(NoLeases):
     """A lease for MySQL and MariaDB: one relay at a time holds a named lock of its session."""
 
@@ -131,9 +150,10 @@ class MySqlLease(NoLeases):
         if self._connection is None or self._connection.closed or self._connection.invalidated:
             self._connection = self._engine.connect()
             self._connection.exec_driver_sql(f"SET SESSION wait_timeout = {round(self._seconds)}")
-        name = "CONCAT('notify-relay-', DATABASE())"
-        is_held = self._connection.exec_driver_sql(f"SELECT IS_USED_LOCK({name}) = CONNECTION_ID()").scalar() == 1
-        is_held = is_held or self._connection.exec_driver_sql(f"SELECT GET_LOCK({name}, 0)").scalar() == 1
+        database = str(self._connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
+        name = {"name": lock_name(database)}
+        is_held = self._connection.execute(_IS_HELD, name).scalar() == 1
+        is_held = is_held or self._connection.execute(_TAKE, name).scalar() == 1
         self._connection.rollback()
         return is_held
 

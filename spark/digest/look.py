@@ -51,6 +51,17 @@ class Looked:
     """Why there is no digest."""
 
 
+_NO_FUNCTION = 1305
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no digest, and what brings one."""
+    reason = reason_of(error)
+    if getattr(getattr(error, "orig", None), "args", ())[:1] == (_NO_FUNCTION,):
+        reason += " (MySQL has MD5 since 9.6 only after INSTALL COMPONENT 'file://component_classic_hashing')"
+    return reason
+
+
 class FirstLook:
     """Compares the digests of some inputs."""
 
@@ -79,7 +90,7 @@ class FirstLook:
         try:
             tables, logs = self._digests()
         except (sa.exc.SQLAlchemyError, TooManyParts, Unavailable) as error:
-            return Looked(problem=reason_of(error))
+            return Looked(problem=_reason(error))
         read = {group for table in tables for group in table.producer_groups}
         if self._coverage.span is None:
             with_rows = read

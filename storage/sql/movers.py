@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.databases import REFUSED
+from notify.databases import REFUSED, has_table
 from notify.storage.sql import registry
 from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import is_settled, is_waiting, server_half_message, server_member
@@ -51,7 +51,7 @@ def is_not_listed(connection: Connection) -> Any:
     A refused transaction that is to be tried again is marked as if it had never been read, while the bridge's binlog
     lies behind it: the list alone says that somebody needs its rows.
     """
-    if not sa.inspect(connection).has_table(_refused.name):
+    if not has_table(connection, _refused.name):
         return sa.true()
     listed = sa.select(_refused.c.transaction_id).where(_refused.c.state != "DROPPED")
     return _t.transaction_id.not_in(listed)

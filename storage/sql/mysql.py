@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from notify.databases import is_gone
+from notify.databases import AGAIN_CODES, is_gone
 from notify.storage.sql.dialect import FIXED_COLUMNS, FIXED_VALUES, TABLE, Again, Duplicate, Gone, Statements, chunks
 from notify.storage.sql.engines import detached
 from notify.storage.sql.rows import COLUMNS, Row
@@ -27,7 +27,7 @@ class MySql(Statements):
         code = error.args[0] if error.args else None
         if code == 1062:
             return Duplicate()
-        if code in (1205, 1213, 1020):
+        if code in AGAIN_CODES:
             return Again(str(error))
         if is_gone(error) or isinstance(error, OSError):
             return Gone(str(error))

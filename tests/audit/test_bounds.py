@@ -31,8 +31,10 @@ def test_a_servers_bound_and_the_databases_own_do_not_end_a_read(
             assert [row["message_id"] for row in by_spark] == ["1h"]
 
 
+_LONG = "SELECT count(*) FROM " + ", ".join(f"information_schema.collations {name}" for name in "abc")
 SLOW = {
     "postgresql": ("SET statement_timeout = '50ms'", "SELECT pg_sleep(600)"),
+    "mysql": ("SET max_execution_time = 50", _LONG),
     "mariadb": ("SET max_statement_time = 0.05", "SELECT count(*) FROM seq_1_to_1000000 a, seq_1_to_1000000 b"),
 }
 

@@ -41,7 +41,7 @@ from tests.audit.trade import (
     half_of,
     row_of,
 )
-from tests.support.databases import empty_database
+from tests.support.databases import DATABASES, empty_database
 
 HOURS_US = 3 * 3_600_000_000
 
@@ -260,7 +260,7 @@ IDS = {
 NUMBERS = {".0": True, ".9999": True, "": False, ".": False, ".x": False, ".10000": False, "-0": False, ".0 ": False}
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
+@pytest.mark.parametrize("kind", DATABASES)
 def test_each_database_knows_ids(spark: Any, kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
     messages = {f"{name}.0": is_sound for name, is_sound in IDS.items()}
     messages |= {f"{next(iter(IDS))}{number}": is_sound for number, is_sound in NUMBERS.items()}
@@ -300,7 +300,7 @@ def test_each_database_knows_ids(spark: Any, kind: str, database_urls: dict[str,
 
 
 NO_TIMES = {"sqlite": ["soon", "", "2026-13-45 00:00:00"], "postgresql": ["infinity", "-infinity", "20000-01-01"],
-            "mariadb": ["0000-00-00 00:00:00"]}  # fmt: skip
+            "mariadb": ["0000-00-00 00:00:00"], "mysql": ["0000-00-00 00:00:00"]}  # fmt: skip
 """Values that each database takes for a time, and that are none."""
 
 
@@ -313,7 +313,7 @@ def test_each_database_knows_times(spark: Any, kind: str, database_urls: dict[st
         engine = sa.create_engine(url)
         create_tables(engine)
         with engine.begin() as connection:
-            if kind == "mariadb":
+            if kind in ("mysql", "mariadb"):
                 connection.exec_driver_sql("SET sql_mode = ''")
             for name in names:
                 row = {"transaction_id": name, "message_no": 0, "producer_group": "g", "mode": "half",

@@ -15,7 +15,7 @@ from notify.errors import TransactionRefused
 from notify.testing import InMemoryServer
 from tests.support import dying
 from tests.support.clock import eventually
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, unencrypted
 from tests.support.shop import Order, items
 
 PAST_THE_FIRST_CHECK = 60.0
@@ -36,7 +36,7 @@ def proxied(engine: sa.Engine) -> Iterator[tuple[Proxy, sa.Engine]]:
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite is a file: its COMMIT has no connection that could be cut")
     with Proxy(engine.url.host or "", engine.url.port or 0) as proxy:
-        through = sa.create_engine(engine.url.set(host="127.0.0.1", port=proxy.port))
+        through = sa.create_engine(unencrypted(engine.url).set(host="127.0.0.1", port=proxy.port))
         yield proxy, through
         through.dispose()
 

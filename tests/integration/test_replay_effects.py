@@ -21,7 +21,7 @@ from tests.support.commands import cli
 from tests.support.groups import Caller, die, lag, publish, redrive, running, subscribe
 from tests.support.http import admin
 from tests.support.shop import Base, Order, items, make_engine
-from tests.support.versions import FIRST, FIXTURES, run_statements
+from tests.support.versions import run_statements, service_tables
 
 
 def consume(url: str, engine: sa.Engine) -> int:
@@ -180,7 +180,7 @@ def test_a_producers_own_header_does_no_harm(shop_engine: sa.Engine, headers: Ma
 
 def test_an_older_table_is_refused_until_it_is_changed(engine_url: str, database: str) -> None:
     engine = make_engine(engine_url)
-    run_statements(engine, (FIXTURES / FIRST / f"service.{database}.sql").read_text())
+    run_statements(engine, service_tables(database))
     with pytest.raises(InvalidRequest, match="create_tables"):
         Inbox(engine).check()
     create_tables(engine)
@@ -191,7 +191,7 @@ def test_an_older_table_is_refused_until_it_is_changed(engine_url: str, database
 def test_processes_that_change_the_table_at_once_lose_nothing(engine_url: str, database: str) -> None:
     """Processes that upgrade the table at once keep a replay's row that is written in between."""
     setup = make_engine(engine_url)
-    run_statements(setup, (FIXTURES / FIRST / f"service.{database}.sql").read_text())
+    run_statements(setup, service_tables(database))
     setup.dispose()
     gate, failures = threading.Barrier(4), []
 

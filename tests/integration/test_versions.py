@@ -34,6 +34,7 @@ from tests.support.versions import (
     run_sdk,
     run_statements,
     server_of,
+    service_tables,
     unpack,
 )
 
@@ -152,7 +153,7 @@ def test_a_services_database_of_the_first_version_is_as_it_was(
 ) -> None:
     """`create_tables` keeps every row; claims and tombstones hold; waiting rows of the outbox are relayed."""
     engine = make_engine(engine_url)
-    run_statements(engine, (FILES / f"service.{database}.sql").read_text())
+    run_statements(engine, service_tables(database))
     wanted = EXPECTED["service"]
     for _ in range(2):  # the second run changes nothing
         assert create_tables(engine) == wanted["source"]

@@ -117,6 +117,16 @@ def empty_database(kind: str, urls: Mapping[str, str], directory: Path) -> Itera
             connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if kind == "postgresql" else ""))
 
 
+def have_md5(url: str) -> None:
+    """Give a MySQL the function MD5, which it has in a component since 9.6; others have it."""
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        try:
+            connection.exec_driver_sql("SELECT MD5('')")
+        except sa.exc.DBAPIError:
+            connection.exec_driver_sql("INSTALL COMPONENT 'file://component_classic_hashing'")
+
+
 def own_mariadb(
     options: Sequence[str] = (), home: Callable[[], Path] | None = None
 ) -> AbstractContextManager[MariaDbServer]:

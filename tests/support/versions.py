@@ -121,6 +121,12 @@ def unpack(text: str, directory: Path) -> Path:
     return directory
 
 
+def service_tables(database: str) -> str:
+    """The statements that make the tables of the first version's SDK, and their rows. It made the same tables on MySQL
+    and MariaDB."""
+    return (FIXTURES / FIRST / f"service.{'mariadb' if database == 'mysql' else database}.sql").read_text()
+
+
 def run_statements(engine: sa.Engine, text: str) -> None:
     """Run SQL text, whose statements end with STATEMENT_END, as it stands."""
     raw: Any = engine.raw_connection()
