@@ -22,6 +22,7 @@ from notify.kafka.redriven import TOPIC, Spot
 from notify.kafka.subscriptions import Place
 from notify.storage.sql.rows import moment_of
 from tests.support.clock import PATIENCE_SECONDS
+from tests.support.kafka import commit_offsets
 from tests.support.shop import make_engine
 
 PRODUCERS = "orders"
@@ -118,7 +119,7 @@ class World:
         """Commit a group's progress."""
         consumer = self._cluster.consumer({"group.id": group})
         offsets = [TopicPartition(*place, p.offset, metadata=p.metadata()) for place, p in progress.items()]
-        consumer.commit(offsets=offsets, asynchronous=False)
+        commit_offsets(consumer, *offsets)
         consumer.close()
 
     def delete_before(self, offsets: Mapping[Place, int]) -> None:

@@ -16,6 +16,7 @@ from notify.errors import Unavailable
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import ask
+from tests.support.kafka import commit_offsets
 
 pytest.importorskip("confluent_kafka")
 
@@ -145,7 +146,7 @@ def group(kafka_url: str, unique: str) -> str:
     """A group that has done three records of the topic of its name."""
     make_topic(kafka_url, unique)
     consumer = Cluster.of(kafka_url).consumer({"group.id": unique})
-    consumer.commit(offsets=[TopicPartition(unique, 0, 3, Progress(3).metadata())], asynchronous=False)
+    commit_offsets(consumer, TopicPartition(unique, 0, 3, Progress(3).metadata()))
     consumer.close()
     return unique
 

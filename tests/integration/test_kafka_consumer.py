@@ -16,7 +16,7 @@ from notify.client import Consumer, DeadLetter
 from notify.errors import Unavailable
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
-from tests.support.kafka import committed
+from tests.support.kafka import commit_offsets, committed
 
 pytest.importorskip("confluent_kafka")
 
@@ -183,7 +183,7 @@ def test_no_commit_of_attempts_waits_for_records(kafka: str, unique: str, monkey
     monkeypatch.setattr(Feed, "poll", noted)
     make_topic(kafka, unique)
     died = TopicPartition(unique, 0, 0, Progress(0).metadata())
-    onlooker(kafka, unique).commit(offsets=[died], asynchronous=False)
+    commit_offsets(onlooker(kafka, unique), died)
     produce(kafka, unique, [f"{n:03}" for n in range(400)])
     seen = Seen()
     consumer = Consumer(kafka, group=unique, concurrency=8)

@@ -13,7 +13,7 @@ from notify.client import Consumer, DeadLetter
 from notify.errors import InvalidRequest
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
-from tests.support.kafka import Wrapped, committed
+from tests.support.kafka import Wrapped, commit_offsets, committed
 
 pytest.importorskip("confluent_kafka")
 
@@ -74,7 +74,7 @@ def test_the_first_messages_of_a_new_partition_are_handled(kafka_url: str, uniqu
 def test_a_group_beyond_the_end_begins_anew(kafka_url: str, unique: str) -> None:
     """As after an unclean election: the group was where nothing is any more, and passed what came until it was."""
     make_topic(kafka_url, unique)
-    onlooker(kafka_url, unique).commit(offsets=[TopicPartition(unique, 0, 100)], asynchronous=False)
+    commit_offsets(onlooker(kafka_url, unique), TopicPartition(unique, 0, 100))
     produce(kafka_url, unique, ["a", "b"])
     seen: list[str] = []
     with running(consumer_of(kafka_url, unique, seen)):
@@ -430,7 +430,7 @@ def test_what_is_deleted_before_a_group_has_handled_it_is_said(
     monkeypatch.setattr(loop, "WINDOW_RECORDS", 1)
     make_topic(kafka_url, unique)
     produce(kafka_url, unique, [f"a{n}" for n in range(10)])
-    onlooker(kafka_url, unique).commit(offsets=[TopicPartition(unique, 0, 2)], asynchronous=False)
+    commit_offsets(onlooker(kafka_url, unique), TopicPartition(unique, 0, 2))
     delete_before(kafka_url, unique, 5)
     seen: list[str] = []
     go_on = threading.Event()

@@ -11,7 +11,7 @@ from typing import Any
 from notify.demo.kafka import KafkaCluster
 from notify.kafka.records import SCHEME
 from notify.sinks.sink import Sink, open_sink
-from tests.support.clock import PATIENCE_SECONDS
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.proxy import Proxy
 
 
@@ -48,6 +48,24 @@ def patient_sink(url: str) -> Sink:
     from notify.sinks.kafka import KafkaSink
 
     return KafkaSink(url, PATIENCE_SECONDS)
+
+
+def commit_offsets(consumer: Any, *offsets: Any) -> None:
+    """Commit a group's offsets. A node that has just started may still load what its coordinator knows."""
+    from confluent_kafka import KafkaException
+
+    from notify.sinks.delays.earlier import NO_COORDINATOR
+
+    def is_committed() -> bool:
+        try:
+            consumer.commit(offsets=list(offsets), asynchronous=False)
+        except KafkaException as raised:
+            if raised.args[0].code() not in NO_COORDINATOR:
+                raise
+            return False
+        return True
+
+    eventually(is_committed, "the group's coordinator")
 
 
 class Wrapped:

@@ -18,6 +18,7 @@ from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.http import REASON, ask
+from tests.support.kafka import commit_offsets
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ class Group:
     def commit(self, partition: int, progress: Progress, topic: str = "") -> None:
         consumer = self.cluster.consumer({"group.id": self.name})
         at = TopicPartition(topic or self.topic, partition, progress.offset, progress.metadata())
-        consumer.commit(offsets=[at], asynchronous=False)
+        commit_offsets(consumer, at)
         consumer.close()
 
     def subscribe(self, subscribed: Subscribed) -> None:
