@@ -18,9 +18,7 @@ PART_SECONDS = 2.0
 class Part:
     """The next letters: at most LOOKED_AT, read for PART_SECONDS."""
 
-    def __init__(
-        self, letters: Iterator[Letter], number: int, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, letters: Iterator[Letter], number: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         """`letters`: from `number` on. `monotonic`: a clock in seconds, which bounds the part."""
         self._letters = letters
         self._monotonic = monotonic
