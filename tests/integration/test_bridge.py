@@ -282,7 +282,6 @@ def test_a_foreign_position_stops_it(url: str, binlog_server: BinlogServer, serv
         ("SET GLOBAL binlog_format = 'STATEMENT'", "binlog_format"),
         ("SET GLOBAL binlog_row_image = 'MINIMAL'", "binlog_row_image"),
         ("SET GLOBAL binlog_row_metadata = 'MINIMAL'", "binlog_row_metadata"),
-        ("SET GLOBAL log_bin_compress = ON", "log_bin_compress"),
     ],
 )
 def test_a_source_that_would_leave_gaps_is_refused_at_start(
