@@ -95,10 +95,12 @@ def _own_transaction(connection: Connection) -> Iterator[None]:
         elif is_postgresql:
             if commits:
                 connection.exec_driver_sql("BEGIN")
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            # Nothing is set where nothing changes: a listener of the service may have run a query already.
+            if connection.exec_driver_sql("SHOW transaction_isolation").scalar() != "read committed":
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         else:
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            connection.exec_driver_sql("START TRANSACTION")
+            for statement in ("ROLLBACK", "SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"):
+                connection.exec_driver_sql(statement)
         try:
             yield
         except BaseException:

@@ -133,6 +133,12 @@ def _config() -> Config:
     return config
 
 
+WAIT_SECONDS = 30
+"""How long an upgrade waits until that of another process has ended."""
+_WAITED_IN_VAIN = ("55P03", "57014")
+_BUSY = "another process is changing the tables; try again when it is done"
+
+
 class _alone:
     """While one upgrades, others wait: an advisory lock where there is one (SQLite's own lock serves)."""
 
@@ -142,11 +148,22 @@ class _alone:
 
     def __enter__(self) -> None:
         if self._name == "postgresql":
-            self._connection.exec_driver_sql("SELECT pg_advisory_lock(7400)")
+            # The bounds of this session's other statements are shorter than another process may need.
+            bounds = [
+                f"set_config('{name}', '{WAIT_SECONDS}s', true)" for name in ("lock_timeout", "statement_timeout")
+            ]
+            self._connection.exec_driver_sql(f"SELECT {', '.join(bounds)}")
+            try:
+                self._connection.exec_driver_sql("SELECT pg_advisory_lock(7400)")
+            except sa.exc.DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) not in _WAITED_IN_VAIN:
+                    raise
+                raise InvalidRequest(_BUSY) from None
+            self._connection.commit()
         elif self._name in ("mysql", "mariadb"):
-            got = self._connection.exec_driver_sql("SELECT GET_LOCK('notify-schema', 30)").scalar()
+            got = self._connection.exec_driver_sql(f"SELECT GET_LOCK('notify-schema', {WAIT_SECONDS})").scalar()
             if got != 1:
-                raise InvalidRequest("another process is changing the tables; try again when it is done")
+                raise InvalidRequest(_BUSY)
 
     def __exit__(self, *exc: object) -> None:
         self._connection.rollback()

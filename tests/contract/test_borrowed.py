@@ -373,6 +373,21 @@ def test_a_connection_is_given_back_as_it_was(service: Service) -> None:
     assert service.run(lambda connection: answer(connection, locked)) == [Outcome.ROLLBACK]
 
 
+@pytest.mark.parametrize("kind", DATABASES, indirect=True)
+def test_a_check_works_where_each_transaction_begins_with_a_query(kind: str, urls: Callable[[str], str]) -> None:
+    """As where a service names its tenant at the beginning of each transaction: no level can be set after that."""
+    engine = sa.create_engine(urls(kind))
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.execute(sa.select(notify_source.c.id))
+
+    absent = half_of(urls(kind))
+    with engine.connect() as connection:
+        assert answer(connection, absent) is Outcome.ROLLBACK
+    engine.dispose()
+
+
 def test_djangos_connection_is_given_back_as_it_was(borrowed_shop: DjangoShop) -> None:
     from django.db import connections, transaction
 

@@ -185,7 +185,7 @@ def test_a_table_is_looked_for_while_another_session_makes_it(engine: sa.Engine,
         changing = threads.submit(change)
         try:
             seen = set()
-            for _ in range(100):
+            for _ in range(40):
                 with engine.connect() as connection:
                     connection.execute(sa.select(half_message.c.state))
                     seen.add(has_table(connection, "busy"))
@@ -345,12 +345,13 @@ def test_a_relay_works_whatever_its_database_is_called(
         try:
             assert [lease.renew() for lease in held] == [True, False]
             held[0].close()
-            assert held[1].renew()
+            eventually(held[1].renew, "the database to notice that the first relay's session has ended")
         finally:
             for lease in held:
                 lease.close()
     first, second, _ = (leases_of(engine) for engine in engines)
-    assert first.renew() and second.renew()  # although their databases' names differ in case only
+    for lease in (first, second):  # their databases' names differ in case only
+        eventually(lease.renew, "the database to notice that the last relay's session has ended")
     for lease in (first, second):
         lease.close()
     for engine in engines:
@@ -619,6 +620,7 @@ def test_a_database_that_became_read_only_is_gone(hostile: BinlogServer) -> None
 
 BOTH, MYSQL, MARIADB = {"mysql", "mariadb"}, {"mysql"}, {"mariadb"}
 VARIABLES = {
+    "autocommit": BOTH,
     "gtid_binlog_pos": MARIADB,
     "gtid_binlog_state": MARIADB,
     "gtid_executed": MYSQL,
@@ -643,12 +645,18 @@ STATEMENTS = {
     "SHOW BINARY LOG STATUS": (0, 1064),
     "SHOW ALL SLAVES STATUS": (1064, 0),
     "SHOW REPLICA STATUS": (0, 0),
+    "SHOW SLAVE STATUS": (1064, 0),
+    "SHOW REPLICAS": (0, 1064),
+    "SHOW SLAVE HOSTS": (1064, 0),
     "SHOW GRANTS": (0, 0),
     "SHOW STATUS LIKE 'binlog_snapshot_%'": (0, 0),
     "SHOW GLOBAL STATUS LIKE 'x'": (0, 0),
     "SHOW GLOBAL STATUS WHERE Variable_name IN ('x')": (0, 0),
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('slave_net_timeout', 'replica_net_timeout')": (0, 0),
     "EXPLAIN FORMAT=TRADITIONAL SELECT 1": (0, 0),
+    "EXPLAIN INSERT INTO t VALUES (3, 0)": (0, 0),
+    "EXPLAIN UPDATE t SET n = 1": (0, 0),
+    "EXPLAIN DELETE FROM t": (0, 0),
     "SELECT GET_LOCK(REPEAT('x', 64), 0)": (0, 0),
     "SELECT GET_LOCK(REPEAT('x', 65), 0)": (4163, 0),
     "SET STATEMENT lock_wait_timeout = 1 FOR SELECT 1": (1064, 0),
