@@ -283,7 +283,7 @@ def test_a_log_that_cannot_be_opened_is_let_go_of(tmp_path: Path) -> None:
 
 
 def test_a_search_for_what_was_done_with_a_message_ends_after_a_while() -> None:
-    """What it found until then is told, and that it may be a part. The clock is that of the thread's work."""
+    """The search tells what it found until then, and that it may be a part. The clock is that of the thread's work."""
     worked = iter((0.0, 2 * settlements.MOST_SECONDS))
     place = settlements.Place(topic=1, queue=0, offset=7, start=0)
     found = settlements.search(None, [None], place, {"group": -1}, worked.__next__)  # type: ignore[arg-type, list-item]
