@@ -67,7 +67,7 @@ class Outcome:
     endings: Counter[str]
     """How often each process ended by itself."""
     fewest_kills: int
-    """Of one process, a database among them."""
+    """The kills of the process, or database, that was killed least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Least:
     seconds: float
     """It goes on for so long at the most."""
     kills: int = 0
-    """Of each process, databases among them."""
+    """Each process, and each database, is killed so often."""
     is_of_campaign: bool = False
     """Whether it goes on until every kind of fault was made, and all messages are committed beside faults."""
 
