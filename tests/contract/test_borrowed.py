@@ -128,7 +128,7 @@ _OF_DRIVERS = ("isolation_level", "autocommit", "autocommit_mode", "get_autocomm
 
 
 def state_of(connection: sa.Connection) -> dict[str, Any]:
-    """What a service could notice of a pool's connection: variables, locks, and the driver's own settings."""
+    """All that a service could notice of a pool's connection: variables, locks, and the driver's own settings."""
     pooled = connection.connection
     return state_of_driver(connection.dialect.name, pooled.dbapi_connection, pooled.driver_connection)
 

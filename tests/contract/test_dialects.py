@@ -1,4 +1,4 @@
-"""What differs between the databases: each dialect does alike what the product relies on.
+"""Dialects: where the databases differ, each of them does what the product relies on.
 
 What no difference between databases can change is tested on some of them only (tests/support/databases.py); what one
 can change belongs here, and runs on all. Lists of statements, variables and error codes say what each server answers.
@@ -89,7 +89,7 @@ def mysql(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_
 
 
 def in_processes(url: str, work: Callable[[sa.Engine], object]) -> list[object]:
-    """What so many processes return that do the same at once; an error is its text."""
+    """The results of PROCESSES processes that do the same at once; an error is given as its text."""
     context = multiprocessing.get_context("fork")
     gate, answers = context.Barrier(PROCESSES), context.SimpleQueue()
 
@@ -566,7 +566,7 @@ ERRORS: Mapping[Callable[[Sessions], None], tuple[set[int], set[int], str]] = {
     no_server: ({2003}, {2003}, "gone"),
     no_host: ({2003}, {2003}, "gone"),
 }
-"""What goes wrong: the codes of MySQL and of MariaDB, none for what a server does not have, and what they mean."""
+"""Errors by what goes wrong: the codes of MySQL and of MariaDB, none for what a server does not have, and what they mean."""
 
 
 @pytest.mark.parametrize("wrong", ERRORS, ids=lambda function: function.__name__)
