@@ -566,7 +566,8 @@ ERRORS: Mapping[Callable[[Sessions], None], tuple[set[int], set[int], str]] = {
     no_server: ({2003}, {2003}, "gone"),
     no_host: ({2003}, {2003}, "gone"),
 }
-"""Errors by what goes wrong: the codes of MySQL and of MariaDB, none for what a server does not have, and what they mean."""
+"""Errors by what goes wrong: the codes of MySQL and of MariaDB (none for what a server does not have), and what they
+mean."""
 
 
 @pytest.mark.parametrize("wrong", ERRORS, ids=lambda function: function.__name__)
@@ -651,6 +652,7 @@ STATEMENTS = {
     "SHOW GRANTS": (0, 0),
     "SHOW STATUS LIKE 'binlog_snapshot_%'": (0, 0),
     "SHOW GLOBAL STATUS LIKE 'x'": (0, 0),
+    "SHOW SESSION STATUS LIKE 'x'": (0, 0),
     "SHOW GLOBAL STATUS WHERE Variable_name IN ('x')": (0, 0),
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('slave_net_timeout', 'replica_net_timeout')": (0, 0),
     "EXPLAIN FORMAT=TRADITIONAL SELECT 1": (0, 0),
