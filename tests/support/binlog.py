@@ -1,4 +1,4 @@
-"""Streams of a MySQL 8 with UUID GTIDs, made by hand (no MySQL 8 runs without Docker)."""
+"""Streams of a MySQL made by hand, in the form of recorded ones: what no server can be brought to write on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notify.binlog_bridge.reader import Assembly
 from notify.wire import PackedBridgeBatch
 
 SERVER = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
-VARCHAR, LONG, SHORT, DOUBLE, BLOB, DATETIME2, STRING = 15, 3, 2, 5, 252, 18, 254
+VARCHAR, LONG, LONGLONG, SHORT, FLOAT, DOUBLE, BLOB, DATETIME2, STRING = 15, 3, 8, 2, 4, 5, 252, 18, 254
 
 COLUMNS: list[tuple[str, int, bytes]] = [
     ("transaction_id", STRING, bytes((0xFE, 36))),
@@ -27,12 +27,14 @@ COLUMNS: list[tuple[str, int, bytes]] = [
     ("tag", VARCHAR, struct.pack("<H", 127)),
     ("headers", BLOB, b"\x03"),
     ("body", BLOB, b"\x03"),
-    ("delay", DOUBLE, b"\x08"),
+    ("delay", FLOAT, b"\x04"),
     ("deliver_at", DATETIME2, b"\x06"),
-    ("ttl", DOUBLE, b"\x08"),
+    ("ttl", FLOAT, b"\x04"),
     ("relayed", SHORT, b""),
     ("created_at", DATETIME2, b"\x06"),
+    ("digest", LONGLONG, b""),
 ]
+NULLABLE = ("key", "tag", "headers", "body", "delay", "deliver_at", "ttl", "digest", "decided_at")
 
 
 def lenenc(n: int) -> bytes:
@@ -47,11 +49,14 @@ def event(kind: int, body: bytes) -> bytes:
 
 
 def gtid(number: int) -> bytes:
-    return event(33, b"\1" + SERVER.bytes + struct.pack("<q", number) + b"\2" + bytes(16))
+    logical_clock = b"\2" + struct.pack("<QQ", number - 1, number)
+    written_us, size, version = bytes.fromhex("d1f799d7556106"), b"\xfc\xda\x0a", struct.pack("<I", 90_704)
+    return event(33, b"\0" + SERVER.bytes + struct.pack("<q", number) + logical_clock + written_us + size + version)
 
 
 def query(text: bytes) -> bytes:
-    return event(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0" + text)
+    variables = bytes.fromhex("0000000000012000a04500000000060373746404ff00ff00ff0012ff00")
+    return event(2, struct.pack("<IIBHH", 8, 0, 4, 0, len(variables)) + variables + b"shop\0" + text)
 
 
 def summed(packet: bytes) -> bytes:
@@ -69,7 +74,9 @@ def mapped(
     meta = b"".join(c[2] for c in columns)
     body = struct.pack("<IHH", 77, 0, 1) + b"\4shop\0" + bytes((len(table),)) + table + b"\0"
     body += lenenc(len(columns)) + bytes(c[1] for c in columns) + lenenc(len(meta)) + meta
-    body += bytes((len(columns) + 7) // 8)
+    nullable = sum(1 << n for n, column in enumerate(columns) if column[0] in NULLABLE)
+    body += nullable.to_bytes((len(columns) + 7) // 8, "little")
+    body += b"\1\1\0"  # which columns are unsigned: none
     if names:
         listed = b"".join(bytes((len(c[0]),)) + c[0].encode() for c in columns)
         body += b"\4" + lenenc(len(listed)) + listed
@@ -97,7 +104,7 @@ def row(values: dict[str, Any], columns: list[tuple[str, int, bytes]] = COLUMNS)
         elif kind == DATETIME2:
             data += datetime6(value)
         else:
-            data += struct.pack({LONG: "<i", SHORT: "<h", DOUBLE: "<d"}[kind], value)
+            data += struct.pack({LONG: "<i", LONGLONG: "<q", SHORT: "<h", FLOAT: "<f", DOUBLE: "<d"}[kind], value)
     return nulls.to_bytes((len(columns) + 7) // 8, "little") + data
 
 

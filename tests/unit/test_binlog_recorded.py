@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 import pytest
 from backports import zstd
 
-from notify.binlog_bridge import events
+from notify.binlog_bridge import decoder, events
 from notify.binlog_bridge.compressed import events_in
 from notify.binlog_bridge.decoder import DIFFERENCES, Unreadable, length_encoded
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import Assembly
 from notify.wire import BridgedTransaction
+from tests.support import binlog
 from tests.support.binlog import lenenc, summed
 from tests.support.record_binlog import SERVERS, id_of, recorded, scenarios
 
@@ -177,12 +178,12 @@ def test_compressed_rows_that_are_damaged_stop_it(damaged: bytes, why: str) -> N
 
 
 def first(packets: list[bytes], *kinds: int, table: bytes = b"") -> bytes:
-    """The first event of these types, or rather the first after a table map of `table`."""
+    """The first event of these types; with `table` it is that table's map, or follows it."""
     is_ours = not table
     for packet in packets:
         if packet[5] == events.TABLE_MAP and table:
             is_ours = b"\0" + bytes((len(table),)) + table + b"\0" in packet
-        elif packet[5] in kinds and is_ours:
+        if packet[5] in kinds and is_ours:
             return packet
     raise AssertionError(f"no event of {kinds}")
 
@@ -199,8 +200,6 @@ def bitmaps(packet: bytes) -> tuple[int, int, int, int]:
 
 
 def types_of(server: str, column: str) -> int:
-    from notify.binlog_bridge import decoder
-
     body = next(p for p in recorded(server, "types") if p[5] == events.TABLE_MAP)[20:-4]
     return decoder.column(decoder.table_map(body), column).type
 
@@ -254,6 +253,18 @@ SHOWN: dict[str, tuple[Callable[[], bool], Callable[[], bool]]] = {
 def test_the_table_of_differences_is_what_the_servers_wrote(difference: object) -> None:
     on_mysql, on_mariadb = SHOWN[difference.what]
     assert on_mysql() and on_mariadb()
+
+
+def test_streams_made_by_hand_have_the_form_of_recorded_ones() -> None:
+    packets = recorded("mysql", "rows")
+    made, real = binlog.mapped(), first(packets, events.TABLE_MAP, table=b"half_message")
+    assert decoder.table_map(made[20:]).columns == decoder.table_map(real[20:-4]).columns
+    assert len(binlog.gtid(1)) == len(first(packets, events.MYSQL_GTID)) - 4
+    assert len(binlog.query(b"BEGIN")) == len(first(packets, events.QUERY)) - 4
+    assert len(binlog.XID) == len(first(packets, events.XID)) - 4
+    rows = binlog.rows(binlog.row(binlog.values(id_of(1))))
+    assert rows[28:32] == first(packets, events.WRITE, table=b"half_message")[28:32] and rows[28:30] == b"\2\0"
+    assert bitmaps(rows)[:2] == row_of("mysql", "rows")[:2]
 
 
 def test_the_recordings_are_those_of_the_scenarios() -> None:
