@@ -1,4 +1,4 @@
-"""What a server compressed in its binlog: whole transactions of MySQL, and single events of MariaDB.
+"""Decompresses parts of a binlog: whole transactions of MySQL, and single events of MariaDB.
 
 MySQL (binlog_transaction_compression): event 40 contains the events of a transaction, which have no checksums and no
 positions of their own. MariaDB (log_bin_compress): events 165 to 171 have a compressed end.

@@ -1,4 +1,4 @@
-"""What sessions of others and odd tables of ours put into a real binlog: each message is read once, and nothing stops.
+"""A real binlog with what sessions of others and odd tables of ours put into it: each message is read once, and nothing stops.
 
 The batches are looked at as they would be sent; where it matters that they arrive, a queue takes them.
 """
@@ -37,7 +37,7 @@ def url(binlog_url: str, kind: str) -> str:
 
 
 def batches_of(url: str, kind: str) -> list[PackedBridgeBatch]:
-    """What a bridge would send of the whole binlog."""
+    """The batches that a bridge would send of the whole binlog."""
     is_mariadb = kind == "mariadb"
     packets = packets_of(url, mariadb=is_mariadb)
     assembly = Assembly(sa.make_url(url).database or "", None, mariadb=is_mariadb)

@@ -36,7 +36,7 @@ Message = tuple[Any, ...]
 
 @dataclass(slots=True, frozen=True)
 class Compared:
-    """What two decoders read. Seconds are of this process's CPU."""
+    """The result of two decoders. Seconds are of this process's CPU."""
 
     messages: int
     first_difference: str

@@ -226,7 +226,7 @@ def packets_of(url: str, *, mariadb: bool) -> list[bytes]:
 
 
 def record(server: BinlogServer, sessions: Sequence[Sequence[str]]) -> list[bytes]:
-    """What the server writes for these sessions."""
+    """The packets that the server writes for these sessions."""
     server.forget_binlogs()
     for statements in sessions:
         execute(server.url, *statements)

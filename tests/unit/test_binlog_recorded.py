@@ -1,4 +1,4 @@
-"""What real servers wrote to their binlogs (tests/support/record_binlog.py), read without a server."""
+"""Recorded binlogs of real servers (tests/support/record_binlog.py), read without a server."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def first(packets: list[bytes], *kinds: int, table: bytes = b"") -> bytes:
 
 
 def bitmaps(packet: bytes) -> tuple[int, int, int, int]:
-    """Of the first row of an event: the number of columns, logged columns, and bits of NULL; how many are logged."""
+    """The first row of an event: the number of columns, logged columns, and bits of NULL; how many are logged."""
     at = 28 + (int.from_bytes(packet[28:30], "little") if packet[5] in events.WITH_EXTRA else 0)
     count, at = length_encoded(packet, at)
     size = (count + 7) // 8

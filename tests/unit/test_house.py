@@ -152,49 +152,6 @@ def test_no_text_begins_with_a_fragment() -> None:
     assert fragments == []
 
 
-FILE_LINES, FUNCTION_LINES = 400, 60
-"""A file or a function that grows past this usually holds two nouns."""
-KNOWN = {
-    "storage/log/store.py: __init__",
-}
-"""Functions that are still longer. A line may leave this list; none may be added."""
-
-
-def too_long(name: str, source: str) -> Iterator[str]:
-    """The file's name if it has too many lines, and its functions that have; nested functions count with the outer."""
-    if source.count("\n") > FILE_LINES:
-        yield name
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            if node.end_lineno - node.lineno >= FUNCTION_LINES:
-                yield f"{name}: {node.name}"
-
-
-def test_files_and_functions_fit_their_bounds() -> None:
-    names = [
-        name
-        for folder in PRODUCT
-        for path in (ROOT / folder).rglob("*.py")
-        for name in too_long(str(path.relative_to(ROOT)), path.read_text())
-    ]
-    assert sorted(set(names) - KNOWN) == [], "cut where a reader would cut: each file has one noun"
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("x = 1\n" * 400, []),
-        ("x = 1\n" * 401, ["a.py"]),
-        ("def f():\n" + "    x = 1\n" * 59, []),
-        ("def f():\n" + "    x = 1\n" * 60, ["a.py: f"]),
-        ("class C:\n    async def f(self):\n" + "        x = 1\n" * 60, ["a.py: f"]),
-    ],
-)
-def test_what_is_too_long_is_seen(source: str, expected: list[str]) -> None:
-    assert list(too_long("a.py", source)) == expected
-
-
 READ_A_CLOCK = {
     "it waits until something comes, and then says that it did not come": (
         "binlog_bridge.purge cli.storage client.kafka.control client.kafka.feed client.kafka.membership "
