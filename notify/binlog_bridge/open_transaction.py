@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from notify.binlog_bridge.decoder import Unreadable
 from notify.wire import BridgedTransaction
-
-_NAME = re.compile(rb"(?:SAVEPOINT|ROLLBACK(?: WORK)? TO(?: SAVEPOINT)?)\s+(.+?)\s*\Z", re.IGNORECASE | re.DOTALL)
-
-
-def savepoint_name(statement: bytes) -> bytes:
-    """The name in SAVEPOINT or ROLLBACK TO, without quotes and in lower case, as the source compares names."""
-    match = _NAME.match(statement)
-    if match is None:
-        raise Unreadable(f"a statement about a savepoint cannot be read: {statement[:80]!r}")
-    name = match[1]
-    if name[:1] in (b"`", b'"'):
-        name = name[1:-1].replace(name[:1] * 2, name[:1])
-    return name.decode("utf-8", "replace").lower().encode()
 
 
 class OpenTransaction:

@@ -25,8 +25,9 @@ from notify.binlog_bridge.events import (
     XID,
 )
 from notify.binlog_bridge.history import History, gtid_list
-from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_name
+from notify.binlog_bridge.open_transaction import OpenTransaction
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position, server_uuid, tagged_gtid
+from notify.binlog_bridge.statements import check_no_message, savepoint_name, statement_in
 from notify.binlog_bridge.stream import BinlogStream, Damaged
 from notify.binlog_bridge.tables import Tables
 from notify.clock import wall_clock
@@ -38,7 +39,6 @@ PART_BYTES = 4 << 20
 """A larger transaction is sent in parts, one request each, which become visible with the last part."""
 
 _STANDALONE = 1
-_FIRST_FRAGMENT = 1
 _WITH_CRC32 = 1
 _CHECKSUM_BYTES = 4
 _BODY = 20
@@ -111,7 +111,7 @@ class Assembly:
         self.logs_all = True
         """Whether the source writes all its changes to its binlog, including those that it replicates."""
         self._tables = Tables(schema)
-        self._schema = schema.lower().encode()
+        self._schema = schema
         self._checksum = 0
         """The size of the checksum at the end of each event, in bytes, by the file's header."""
         self._gtids: GtidSet = (MariaDbSet if mariadb else MySqlSet).parse(position.gtids if position else "")
@@ -175,7 +175,7 @@ class Assembly:
             elif kind in GTIDS:
                 self._begin(kind, packet)
             elif kind == QUERY:
-                self._query(*_statement(packet, 0, self._checksum), packet)
+                self._query(*statement_in(packet, self._checksum), packet)
             elif kind == events.PAYLOAD:
                 yield from self._payload(packet)
             else:
@@ -204,12 +204,17 @@ class Assembly:
             self._end_xa(packet)
         elif kind == events.QUERY_COMPRESSED:
             self._verify(packet)
-            database, text = _statement(packet, 0, self._checksum)
+            database, text = statement_in(packet, self._checksum)
             self._query(database, inflated(text), packet)
         elif kind == events.FRAGMENT:
-            self._check_fragment(packet)
+            table = self._tables.of_fragment(packet)
+            if table is not None:
+                raise Unreadable(
+                    f"the rows of an event of {table.name} are logged in parts: raise "
+                    "binlog_row_event_fragment_threshold on the source, then start this bridge with --backfill"
+                )
         elif kind == events.EXECUTE_LOAD:
-            self._check_statement(*_statement(packet, 13, self._checksum))
+            check_no_message(self._schema, *statement_in(packet, self._checksum, 13))
         else:
             refusal = events.refusal_of(kind, int.from_bytes(packet[18:20], "little"))
             if refusal is not None:
@@ -384,45 +389,11 @@ class Assembly:
         elif word.startswith(b"SAVEPOINT"):
             self._open.savepoint(savepoint_name(text))
         else:
-            self._check_statement(database, text)
-
-    def _check_statement(self, database: bytes, text: bytes) -> None:
-        """Raises Unreadable if a statement of a session in `database` wrote to a table of ours, without rows."""
-        words = text.lower()  # the source may fold names, but logs the statement unchanged
-        if b"half_message" in words and (database.lower() == self._schema or self._schema in words):
-            raise Unreadable(
-                f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
-                "set binlog_format = ROW, then start this bridge with --backfill"
-            )
-
-    def _check_fragment(self, packet: bytes) -> None:
-        """Raises Unreadable if the parts that begin here are an event with rows of ours.
-
-        The first part of an event has the event's length, and then the event from its header on.
-        """
-        if not packet[_BODY + 8] & _FIRST_FRAGMENT:
-            return
-        begin = _BODY + 17
-        table = self._tables.of(packet[begin - 1 :])
-        if packet[begin + 4] in ROWS and table is not None:
-            raise Unreadable(
-                f"the rows of an event of {table.name} are logged in parts: raise binlog_row_event_fragment_threshold "
-                "on the source, then start this bridge with --backfill"
-            )
+            check_no_message(self._schema, database, text)
 
     def _verify(self, packet: bytes) -> None:
         if self._checksum and zlib.crc32(packet[1:-4]) != int.from_bytes(packet[-4:], "little"):
             raise Damaged("an event of the binlog has a wrong checksum: connecting again")
-
-
-def _statement(packet: bytes, further: int, checksum: int) -> tuple[bytes, bytes]:
-    """The session's database and the text in a statement's event.
-
-    `further`: how many bytes its fixed part is longer than that of a QUERY event.
-    """
-    names, variables = packet[28], int.from_bytes(packet[31:33], "little")
-    begin = 33 + further + variables
-    return packet[begin : begin + names], packet[begin + names + 1 : len(packet) - checksum]
 
 
 def _batch(transactions: list[BridgedTransaction], *, prepare: bool = False) -> PackedBridgeBatch:

@@ -298,6 +298,11 @@ def _table_findings(connection: Connection) -> list[Finding]:
         for name, _, kind in rows
         if str(kind).upper() == "SYSTEM VERSIONED"
     ]
+    return engines + versioned + _column_findings(connection, where)
+
+
+def _column_findings(connection: Connection, where: str) -> list[Finding]:
+    """Findings about the columns of the tables that the condition `where` names."""
     rare = connection.exec_driver_sql(
         f"SELECT table_name, column_name FROM information_schema.columns WHERE {where} AND column_type LIKE '%%5.3 */'"
     )
@@ -332,7 +337,7 @@ def _table_findings(connection: Connection) -> list[Finding]:
         )
         for table, column, name in sets
     ]
-    return engines + versioned + times + texts + defaults
+    return times + texts + defaults
 
 
 def begin_snapshot(connection: Connection) -> Position:

@@ -9,12 +9,13 @@ import msgspec
 
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import Column, TableMap, Unreadable
-from notify.binlog_bridge.events import PARTIAL_UPDATE, UPDATES, WITH_EXTRA
+from notify.binlog_bridge.events import PARTIAL_UPDATE, ROWS, UPDATES, WITH_EXTRA
 from notify.outbox import LOCAL, SERVER
 from notify.wire import BridgedTransaction, PackedMessage
 
 OURS = (LOCAL.table.name, SERVER.table.name)
 MOST_READERS = 64
+_FIRST_FRAGMENT = 1
 COLUMNS = (
     "transaction_id",
     "message_no",
@@ -231,6 +232,15 @@ class Tables:
     def of(self, packet: bytes) -> TableRows | None:
         """The table of an event's rows; None if it is not one of Notify's tables."""
         return self._by_number.get(int.from_bytes(packet[20:26], "little"))
+
+    def of_fragment(self, packet: bytes) -> TableRows | None:
+        """The table of the inserted or changed rows of an event that is logged in parts, by its first part.
+
+        That has a flag, the size of the event, and then the event from its header on. None for other parts and tables.
+        """
+        if not packet[28] & _FIRST_FRAGMENT or packet[41] not in ROWS:
+            return None
+        return self._by_number.get(int.from_bytes(packet[56:62], "little"))
 
     def clear(self) -> None:
         """Forget the table numbers, which are not valid any more."""

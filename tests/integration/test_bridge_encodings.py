@@ -1,4 +1,4 @@
-"""A real binlog with what sessions of others and odd tables of ours put into it: each message is read once, and nothing stops.
+"""Sessions of others and odd tables of ours, in a real binlog: each message is read once, and nothing stops.
 
 The batches are looked at as they would be sent; where it matters that they arrive, a queue takes them.
 """
@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify import ids
+from notify.binlog_bridge import source
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.events import PAYLOAD
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
@@ -125,6 +126,20 @@ def test_a_message_that_is_not_logged_stops_it_in_one_sentence(url: str, kind: s
     execute(url, "SET SESSION binlog_row_image = 'MINIMAL'", decide(1))
     with pytest.raises(Unreadable, match=r"without .*topic.*: set binlog_row_image = FULL .* --backfill$"):
         batches_of(url, kind)
+
+
+def test_a_default_of_a_column_that_a_message_may_lack_is_told(url: str) -> None:
+    """The binlog does not say what a column's default was."""
+
+    def told() -> list[str]:
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            return [f.what for f in source.findings(connection, 4711) if "DEFAULT" in f.what and not f.stops]
+
+    assert told() == []
+    execute(url, "ALTER TABLE half_message ALTER COLUMN tag SET DEFAULT 'x'")
+    (what,) = told()
+    assert what.startswith("half_message.tag has a DEFAULT")
 
 
 def test_parts_of_json_values_stop_nothing(url: str, kind: str) -> None:

@@ -12,9 +12,10 @@ from notify.binlog_bridge import events
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.events import EVENT_TYPES, Treatment
 from notify.binlog_bridge.history import Purged
-from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_name
+from notify.binlog_bridge.open_transaction import OpenTransaction
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
+from notify.binlog_bridge.statements import savepoint_name
 from notify.binlog_bridge.stream import Damaged
 from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.binlog import SERVER, XID, event, gtid, gtids_of, mapped, query, read, row, rows, summed, values
@@ -147,6 +148,25 @@ def test_load_data_as_a_statement_into_a_table_of_ours_stops_it() -> None:
     body = struct.pack("<IIBHH", 1, 0, 4, 0, 0) + bytes(13) + b"shop\0LOAD DATA LOCAL INFILE 'x' INTO TABLE %s"
     assert treated(events.EXECUTE_LOAD, body % b"orders") == "harmless"
     assert treated(events.EXECUTE_LOAD, body % b"half_message") == "refused"
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "first", "treatment"),
+    [
+        (b"half_message", 23, True, "refused"),
+        (b"half_message", 166, True, "refused"),
+        (b"half_message", 25, True, "harmless"),
+        (b"half_message", 23, False, "harmless"),
+        (b"orders", 23, True, "harmless"),
+    ],
+)
+def test_rows_of_ours_that_are_logged_in_parts_stop_it(table: bytes, kind: int, first: bool, treatment: str) -> None:
+    """MariaDB 12.3 cuts a long row event: sequence number, number of parts, flags, size, and the event."""
+    cut = rows(row(values("x")))[1:]
+    part = struct.pack("<IIB", 1, 2, first) + (struct.pack("<Q", len(cut)) if first else b"") + cut[:4] + bytes((kind,))
+    packets = [gtid(10), query(b"BEGIN"), mapped(table=table), event(events.FRAGMENT, part + cut[5:60]), XID]
+    with pytest.raises(Unreadable, match="in parts") if treatment == "refused" else contextlib.nullcontext():
+        assert len(read(packets)) == 1
 
 
 def xa_prepare(*, one_phase: bool) -> bytes:
