@@ -37,6 +37,15 @@ def own(request: pytest.FixtureRequest) -> Iterator[BinlogServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def memory() -> Iterator[InMemoryServer]:
+    """A server of this module's own: what other tests leave undone in theirs are findings, too."""
+    from notify.testing.server import InMemoryServer
+
+    with InMemoryServer() as server:
+        yield server
+
+
 def doctor(memory: InMemoryServer, *urls: str, bridge: bool = False) -> dict[str, Any]:
     words = [word for url in urls for word in ("--dsn", url)]
     return cli("doctor", "--url", memory.url, "--json", *words, *(["--bridge"] if bridge else []))[1]

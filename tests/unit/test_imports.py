@@ -115,7 +115,12 @@ def names_behind(package: str, folders: Sequence[str]) -> set[str]:
 def test_what_is_used_of_mysql_replication() -> None:
     """The bridge speaks the protocol itself (ADR 47). Tests compare with the package, in the versions they know."""
     assert names_behind("pymysqlreplication", ["notify", "storage", "spark"]) == set()
-    assert names_behind("pymysqlreplication", ["tests"]) == {"pymysqlreplication.constants.BINLOG"}
+    assert names_behind("pymysqlreplication", ["tests"]) == {
+        "pymysqlreplication.BinLogStreamReader",
+        "pymysqlreplication.constants.BINLOG",
+        "pymysqlreplication.row_event.UpdateRowsEvent",
+        "pymysqlreplication.row_event.WriteRowsEvent",
+    }
     assert any(line.startswith("mysql-replication") and "<1.1" in line for line in project_requires("bridge"))
 
 
