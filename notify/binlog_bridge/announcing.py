@@ -14,6 +14,7 @@ from sqlalchemy.engine import Engine
 from notify.binlog_bridge import source
 from notify.binlog_bridge.refusals import Refusals
 from notify.binlog_bridge.totals import Totals
+from notify.databases import has_table
 from notify.sinks.showing import Showing
 from notify.storage.sql import registry
 from notify.storage.sql.tables import server_member
@@ -86,7 +87,7 @@ def announce(engine: Engine, mover: str, totals: Totals) -> None:
     Nothing is written to a replica, which has no registry of its own.
     """
     with engine.begin() as connection:
-        if source.is_read_only(connection) or not sa.inspect(connection).has_table(server_member.name):
+        if source.is_read_only(connection) or not has_table(connection, server_member.name):
             return
         detail = {"read_through_us": totals.read_through_us, "lag": round(totals.lag_us / 1e6, 3)}
         registry.heartbeat(connection, registry.Member(mover, "bridge", detail=detail))

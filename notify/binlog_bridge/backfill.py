@@ -28,6 +28,7 @@ from notify.binlog_bridge.position import Position, reaches, shown
 from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.table import notify_refused
+from notify.databases import has_table
 from notify.errors import InvalidRequest
 from notify.outbox import Place, present
 from notify.pages import cut, readable
@@ -182,7 +183,7 @@ class Snapshot:
         """
         assert self._connection is not None
         since = datetime.fromtimestamp(filling.since_us / 1e6, UTC).replace(tzinfo=None)
-        has_list = sa.inspect(self._engine).has_table(notify_refused.name)
+        has_list = has_table(self._engine, notify_refused.name)
         tables = present(self._engine)
         while filling.table and tables and tables[0].table.name != filling.table:
             tables = tables[1:]

@@ -20,6 +20,7 @@ from notify.binlog_bridge.position import MariaDbSet, Position, parse, shown
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.old_rows import delete_transactions, instant_before, note_purged
 from notify.client.table import half_message, is_waiting, notify_refused, notify_source
+from notify.databases import has_table
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unavailable, WrongRole
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink
@@ -134,6 +135,6 @@ def _delete(engine: Engine, transaction_ids: list[str], older_than: float) -> in
 
 def _is_not_listed(connection: Connection) -> ColumnElement[bool]:
     """The SQL condition for rows that are not on the list of refused messages."""
-    if not sa.inspect(connection).has_table(notify_refused.name):
+    if not has_table(connection, notify_refused.name):
         return sa.true()
     return half_message.c.transaction_id.not_in(sa.select(notify_refused.c.transaction_id))

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Engine
 from notify import refused
 from notify.binlog_bridge import source
 from notify.client.table import notify_refused
-from notify.databases import REFUSED, RELAYED
+from notify.databases import REFUSED, RELAYED, has_table
 from notify.errors import Unavailable
 from notify.outbox import present
 from notify.pages import cut, readable
@@ -134,4 +134,4 @@ def _check_writable(engine: Engine, why: str) -> None:
 
 
 def _has_list(engine: Engine) -> bool:
-    return sa.inspect(engine).has_table(notify_refused.name)
+    return has_table(engine, notify_refused.name)
