@@ -6,6 +6,7 @@ import os
 import pwd
 import signal
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from notify.testing.reachable import wait_for, wait_for_file
 from notify.testing.statements import execute
 
 
-class BinlogServer:
+class BinlogServer(ABC):
     """A server in a directory, with a binlog for bridges. What the two servers call otherwise is in the subclasses."""
 
     USER = "shop"
@@ -33,39 +34,39 @@ class BinlogServer:
     # --- what the servers do differently ----------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def _program(self) -> list[str]:
         """The server's program and its own options."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _make_data(self) -> None:
         """Make the data directory. Raises RuntimeError with what the server says."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def gtids(self) -> str:
         """The GTIDs of what is in the binlog."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget_binlogs(self) -> None:
         """Empty the binlog; the next transaction has the first GTID."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore_variables(self) -> None:
         """Set the variables that tests of bridges change back to the values that a bridge needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def follow(self, primary: Self, port: int = 0) -> None:
         """Become a replica of another server, by GTID. `port`: the port of a proxy in between; 0: there is no proxy."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait_until_it_has(self, gtids: str, seconds: float = 60) -> None:
         """Wait until this replica has these GTIDs. Raises TimeoutError if it gets none of them for `seconds`: how long
         all of them take depends on how far it is behind, because it writes one transaction after another."""
-        raise NotImplementedError
 
+    @abstractmethod
     def promote(self) -> None:
         """Stop being a replica, and accept writes."""
-        raise NotImplementedError
 
     # --- what they do alike -----------------------------------------------------------------------------------
 
