@@ -17,6 +17,7 @@ from tests.support.bridges import move, outbox
 from tests.support.databases import own_mysql
 
 
+@pytest.mark.long
 def test_messages_of_transactions_that_a_failover_lost_are_ghosts(spark: Any, tmp_path: Path) -> None:
     queue = ServerProcess(tmp_path / "queue").start()
     with contextlib.ExitStack() as stack:

@@ -184,7 +184,7 @@ def test_what_a_replica_commits_out_of_order_is_moved_once(
     assert numbers(server, unique, 4) == [0, 2, 1, 4]
 
 
-@pytest.mark.parametrize("how", ["clone", "dump"])
+@pytest.mark.parametrize("how", [pytest.param("clone", marks=pytest.mark.long), "dump"])
 def test_a_server_made_from_a_copy_is_read_from_where_the_copy_was_made(
     first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str, how: str
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_bridge_reads_a_node_of_galera(galera: GaleraCluster, server: ServerPr
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_node_that_is_cut_off_is_named(galera: GaleraCluster, memory: InMemoryServer) -> None:
     """It refuses every statement on a table, and doctor said that the tables are missing."""
     first, second = galera.nodes

@@ -19,7 +19,7 @@ from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.binlog import megabyte
 
 
-@pytest.fixture(params=["server", "kafka"])
+@pytest.fixture(params=["server", pytest.param("kafka", marks=pytest.mark.long)])
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "kafka":
         pytest.importorskip("confluent_kafka")

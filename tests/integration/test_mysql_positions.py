@@ -115,7 +115,9 @@ def test_a_binlog_is_read_from_its_first_file(mysql: MySqlServer, url: str, serv
     assert numbers(server, unique, 9) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
 
 
-@pytest.mark.parametrize("more", [0, 40], ids=["the same numbers", "more than before"])
+@pytest.mark.parametrize(
+    "more", [0, pytest.param(40, marks=pytest.mark.long)], ids=["the same numbers", "more than before"]
+)
 def test_a_history_that_begins_again_stops_the_bridge(
     mysql: MySqlServer, url: str, server: ServerProcess, unique: str, more: int
 ) -> None:

@@ -31,7 +31,6 @@ TOGETHER = {
         "tests/history/test_history_over_kafka.py",
     ),
     "the audit": ("tests/audit/",),
-    "bridges": ("tests/integration/test_bridge_",),
 }
 """Tests whose path begins with one of these share a worker. All tests of the audit have one Spark session, since the
 first audit of a session takes 12 s of CPU more than the next ones; and all tests that need no Kafka of their own have
@@ -55,6 +54,7 @@ IN_ORDER = (
     "tests/browser/",
     f"{_KAFKA}secured.py",
     f"{_INTEGRATION}bridge",
+    *(f"{_INTEGRATION}{noun}.py" for noun in ("mysql_positions", "ended_suites", "doctor_databases")),
     f"{_INTEGRATION}inbox.py",
     "tests/unit/test_documented.py",
     *(f"{_INTEGRATION}{noun}.py" for noun in ("demo", "workers", "shipping", "key_map", "push", "garbage")),
