@@ -18,7 +18,7 @@ from notify.testing.statements import execute
 
 
 class BinlogServer:
-    """A server in a directory, with a binlog for bridges. What the two servers call otherwise is in the subclasses."""
+    """A server in a directory, with a binlog for bridges. The subclasses have what differs between the two."""
 
     USER = "shop"
 
@@ -51,7 +51,7 @@ class BinlogServer:
         raise NotImplementedError
 
     def restore_variables(self) -> None:
-        """Set the variables that tests of bridges change back to the values that a bridge needs."""
+        """Reset the variables that tests of bridges change to the values that a bridge needs."""
         raise NotImplementedError
 
     def follow(self, primary: Self, port: int = 0) -> None:
@@ -59,8 +59,8 @@ class BinlogServer:
         raise NotImplementedError
 
     def wait_until_it_has(self, gtids: str, seconds: float = 60) -> None:
-        """Wait until this replica has these GTIDs. Raises TimeoutError if it gets none of them for `seconds`: how long
-        all of them take depends on how far it is behind, because it writes one transaction after another."""
+        """Wait until this replica has these GTIDs. Raises TimeoutError if none arrives for `seconds`; all of them
+        may take longer, because a replica that is far behind writes one transaction after another."""
         raise NotImplementedError
 
     def promote(self) -> None:
@@ -130,12 +130,12 @@ class BinlogServer:
         self.process.wait(60)
 
     def freeze(self) -> None:
-        """Let the server stand still: its connections stay open, and nothing answers."""
+        """Freeze the server: its connections stay open, and nothing answers."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """End what `freeze` began."""
+        """Let a frozen server continue."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
