@@ -48,12 +48,12 @@ test: install
 compiled: install
 	@$(PY) -m pytest --collect-only --quiet > /dev/null || true
 
-# MySQL's programs, unpacked once from Debian's packages; says which version, or why there is none. 15 s.
+# Unpack MySQL's programs once from Debian's packages; print their version, or why there is none. 15 s.
 mysql: install
 	@$(PY) -m notify.testing.mysql_programs
 
-# What is bounded by time, on one core beside two busy loops, as on a machine half as fast; PARTS='tests/unit …' instead.
-# An hour.
+# The suite on one core beside two busy loops, as on a machine half as fast, to find time limits that are too short;
+# PARTS='tests/unit …': only these folders. An hour.
 PARTS ?= tests/unit tests/contract tests/simulation tests/integration
 test-slow: install mysql
 	@taskset -c 0 $(PY) -c 'while True: pass' & one=$$!; taskset -c 0 $(PY) -c 'while True: pass' & two=$$!; \
@@ -96,9 +96,10 @@ check: install
 crash: install
 	$(PY) -m tests.crash.campaign --cycles $(or $(CYCLES),500)
 
-# Producers and consumers in all modes on PostgreSQL and DATABASE=mariadb or mysql, under every fault at once; then what may
-# not be. WORKERS=3: the server has so many workers, which are killed and frozen one by one, too. MESSAGES=100000, KILLS=20:
-# it goes on until so many are committed, and each process was killed so often; SLOWER=3: with longer pauses between faults.
+# Producers and consumers in all modes on PostgreSQL and DATABASE=mariadb or mysql, under every fault at once; afterwards every
+# message is checked. WORKERS=3: the server has three workers, which are also killed and frozen one by one. MESSAGES=100000,
+# KILLS=20: continue until so many messages are committed and each process was killed so often; SLOWER=3: longer pauses between
+# faults.
 LEAST = --messages $(or $(MESSAGES),0) --kills $(or $(KILLS),0) --slower $(or $(SLOWER),1)
 crash-history: install
 	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600) --workers $(or $(WORKERS),1) $(LEAST) \
@@ -123,8 +124,8 @@ crash-disk: install
 crash-bridge: install
 	$(PY) -m tests.crash.bridge $(if $(DATABASE),--database $(DATABASE),)
 
-# Three servers over MariaDB, then over MySQL and PostgreSQL, one killed every few seconds: 5 minutes each; DATABASE=mysql: that
-# one only.
+# Three servers over MariaDB, then MySQL, then PostgreSQL, one killed every few seconds: 5 minutes each; DATABASE=mysql: only
+# that database.
 crash-cluster: install
 	set -e; for database in $(or $(DATABASE),mariadb mysql postgresql); do \
 		$(PY) -m tests.crash.cluster --database $$database; \

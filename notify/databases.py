@@ -133,7 +133,7 @@ def has_table(connection: Connection | Engine, name: str) -> bool:
     """Whether the database has a table.
 
     SQLAlchemy asks MySQL and MariaDB to describe it, which MySQL refuses within a transaction (1684) while another
-    session makes or changes the table. The list of tables is always there.
+    session makes or changes the table. The list of tables is always available.
     """
     inspector = sa.inspect(connection)
     return name in inspector.get_table_names() if connection.dialect.name in _MYSQL else inspector.has_table(name)

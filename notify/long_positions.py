@@ -1,9 +1,9 @@
-"""Long positions of sources: a target stores a base rarely, and with each batch how the position differs from it.
+"""Long positions of sources: a target stores a base rarely, and with each batch only the difference from it.
 
 The position of a MySQL has all intervals of its GTIDs, and may take a megabyte. A target stores two positions with each
-batch, the new one and the one before, so that twenty batches a second would write 40 MB. One or two of the intervals
-change with a batch. So positions of more than LONG characters are stored as a JSON object with a digest of the base,
-and each part between two commas that differs from the base's.
+batch, the new one and the one before: 40 MB/s at twenty batches per second. But only one or two intervals change with a
+batch. So positions of more than LONG characters are stored as a JSON object with a digest of the base, and with each
+part between two commas that differs from the base's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LongPosition:
         """A position that is the base itself. Raises InvalidRequest if it exceeds the bound."""
         if len(position) > BASE_CHARACTERS:
             raise InvalidRequest(
-                f"the source's position has {len(position):,} characters, and a position has at most "
+                f"the source's position has {len(position):,} characters, but a position has at most "
                 f"{BASE_CHARACTERS:,}: its GTIDs have too many gaps. Fill the gaps with empty transactions, or RESET "
                 "BINARY LOGS AND GTIDS on the source while nothing is written; then start this bridge with --backfill",
                 "out_of_bounds",
@@ -95,7 +95,7 @@ class LongPosition:
 
 
 def refers_to_base(stored: str) -> bool:
-    """Whether a stored position is a difference to a base."""
+    """Whether a stored position is a difference from a base."""
     return stored.startswith(_MARK)
 
 

@@ -1,7 +1,7 @@
 """Reads of a database by Spark, through JDBC.
 
 The URL of MariaDB is `jdbc:mysql:` (with MariaDB's driver): Spark has no dialect for `jdbc:mariadb:`, and would quote
-identifiers in a way that MariaDB reads as constants. What the database's URL says of TLS holds for these reads as for
+identifiers in a way that MariaDB reads as constants. The TLS options of the database's URL apply to these reads as to
 the audit's own statements.
 """
 
@@ -39,7 +39,7 @@ def check_reachable(url: URL, named: str) -> None:
 
 
 def is_encrypted(connection: sa.Connection, kind: str) -> bool:
-    """Whether a connection to MySQL or MariaDB is; of others that is not asked, as their drivers try it themselves."""
+    """Whether a connection to MySQL or MariaDB is encrypted; False for others, whose drivers try TLS themselves."""
     if kind != "mysql":
         return False
     row = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Ssl_cipher'").first()
@@ -103,9 +103,9 @@ def _address(url: URL, kind: str, encrypted: bool) -> tuple[str, dict[str, str]]
 
 
 def _tls_of_mysql(url: URL) -> dict[str, str]:
-    """The properties by which MariaDB's driver checks a server's certificate as much as SQLAlchemy and PyMySQL do.
+    """The properties with which MariaDB's driver checks a certificate as strictly as SQLAlchemy and PyMySQL do.
 
-    It has no way to try TLS and go on without it, so that somebody else must know that the server offers it.
+    It cannot try TLS and continue without it, so the caller must know that the server offers TLS.
     """
     authority = url.query.get("ssl_ca")
     checks_name = asbool(url.query.get("ssl_check_hostname", "true")) if authority else False

@@ -1,7 +1,7 @@
 """Compares SQL storage with the database's ceiling for single-row inserts, the bridge with a polling relay, and the
 bridge on MySQL with the bridge on MariaDB.
 
-Run as `python -m notify.bench.sql`; `--only bridge` for what follows the ceilings. pgbench or mysqlslap measures the
+Run as `python -m notify.bench.sql`; `--only bridge` leaves out the ceilings. pgbench or mysqlslap measures the
 ceiling: single-row transactions of the same size, over as many connections as callers, by turns with Notify's
 transactions (two writes each: half and outcome). The bench starts the databases, fully durable (fsync,
 innodb_flush_log_at_trx_commit = 1, sync_binlog = 1).
@@ -85,7 +85,7 @@ def postgresql_ceiling(url: str, seconds: int) -> float:
 
 
 def mysql_ceiling(url: str, seconds: int) -> float:
-    """Single-row inserts a second by mysqlslap, of MariaDB or MySQL."""
+    """Single-row inserts per second into MariaDB or MySQL, measured by mysqlslap."""
     database = sa.make_url(fresh(url))
     engine = sa.create_engine(database)
     with engine.begin() as connection:

@@ -1,7 +1,7 @@
 """The databases that one source can be read from: its primary, and replicas that take over.
 
-What is wrong with one of them is not wrong with all. A candidate that an operator has to mend is passed over, with its
-reason, and a bridge ends only once every candidate was refused. One that does not answer is not refused: it may return.
+A fault of one candidate is not a fault of all. The bridge skips a candidate that an operator has to fix, keeps the
+reason, and ends only once every candidate was refused. A candidate that does not answer is not refused: it may return.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from notify.errors import InvalidRequest, NotifyError
 log = logging.getLogger("notify.bridge")
 
 PURGED_SECONDS = 30.0
-"""How long candidates may lack the position although every one is refused: a replica may be behind."""
+"""How long to wait for candidates that lack the position once every one is refused: a replica may be behind."""
 
 
 class Unfit(InvalidRequest):
@@ -28,7 +28,7 @@ class Unfit(InvalidRequest):
 
 
 class Candidates:
-    """The candidates for one source, and why those were refused that were tried."""
+    """The candidates for one source, and why some of them were refused."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Candidates:
         return self._engines[self._at]
 
     def works(self) -> None:
-        """Record that messages or a position came from this candidate: what was wrong before has to show again."""
+        """Record that messages or a position came from this candidate: earlier faults no longer count."""
         self._refused.clear()
         self._damaged.clear()
 
     def damaged(self) -> int:
-        """Count a damaged event of this candidate; how many there were since anything was read."""
+        """Count a damaged event of this candidate; returns how many there were since anything was read."""
         self._damaged[self._at] += 1
         return self._damaged[self._at]
 
@@ -66,7 +66,7 @@ class Candidates:
         self._go_on()
 
     def refuse(self, error: NotifyError) -> None:
-        """Go to the next candidate. Raises the error of the only one, or one with all reasons if all were refused."""
+        """Go to the next candidate. If all were refused, raises the only one's error, or one with all reasons."""
         if not self._refused:
             self._refused_since = self._clock()
         self._refused[self._at] = error

@@ -1,7 +1,7 @@
-"""Checks that a server has what a position names and its binlog what follows, on the connection that then reads it.
+"""Checks that a server has all transactions of a position, and its binlog all that follow, before it is read.
 
-A MySQL sends what a position does not name. It looks for what it lacks itself only among its own transactions: to a
-position of another server's, or after a failover that lost some, it sends its whole binlog, or passes what is missing.
+A MySQL sends all transactions that a position does not name, and looks for gaps only among its own transactions. For
+a position from another server, or after a failover that lost some, it sends its whole binlog, or skips missing ones.
 
 A MariaDB writes replicated transactions to its own binlog only with log_slave_updates, which is OFF by default. And a
 MariaDB whose binlog has nothing in a replication domain regards the domain as another server's: it accepts every
@@ -66,9 +66,9 @@ def check_executed(connection: Any, position: Position) -> None:
         lacking = str(cursor.fetchone()[0]).replace("\n", "")
     if lacking:
         raise Purged(
-            f"the source does not have {lacking[:200]}, which this bridge has moved already: it is a replica that is "
-            "behind, or became the primary without the last transactions of the one before, or has another history. "
-            "Nothing was skipped: if that is as it should be, start with --backfill, which sends the missing messages "
+            f"the source does not have {lacking[:200]}, which this bridge has already moved: it is a replica that is "
+            "behind, or a new primary without the last transactions of the old one, or has another history. "
+            "Nothing was skipped. If this is the right server, start with --backfill, which sends the missing messages "
             "from the tables, and then continues; an audit names messages whose transactions were lost (GHOST)"
         )
 

@@ -25,7 +25,7 @@ _BLOBS = {_BLOB, _JSON, _GEOMETRY, _VECTOR, _COMPRESSED_BLOB, 249, 250, 251}
 _KINDS = {_COMPRESSED_BLOB: "compressed", _COMPRESSED_VARCHAR: "compressed"} | dict.fromkeys(
     (_JSON, _GEOMETRY, _VECTOR), "something else"
 )
-"""The kinds of values of types that are stored like texts, but are none."""
+"""The kinds of values whose types are stored like texts, but are not texts."""
 _INTEGERS, _FLOATS = (1, 2, 3, 8, 9), (4, 5)
 _DECIMAL_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 _COLUMN_NAMES = 4
@@ -58,7 +58,7 @@ DIFFERENCES = (
     Difference("a compressed column", "there is none", "types 140 and 141, as long as BLOB and VARCHAR"),
     Difference("a heartbeat", "event 41 if the reader asks for it, otherwise 27", "event 27"),
 )
-"""The streams in tests/fixtures/binlog show each of these, and a test looks at them there."""
+"""The streams in tests/fixtures/binlog show each of these; a test checks that."""
 
 
 class Unreadable(StorageFailed):
@@ -203,8 +203,8 @@ def check_columns(table: TableMap, wanted: Iterable[str]) -> None:
 def row_lines(columns: Sequence[Column], variables: Mapping[str, str], *, partial_json: bool = False) -> list[str]:
     """Lines of Python that read one row image of `data` at the index `at`, and move `at` past it.
 
-    `columns`: those that the image has. The lines store values as bytes, or None, in `variables` by column name; the
-    other columns are skipped. `partial_json`: the image is one after an update of parts of JSON values.
+    `columns`: the columns of the image. The lines store values as bytes, or None, in `variables` by column name, and
+    skip the other columns. `partial_json`: the image shows a row after an update of parts of its JSON values.
     """
     lines = []
     if partial_json:

@@ -106,7 +106,7 @@ EVENT_TYPES = {
     37: _harmless("VIEW_CHANGE_EVENT", _GROUP_REPLICATION),
     XA_PREPARE: _handled("XA_PREPARE_LOG_EVENT", "an XA transaction is prepared, or committed in one phase"),
     PARTIAL_UPDATE: _handled("PARTIAL_UPDATE_ROWS_EVENT", "rows before, and what changed in their JSON values"),
-    PAYLOAD: _handled("TRANSACTION_PAYLOAD_EVENT", "a compressed transaction: the events in it are looked at"),
+    PAYLOAD: _handled("TRANSACTION_PAYLOAD_EVENT", "a compressed transaction: its events are read"),
     HEARTBEAT_V2: _handled("HEARTBEAT_LOG_EVENT_V2", "the source waits for something to happen"),
     TAGGED_GTID: _handled("GTID_TAGGED_LOG_EVENT", "a transaction begins"),
     160: _harmless("ANNOTATE_ROWS_EVENT", "the statement that rows came from; the rows follow"),

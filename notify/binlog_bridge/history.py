@@ -32,7 +32,7 @@ class History:
     def __init__(self, position: Position | None) -> None:
         """`position` None, or without a file and server: nothing is compared."""
         self.purged = MySqlSet()
-        """A MySQL's gtid_purged. What it has from a dump or a clone is in no list of a file."""
+        """A MySQL's gtid_purged. No file of the binlog lists transactions that came from a dump or a clone."""
         self._position = position if position is not None and position.file and position.server else None
 
     def file_begins(self, name: str, created: int, server: int) -> None:
@@ -58,7 +58,7 @@ class History:
         before = gtids.union(self.purged) if isinstance(gtids, MySqlSet) else gtids
         if not before.has(position.gtids):
             raise _foreign(
-                f"the source's file begins behind {shown(gtids)}, and this bridge's position is {shown(position.gtids)}"
+                f"the source's file begins after {shown(gtids)}, but this bridge's position is {shown(position.gtids)}"
             )
 
 

@@ -77,7 +77,7 @@ class _Runs:
     lasts: list[int] = field(default_factory=list)
     _before: int = 0
     _after: int = 0
-    """How many runs before and after the window have their text kept."""
+    """How many runs there are before and after the window; their text is kept."""
     _head: str = ""
     _tail: str = ""
     _changed: int = 0
@@ -113,7 +113,7 @@ class _Runs:
         self._changed, self._text = begin, None
 
     def follow(self, number: int) -> bool:
-        """Add the number that follows the last run, which is what most transactions are; False for another number."""
+        """Add a number that directly follows the last run, as most transactions do; False for any other number."""
         if self.lasts[-1] + 1 != number or self._after:
             return False
         self.lasts[-1] = number
@@ -189,7 +189,7 @@ class MySqlSet:
         return cls._of(pairs)
 
     def encode(self) -> bytes:
-        """The set as servers read it; in the form without tags if it has none, which servers before 8.3 know only."""
+        """The set as servers read it. A set without tags has the older form: servers before 8.3 know no other."""
         has_tags = any(":" in origin for origin in self._runs)
         count = len(self._runs)
         parts = [struct.pack("<Q", _TAGGED << 56 | count << 8 | _TAGGED if has_tags else count)]
@@ -239,7 +239,7 @@ class MySqlSet:
     reaches = has
 
     def __str__(self) -> str:
-        """In the form and order of MySQL's: `uuid:1-5:tag:1-3,uuid:7`."""
+        """In MySQL's form and order: `uuid:1-5:tag:1-3,uuid:7`."""
         texts: dict[str, list[str]] = {}
         for origin, runs in sorted(self._runs.items()):
             server, _, tag = origin.partition(":")
@@ -248,7 +248,7 @@ class MySqlSet:
 
 
 def shown(gtids: object) -> str:
-    """A set for people: a set of MySQL may have a megabyte, and a message has its beginning."""
+    """A set for people to read: only its beginning, because a set of MySQL may have a megabyte."""
     text = str(gtids)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
 

@@ -108,7 +108,7 @@ class Bridge:
         self._server_id = server_id
         self.totals = Totals()
         self._source_id = ""
-        """The source id in the database of the first candidate that was fit; "" if it has none."""
+        """The source id in the database of the first candidate that could be read; "" if it has none."""
         self._showing: Showing
         self._same_id: list[float] = []
         self._refusals = Refusals()
@@ -126,7 +126,7 @@ class Bridge:
         """Run until cancelled, or with `once` until the source has been silent for a second. `fill`: backfill first.
 
         `fill_since_us`: the start of the backfill, by the source's clock; None: the queue's position decides it.
-        Raises Superseded, InvalidRequest, or once every candidate was refused Purged, Unreadable or Unfit: an operator
+        Raises Superseded or InvalidRequest; once every candidate was refused, Purged, Unreadable or Unfit: an operator
         has to resolve them.
         """
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -167,12 +167,12 @@ class Bridge:
             self._candidates.dispose()
 
     def _wait_for_the_other(self, error: SameServerId) -> float:
-        """Seconds to wait. If the server id was in use more than SAME_ID_TIMES, the candidate is refused."""
+        """Seconds to wait. If the server id was in use more than SAME_ID_TIMES times, the candidate is refused."""
         now = time.monotonic()
         self._same_id = [at for at in self._same_id if now - at < SAME_ID_SECONDS] + [now]
         if len(self._same_id) > SAME_ID_TIMES:
             self._same_id = []
-            self._candidates.refuse(Unfit(f"{error}: give this one another with --server-id"))
+            self._candidates.refuse(Unfit(f"{error}: give this bridge another one with --server-id"))
         log.warning("again in %g s: %s", SAME_ID_WAIT_SECONDS, error)
         return SAME_ID_WAIT_SECONDS
 
@@ -189,7 +189,7 @@ class Bridge:
                     )
                 if self._source_id and source_id and source_id != self._source_id:
                     raise Unfit(
-                        f"its source id is {source_id}, and that of the database read before is {self._source_id}: it "
+                        f"its source id is {source_id}, but the database read before has {self._source_id}: it "
                         "is another database and not a replica; give each source a name of its own (--dsn name=URL)"
                     )
                 server_id = self._server_id or default_server_id(name)
@@ -262,8 +262,8 @@ class Bridge:
         if position is not None and position.gtids and (":" in position.gtids) == self._mariadb:
             kinds = ("MySQL", "MariaDB") if self._mariadb else ("MariaDB", "MySQL")
             raise Unfit(
-                f"the queue stands at {position.gtids[:60]} for this source, a position of {kinds[0]}, and this is a "
-                f"{kinds[1]}: start with --backfill, which sends what is missing, and then continues"
+                f"the queue's position for this source, {position.gtids[:60]}, is of {kinds[0]}, but this server is a "
+                f"{kinds[1]}: start with --backfill, which sends the missing messages, and then continues"
             )
 
     def _reading(self, position: Position | None) -> ReadAhead:
@@ -351,7 +351,7 @@ class Bridge:
 def _damaged_file(error: Damaged) -> Unreadable:
     return Unreadable(
         f"an event of the source's binlog could not be read {DAMAGED_TIMES} times: the file is damaged ({error}). "
-        "Nothing was skipped: start with --backfill, which sends what is missing"
+        "Nothing was skipped: start with --backfill, which sends the missing messages"
     )
 
 

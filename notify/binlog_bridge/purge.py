@@ -76,7 +76,7 @@ async def _has_passed(sink: Sink, name: str, end: str, engine: Engine) -> bool:
         if time.monotonic() > until:
             raise Unavailable(
                 f"the bridge of source {name!r} stands at {shown(position.gtids)}, and the binlog ends at "
-                f"{shown(end)}: is it running? Nothing was deleted that it has not read"
+                f"{shown(end)}: is it running? Nothing that it has not read was deleted"
             )
         await asyncio.sleep(LOOK_SECONDS)
 

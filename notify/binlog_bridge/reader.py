@@ -122,7 +122,7 @@ class Assembly:
         self._offset, self._newest_us = begin.offset, begin.newest_us
         """Where in the file the newest transaction ended, and when it was written."""
         self._read_to = begin.offset
-        """Where in the file the newest event ended whose place was looked at."""
+        """The place in the file that was last read from an event."""
         self._history = History(position)
         self._batch = _batch([])
         self._size = 0
@@ -139,7 +139,7 @@ class Assembly:
         self._is_inside = self._is_standalone = False
 
     def joined(self, *, logs_all: bool, purged: str) -> None:
-        """Take what the source said of itself before its events: see `logs_all`, and a MySQL's gtid_purged."""
+        """Take what the source said about itself before its events: see `logs_all`, and a MySQL's gtid_purged."""
         self.logs_all = logs_all
         self._history.purged = MySqlSet.parse(purged)
 
@@ -244,8 +244,8 @@ class Assembly:
     def _place(self, packet: bytes) -> int:
         """Where in the file an event ends.
 
-        Events say it in 32 bits, and a file may exceed 4 GiB, since no transaction is split. So the place counts from
-        the one before, which is looked at often enough: an event has at most 1 GiB.
+        Events give it in 32 bits, but a file may exceed 4 GiB, since no transaction is split. So the place is counted
+        from the one before. That one is near enough, because an event has at most 1 GiB.
         """
         place = int.from_bytes(packet[14:18], "little")
         if place:  # 0: an event that the source made for this connection

@@ -70,7 +70,8 @@ class Refusals:
             ids = refused.to_retry(connection, RETRIED_AT_ONCE)
             if not ids:
                 return
-            for outbox in outboxes:  # the right to mark what is sent: without it nothing is, or it would be sent again
+            # Nothing is sent without the right to mark it as sent: it would be sent again.
+            for outbox in outboxes:
                 connection.execute(outbox.table.update().where(sa.false()).values(relayed=RELAYED))
             places = [
                 outbox.oldest(connection, RETRIED_AT_ONCE, outbox.table.c.transaction_id.in_(ids))

@@ -1,6 +1,6 @@
-"""The rights of a source's user, asked of the server itself: words in its grants hold for a scope, or in a role.
+"""The rights of a source's user, tried on the server itself, because a grant may cover one scope or one role only.
 
-It also says which errors of a server are refusals that do not pass by waiting, and what to do about each.
+It also lists the errors of a server that last until an operator acts, and what to do about each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DENIED = {
     1698: "the user cannot log in with a password: ALTER USER … IDENTIFIED BY …",
     1820: "the user's password has expired: ALTER USER … IDENTIFIED BY …",
     1862: "the user's password has expired: ALTER USER … IDENTIFIED BY …",
-    2026: "the server and the address differ about TLS: correct the options ssl_… of the address",
+    2026: "the server and the address disagree about TLS: correct the options ssl_… of the address",
     2059: "the driver cannot log this user in: ALTER USER … IDENTIFIED WITH caching_sha2_password BY …",
     3118: "the user is locked: ALTER USER … ACCOUNT UNLOCK",
     3159: "the server takes no connection without TLS: append ?ssl_ca=FILE to the address",
@@ -52,14 +52,14 @@ _READS_BINLOG = {"REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES", "
 
 
 def denied(error: BaseException | None) -> str | None:
-    """The remedy of a driver's error that does not pass by waiting, with the error itself; None for any other."""
+    """The remedy for a driver's error that waiting does not fix, with the error itself; None for any other error."""
     arguments: tuple[Any, ...] = getattr(error, "args", ())
     code = arguments[0] if arguments else None
     remedy = _DENIED.get(code) if isinstance(code, int) else None
     if remedy is None and isinstance(getattr(error, "original_exception", None), ssl.SSLCertVerificationError):
         remedy = _DENIED[_TLS_MISMATCH]
     if remedy is None and isinstance(error, RuntimeError) and "package is required" in str(error):
-        return f"the user's kind of login needs a package of Python: {error}"
+        return f"the user's kind of login needs a Python package: {error}"
     return f"{remedy} ({arguments[1] if len(arguments) > 1 else error})" if remedy is not None else None
 
 
@@ -126,7 +126,7 @@ def may_read_binlog(connection: Connection) -> bool:
 
 
 def _role_that_may(connection: Connection) -> str | None:
-    """A role of the user that is not active, and with which it might read the binlog."""
+    """An inactive role of the user with which it could read the binlog."""
     rows = connection.exec_driver_sql("SELECT role_name FROM information_schema.applicable_roles").all()
     with connection.engine.connect() as session:
         try:
@@ -139,7 +139,7 @@ def _role_that_may(connection: Connection) -> str | None:
                 if may_read_binlog(session):
                     return quoted
         finally:
-            session.invalidate()  # its role must not be the next user's of the pool
+            session.invalidate()  # the pool's next user must not get the role
     return None
 
 
@@ -171,7 +171,7 @@ _OF_AN_OUTBOX = "a message that no queue takes would hold the bridge up, and --b
 
 
 def _table_findings(connection: Connection) -> list[Finding]:
-    """Findings about tables that are there, and that the user may not use as a bridge does."""
+    """Findings about existing tables that the user may not use as a bridge does."""
     missing: dict[str, list[str]] = {}
     for right, table, statement in _needed():
         try:

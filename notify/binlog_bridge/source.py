@@ -89,8 +89,8 @@ _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str, bool], ...] = (
     (
         "binlog_error_action",
         _is("ABORT_SERVER"),
-        "binlog_error_action is {}: where its disk is full the server goes on without a binlog, and the bridge misses "
-        "what it writes then",
+        "binlog_error_action is {}: when its disk is full, the server continues without a binlog, and the bridge "
+        "misses what it writes then",
         "SET GLOBAL binlog_error_action = 'ABORT_SERVER', and in the configuration",
         False,
     ),
@@ -211,7 +211,7 @@ def _order_findings(connection: Connection, values: dict[str, str]) -> list[Find
     return [
         Finding(
             "replica_preserve_commit_order is OFF on a replica with several workers: it commits in another order than "
-            "its primary, and where it is promoted early it lacks transactions among those that it has",
+            "its primary, and if it is promoted early, its transactions have gaps",
             "STOP REPLICA, SET PERSIST replica_preserve_commit_order = ON, START REPLICA",
             stops=False,
         )
@@ -219,7 +219,7 @@ def _order_findings(connection: Connection, values: dict[str, str]) -> list[Find
 
 
 def is_replica(connection: Connection, values: dict[str, str]) -> bool:
-    """Whether a MySQL replicates from another server; where its user may not know, whether it is read-only."""
+    """Whether a MySQL replicates from another server; if its user may not see that, whether it is read-only."""
     for statement in ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS"):  # the second before MySQL 8.0.22
         try:
             return bool(connection.exec_driver_sql(statement).all())
@@ -319,7 +319,7 @@ def _column_findings(connection: Connection, where: str) -> list[Finding]:
     )
     defaults = [
         Finding(
-            f"{table}.{column} has a DEFAULT, which a bridge does not see where a session logs less than whole rows",
+            f"{table}.{column} has a DEFAULT, which a bridge does not see when a session logs less than whole rows",
             f"ALTER TABLE {table} ALTER COLUMN `{column}` DROP DEFAULT",
             stops=False,
         )

@@ -12,7 +12,7 @@ _NAME = re.compile(rb"(?:SAVEPOINT|ROLLBACK(?: WORK)? TO(?: SAVEPOINT)?)\s+(.+?)
 def statement_in(packet: bytes, checksum: int, further: int = 0) -> tuple[bytes, bytes]:
     """The session's database and the text in a statement's event.
 
-    `checksum`: the size of the event's checksum in bytes; `further`: how many bytes its fixed part is longer than that
+    `checksum`: the size of the event's checksum in bytes; `further`: how many more bytes its fixed part has than that
     of a QUERY event.
     """
     names, variables = packet[28], int.from_bytes(packet[31:33], "little")

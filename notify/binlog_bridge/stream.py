@@ -34,7 +34,7 @@ _THROUGH_GTID = 0x04
 _BEGIN = 4
 """Where the first event of a binlog file begins, after the file's mark."""
 _FULL = 0xFFFFFF
-"""The size of a packet that another packet of the same event follows."""
+"""The size of a packet after which the same event continues in another packet."""
 
 PASSING = (
     "memory allocation failed", "failed on fseek", "failed on setting", "read error", "shutdown in progress",
@@ -50,7 +50,7 @@ _AGREED = (
     "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32', "
     "@master_heartbeat_period = {0}, @source_heartbeat_period = {0}".format(round(HEARTBEAT_SECONDS * 1e9))
 )
-"""The statement that both sides of a connection agree by. MySQL reads the names with `source` from 8.0.26 on."""
+"""How both sides of a connection agree on checksums and heartbeats. MySQL knows the `source` names since 8.0.26."""
 _MARIADB = (
     "SET @mariadb_slave_capability = 4, @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0, "
     "@slave_connect_state = %s"

@@ -73,7 +73,7 @@ def add(data, at, end, transactions):
 """A function that adds an event's rows to `transactions`, and returns when the last message was written. It is compiled
 for each table map and set of logged columns, with lines that read exactly these, so that messages are made without an
 intermediate row.
-Of names that are not ASCII it shows the bytes: no target takes such a name, and the row is listed as refused."""
+It shows names that are not ASCII as bytes: no target takes such a name, and the row is listed as refused."""
 
 
 def _headers(text: bytes) -> object:
@@ -118,7 +118,7 @@ class TableRows:
         _check_families(table, self._written)
         self._time_fraction = decoder.column(table, self._written).fraction
         self._readers: dict[tuple[bool, bytes], AddRows] = {}
-        """By whether the event may have parts of JSON values, and its bitmaps of logged columns."""
+        """Functions by two keys: whether the event may have parts of JSON values, and its bitmaps of logged columns."""
 
     def add(self, kind: int, packet: bytes, end: int, transactions: list[BridgedTransaction]) -> int:
         """Add an event's rows to the transactions that they belong to.
@@ -234,9 +234,9 @@ class Tables:
         return self._by_number.get(int.from_bytes(packet[20:26], "little"))
 
     def of_fragment(self, packet: bytes) -> TableRows | None:
-        """The table of the inserted or changed rows of an event that is logged in parts, by its first part.
+        """The table whose inserted or changed rows are logged in parts, by the first part; None for any other event.
 
-        That has a flag, the size of the event, and then the event from its header on. None for other parts and tables.
+        The first part has a flag, the size of the event, and then the event from its header on.
         """
         if not packet[28] & _FIRST_FRAGMENT or packet[41] not in ROWS:
             return None

@@ -119,7 +119,7 @@ async def _purge(engine: sa.Engine, url: str, older_than: float) -> Purged:
 
 
 _GALERA_CUT_OFF = (1047, 1205)
-"""How a node of Galera without the majority of its cluster answers: the second one where wsrep_sync_wait is set."""
+"""The errors of a Galera node that is cut off from the majority; the second one if wsrep_sync_wait is set."""
 
 
 def away(error: sa.exc.SQLAlchemyError) -> str:
@@ -129,8 +129,8 @@ def away(error: sa.exc.SQLAlchemyError) -> str:
     if arguments and arguments[0] in _GALERA_CUT_OFF:
         return (
             f"the database refuses statements: {detail}. A node of Galera does so while it is cut off from the others: "
-            "connect it to them; if they are gone for good, SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES' on "
-            "the node with the newest state."
+            "reconnect it; if the others are gone for good, SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES' "
+            "on the node with the newest state."
         )
     return f"the database does not answer: {detail}. Start it, or correct --dsn."
 

@@ -169,7 +169,7 @@ def _offline(url: str, groups: set[str]) -> set[str]:
     if not groups:
         return groups
     for member in call(url, "GET", "nodes")["members"]:
-        with contextlib.suppress(NotifyError):  # no producer polls a server that is away
+        with contextlib.suppress(NotifyError):  # no producer polls an unreachable server
             rows = call(member["url"], "GET", "transactions", query="?max=1000")["transactions"]
             groups = groups - {t["producer_group"] for t in rows if t["producer_online"]}
     return groups
@@ -195,7 +195,7 @@ def _bridges_and_members(url: str) -> list[str]:
                 f"{name} has been silent for {silent_seconds:.0f} s: start it; its output says why it stops"
             )
         elif lag_seconds > LAG_SECONDS:
-            findings.append(f"{name} is {lag_seconds:.0f} s behind: look whether it or the queue server lacks CPU")
+            findings.append(f"{name} is {lag_seconds:.0f} s behind: check whether it or the queue server lacks CPU")
         if refused:
             findings.append(f"{name} has refused transactions ({refused}): see them with `notify refused list --dsn …`")
     for member in call(url, "GET", "nodes")["members"]:

@@ -49,7 +49,7 @@ def _make_missing(connection: Connection) -> None:
     while still_missing:
         try:
             with _savepoint(connection):
-                # Without `checkfirst`, which asks MySQL for what it refuses to say of tables that are being made.
+                # Without `checkfirst`: MySQL refuses its question while another session makes the tables.
                 missing_tables = [metadata.tables[name] for name in still_missing]
                 metadata.create_all(connection, missing_tables, checkfirst=False)
             return

@@ -71,7 +71,7 @@ class Recorded:
         return self._at.whole
 
     def read(self, cluster: Cluster, source: str) -> int:
-        """Go on from a source's last record, whose epoch is returned. Raises Unavailable."""
+        """Continue from a source's last record, and return its epoch. Raises Unavailable."""
         last = standing(cluster, source)
         self._source = source
         self._at = self._next = whole(cluster, source, last)
@@ -95,7 +95,7 @@ class Recorded:
         return [*records, (self._source.encode(), value)]
 
     def committed(self) -> None:
-        """The transaction with the records of the next position is committed."""
+        """Note that the transaction with the records of the next position is committed."""
         self._at = self._next
         self._since_base += 1
 

@@ -2,8 +2,8 @@
 
 A suite that is killed ends nothing itself, and one that is interrupted twice ends only a part. So a process of its own,
 the guardian, outlives the suite: it waits for the end of a pipe that only the suite holds open, and then kills every
-process that inherited the suite's mark in its environment. A signal at a parent's death (PR_SET_PDEATHSIG) does not
-serve: it is sent when the *thread* ends that started the process. Linux only; elsewhere nothing is guarded.
+process that inherited the suite's mark in its environment. A signal at a parent's death (PR_SET_PDEATHSIG) is not
+enough: it is sent when the *thread* that started the process ends. Linux only; elsewhere nothing is guarded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 MARK = "NOTIFY_TEST_SUITE"
 """The environment variable that marks a suite's processes: the directory in which some register."""
 KILL_SECONDS = 60.0
-"""How long the guardian looks for processes that do not go: one may wait for a disk."""
+"""How long the guardian looks for processes that do not end: one may wait for a disk."""
 
 
 class Guardian:
@@ -47,7 +47,7 @@ class Guardian:
 
 
 def register(pid: int) -> None:
-    """Let the guardian, if there is one, end this process, too, whose environment it may not be allowed to read.
+    """Let the guardian, if there is one, also end this process, even if it may not read the process's environment.
 
     Every database server is registered right after its start: it may run as another user.
     """

@@ -19,13 +19,13 @@ from pathlib import Path
 from notify.testing.reachable import NotAvailable
 
 TESTED_VERSION = "9.7.4"
-"""The version that the tests were written against. Debian's sid has only its newest one, which is reported."""
+"""The version that the tests were written against. Debian's sid has only the newest one, which is reported."""
 _PACKAGE = "mysql-server-core"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _WITHOUT = ("perl", "libperl", "gcc-")
-"""Beginnings of packages that a server does not load: the programs beside it need them."""
+"""Beginnings of the names of packages that only the programs beside the server need."""
 _FETCH_SECONDS = 300.0
-"""How long a step of fetching may take. There are some 50 MB."""
+"""How long a step of the download, about 50 MB, may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _installed() -> MySqlPrograms | None:
 
 
 def _unpacked() -> MySqlPrograms:
-    """MySQL in a folder of the virtual environment. One process unpacks it, others wait until it is whole."""
+    """MySQL in a folder of the virtual environment. One process unpacks it, others wait until it is complete."""
     given = os.environ.get("NOTIFY_MYSQL_HOME")
     home = Path(given) if given else Path(sys.prefix) / "mysql"
     if not (home / "data").is_dir():
@@ -97,7 +97,7 @@ def _check_possible(given: str | None) -> None:
         raise NotAvailable(f"{missing}it is unpacked from Debian's packages on Debian only")
     if not given and sys.prefix == sys.base_prefix:
         raise NotAvailable(
-            f"{missing}Python runs in no virtual environment: name a folder for it with NOTIFY_MYSQL_HOME"
+            f"{missing}Python does not run in a virtual environment: name a folder with NOTIFY_MYSQL_HOME"
         )
 
 
@@ -110,7 +110,7 @@ def _fetch(home: Path) -> None:
     origins = _run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]).split()
     mirror = next((origin for origin in origins if "security" not in origin), None)
     if mirror is None:
-        raise NotAvailable("no MySQL: apt knows no mirror to get it from; run apt-get update")
+        raise NotAvailable("no MySQL: apt knows no mirror that has it; run apt-get update")
     (parts / "sources.list").write_text(f"deb [signed-by={_KEYRING}] {mirror} sid main\n")
     options = [
         *("-o", f"Dir::Etc::sourcelist={parts}/sources.list", "-o", "Dir::Etc::sourceparts=-"),

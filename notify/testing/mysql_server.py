@@ -26,7 +26,7 @@ class MySqlServer(BinlogServer):
         Without `durable` the server does not sync: its data survives kill -9, but not a loss of power.
         """
         self._programs = mysql_programs()
-        # A group commit that waits for no disk: the kernel has all that a killed server wrote.
+        # Group commits do not wait for the disk: the kernel has everything that a killed server wrote.
         synced = [] if durable else ["--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=2"]
         super().__init__(directory, server_id, [f"--sync-binlog={int(durable)}", *synced, *options])
 
@@ -68,7 +68,7 @@ class MySqlServer(BinlogServer):
             "SET GLOBAL super_read_only = ON",
             f"CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={port or primary.port}, "
             f"SOURCE_USER='{self.USER}', SOURCE_PASSWORD='shop', SOURCE_AUTO_POSITION=1, SOURCE_CONNECT_RETRY=1, "
-            "SOURCE_RETRY_COUNT=0, "  # without end: a replica gives up after 10 times, and a start may take longer
+            "SOURCE_RETRY_COUNT=0, "  # for ever: by default it gives up after 10 tries, and a start may take longer
             "GET_SOURCE_PUBLIC_KEY=1",
             "START REPLICA",
         )

@@ -55,10 +55,10 @@ _NO_FUNCTION = 1305
 
 
 def _reason(error: Exception) -> str:
-    """Why there is no digest, and what brings one."""
+    """Why there is no digest, and what makes one possible."""
     reason = reason_of(error)
     if getattr(getattr(error, "orig", None), "args", ())[:1] == (_NO_FUNCTION,):
-        reason += " (MySQL has MD5 since 9.6 only after INSTALL COMPONENT 'file://component_classic_hashing')"
+        reason += " (MySQL 9.6 and later has MD5 only after INSTALL COMPONENT 'file://component_classic_hashing')"
     return reason
 
 

@@ -101,7 +101,7 @@ class BridgeMoved(msgspec.Struct, array_like=True, tag="bridge"):
 
 
 class BridgeBased(msgspec.Struct, array_like=True, tag="bridge_base"):
-    """The long positions of a source refer to this text from here on: in the frame of the batch that says so."""
+    """The text that a source's long positions refer to from here on; in the frame of the batch that brings it."""
 
     source: str
     base: str

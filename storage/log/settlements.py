@@ -37,8 +37,8 @@ def search(
 ) -> tuple[list[Settlement], bool]:
     """The settlements of the message at `place`.
 
-    `awaited`: of each group how many failed attempts there are, -1 for one that has settled it; reading ends when all
-    of these were met. False beside the result: it ended sooner, after MOST_SECONDS or where a segment is gone.
+    `awaited`: the number of failed attempts by group, -1 for a group that has settled it; reading ends once all of
+    these were found. False beside the result: it ended sooner, after MOST_SECONDS or where a segment is gone.
     `worked`: a clock in seconds of this thread's work. Takes no part in the store's state, so it may run in any thread.
     """
     met: list[Settlement] = []

@@ -1,6 +1,6 @@
-"""Checks a database that keeps transactions or messages: whether what it acknowledges lasts, and is what others read.
+"""Checks a database of transactions or messages: whether its acknowledged writes last, and whether others read them.
 
-What a bridge needs besides is in notify/binlog_bridge/source.py.
+notify/binlog_bridge/source.py checks what a bridge needs in addition.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _galera_findings(values: dict[str, str]) -> list[Finding]:
     if int(values.get("wsrep_sync_wait") or 0) & _SYNC_WAIT != _SYNC_WAIT:
         found.append(
             Finding(
-                f"wsrep_sync_wait is {values.get('wsrep_sync_wait')}: after a change of node, servers and checks read "
-                "what is older than what another node has acknowledged",
+                f"wsrep_sync_wait is {values.get('wsrep_sync_wait')}: after a change of node, servers and checks may "
+                "miss what another node has acknowledged",
                 f"SET GLOBAL wsrep_sync_wait = {_SYNC_WAIT}, and in the configuration of each node",
                 stops=False,
             )
@@ -170,8 +170,8 @@ def _group_findings(values: dict[str, str]) -> list[Finding]:
     if not is_on(values.get("group_replication_single_primary_mode", "ON")):
         found.append(
             Finding(
-                "every member of this replication group takes writes: a lock of one member holds at no other, so "
-                "servers and relays of several members get in each other's way",
+                "every member of this replication group takes writes: a lock on one member does not hold on another, "
+                "so servers and relays at several members get in each other's way",
                 "SELECT group_replication_switch_to_single_primary_mode()",
                 stops=False,
             )
@@ -201,7 +201,7 @@ def node(connection: Connection, shown: str) -> Node | None:
 
 
 def writer_findings(nodes: Sequence[Node]) -> list[Finding]:
-    """Findings if more than one node of a Galera cluster takes writes, or it is not known whether one does."""
+    """Findings if more than one node of a Galera cluster takes writes, or if that is not known."""
     found = []
     for cluster in dict.fromkeys(each.cluster for each in nodes):
         of_it = [each for each in nodes if each.cluster == cluster]
@@ -211,8 +211,8 @@ def writer_findings(nodes: Sequence[Node]) -> list[Finding]:
         if len(writers) > 1:
             found.append(
                 Finding(
-                    f"{len(writers)} nodes of one Galera cluster take writes ({', '.join(writers)}): a lock of one "
-                    "node holds at no other, and updates at two nodes may be lost",
+                    f"{len(writers)} nodes of one Galera cluster take writes ({', '.join(writers)}): a lock on one "
+                    "node does not hold on another, and updates on two nodes may be lost",
                     only_one,
                     stops=False,
                 )
@@ -220,9 +220,9 @@ def writer_findings(nodes: Sequence[Node]) -> list[Finding]:
         elif len(of_it) < size:
             found.append(
                 Finding(
-                    f"{len(of_it)} of the {size} nodes of a Galera cluster were looked at: if another one takes "
-                    "writes, updates at two nodes may be lost",
-                    f"{only_one}, and give each node with a --dsn of its own",
+                    f"{len(of_it)} of the {size} nodes of a Galera cluster were checked: if another one takes "
+                    "writes, updates on two nodes may be lost",
+                    f"{only_one}, and name each node with its own --dsn",
                     stops=False,
                 )
             )

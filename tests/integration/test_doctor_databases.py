@@ -66,7 +66,7 @@ BOTH = {
     "init_connect": ("'SET sql_log_bin = 0'", "''", "may miss what they write"),
 }
 MYSQL = {
-    "binlog_error_action": ("'IGNORE_ERROR'", "'ABORT_SERVER'", "goes on without a binlog"),
+    "binlog_error_action": ("'IGNORE_ERROR'", "'ABORT_SERVER'", "continues without a binlog"),
     "transaction_isolation": ("'READ-UNCOMMITTED'", "'REPEATABLE-READ'", "may still roll back"),
 }
 MARIADB = {"tx_isolation": ("'READ-UNCOMMITTED'", "'REPEATABLE-READ'", "may still roll back")}
@@ -183,7 +183,7 @@ def test_a_galera_cluster_is_told_to_write_at_one_node(galera: GaleraCluster, me
     alone = doctor(memory, first.url)["findings"]
     assert [each.partition(":")[0] for each in alone] == [
         "wsrep_sync_wait is 0",
-        "1 of the 2 nodes of a Galera cluster were looked at",
+        "1 of the 2 nodes of a Galera cluster were checked",
     ]
     both = doctor(memory, first.url, second.url)
     (writers,) = about(both, "2 nodes of one Galera cluster take writes")

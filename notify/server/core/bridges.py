@@ -150,7 +150,7 @@ def _check_bounds(batch: JsonBridgeBatch | PackedBridgeBatch) -> None:
     if not 0 < batch.epoch < 1 << 62:
         raise InvalidRequest("epoch counts from 1", "out_of_bounds")
     if len(batch.position) > POSITION_CHARACTERS:
-        what = f"position has more than {POSITION_CHARACTERS:,} characters: send what differs from a base"
+        what = f"position has more than {POSITION_CHARACTERS:,} characters: send its difference from a base"
         raise InvalidRequest(what, "out_of_bounds")
     if batch.base is not None and len(batch.base) > BASE_CHARACTERS:
         raise InvalidRequest(f"base has more than {BASE_CHARACTERS:,} characters", "out_of_bounds")
