@@ -134,7 +134,9 @@ def _role_that_may(connection: Connection) -> str | None:
                 quoted = f"`{role}`"
                 try:
                     session.exec_driver_sql(f"SET ROLE {quoted}")
-                except sa.exc.DBAPIError:
+                except sa.exc.DBAPIError as error:
+                    if error.connection_invalidated:
+                        raise
                     continue  # a role of a role, which cannot be chosen by itself
                 if may_read_binlog(session):
                     return quoted
@@ -177,6 +179,8 @@ def _table_findings(connection: Connection) -> list[Finding]:
         try:
             connection.exec_driver_sql(statement).all()
         except sa.exc.DBAPIError as error:
+            if error.connection_invalidated:
+                raise  # SQLAlchemy refuses the next statement with an error that no caller expects
             if code_of(error) in _TABLE_DENIED and not _is_absent(connection, table):
                 missing.setdefault(table, []).append(right)
     if not missing:
