@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.client.table import notify_refused
+from notify.databases import has_table
 from notify.outbox import OUTBOXES
 from notify.storage.sql.checkup import Finding, is_mariadb
 from notify.storage.sql.tables import server_member
@@ -173,7 +174,10 @@ _OF_AN_OUTBOX = "a message that no queue takes would hold the bridge up, and --b
 
 
 def _table_findings(connection: Connection) -> list[Finding]:
-    """Findings about tables that are there, and that the user may not use as a bridge does."""
+    """Findings about tables that are there, and that the user may not use as a bridge does.
+
+    A user without any right to a table does not see it, as if it were not there.
+    """
     missing: dict[str, list[str]] = {}
     for right, table, statement in _needed():
         try:
@@ -181,7 +185,7 @@ def _table_findings(connection: Connection) -> list[Finding]:
         except sa.exc.DBAPIError as error:
             if error.connection_invalidated:
                 raise  # SQLAlchemy refuses the next statement with an error that no caller expects
-            if code_of(error) in _TABLE_DENIED and not _is_absent(connection, table):
+            if code_of(error) in _TABLE_DENIED and has_table(connection, table):
                 missing.setdefault(table, []).append(right)
     if not missing:
         return []
@@ -194,9 +198,3 @@ def _table_findings(connection: Connection) -> list[Finding]:
         )
         for table, rights in missing.items()
     ]
-
-
-def _is_absent(connection: Connection, table: str) -> bool:
-    """Whether the user sees no such table. A user without any right to a table that exists does not see it either."""
-    query = sa.text("SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name")
-    return connection.execute(query, {"name": table}).first() is None
