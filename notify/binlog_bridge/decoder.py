@@ -200,15 +200,20 @@ def check_columns(table: TableMap, wanted: Iterable[str]) -> None:
         )
 
 
-def row_lines(columns: Sequence[Column], variables: Mapping[str, str], *, partial_json: bool = False) -> list[str]:
+def documents_in(table: TableMap) -> int:
+    """How many columns of MySQL's JSON a table has."""
+    return sum(column.type == _JSON for column in table.columns)
+
+
+def row_lines(columns: Sequence[Column], variables: Mapping[str, str], *, documents: int | None = None) -> list[str]:
     """Lines of Python that read one row image of `data` at the index `at`, and move `at` past it.
 
-    `columns`: the columns of the image. The lines store values as bytes, or None, in `variables` by column name, and
-    skip the other columns. `partial_json`: the image shows a row after an update of parts of its JSON values.
+    `columns`: those that the image has. The lines store values as bytes, or None, in `variables` by column name; the
+    other columns are skipped. `documents`: given for an image after an update of parts of JSON values: how many JSON
+    columns the table has, whether the image has them or not.
     """
     lines = []
-    if partial_json:
-        documents = sum(column.type == _JSON for column in columns)
+    if documents is not None:
         lines += [
             "options, at = length_encoded(data, at)",
             f"at += {(documents + 7) // 8} if options & {_PARTIAL_JSON} else 0",

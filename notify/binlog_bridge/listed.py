@@ -71,6 +71,8 @@ class Listed:
 
     def read(self, position: str, *, is_caught_up: bool) -> None:
         """Record that the binlog was read up to a position; `is_caught_up`: the binlog has no more events."""
-        reached = Position.of(position)
-        if self._until is not None and (is_caught_up or (reached and reaches(reached.gtids, self._until.gtids))):
+        if self._until is None:
+            return
+        reached = None if is_caught_up else Position.of(position)
+        if is_caught_up or (reached and reaches(reached.gtids, self._until.gtids)):
             self._until = None

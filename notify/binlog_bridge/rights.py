@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.client.table import notify_refused
+from notify.databases import has_table
 from notify.outbox import OUTBOXES
 from notify.storage.sql.checkup import Finding, is_mariadb
 from notify.storage.sql.tables import server_member
@@ -134,7 +135,9 @@ def _role_that_may(connection: Connection) -> str | None:
                 quoted = f"`{role}`"
                 try:
                     session.exec_driver_sql(f"SET ROLE {quoted}")
-                except sa.exc.DBAPIError:
+                except sa.exc.DBAPIError as error:
+                    if error.connection_invalidated:
+                        raise
                     continue  # a role of a role, which cannot be chosen by itself
                 if may_read_binlog(session):
                     return quoted
@@ -171,13 +174,18 @@ _OF_AN_OUTBOX = "a message that no queue takes would hold the bridge up, and --b
 
 
 def _table_findings(connection: Connection) -> list[Finding]:
-    """Findings about existing tables that the user may not use as a bridge does."""
+    """Findings about tables that are there, and that the user may not use as a bridge does.
+
+    A user without any right to a table does not see it, as if it were not there.
+    """
     missing: dict[str, list[str]] = {}
     for right, table, statement in _needed():
         try:
             connection.exec_driver_sql(statement).all()
         except sa.exc.DBAPIError as error:
-            if code_of(error) in _TABLE_DENIED and not _is_absent(connection, table):
+            if error.connection_invalidated:
+                raise  # SQLAlchemy refuses the next statement with an error that no caller expects
+            if code_of(error) in _TABLE_DENIED and has_table(connection, table):
                 missing.setdefault(table, []).append(right)
     if not missing:
         return []
@@ -190,9 +198,3 @@ def _table_findings(connection: Connection) -> list[Finding]:
         )
         for table, rights in missing.items()
     ]
-
-
-def _is_absent(connection: Connection, table: str) -> bool:
-    """Whether the user sees no such table. A user without any right to a table that exists does not see it either."""
-    query = sa.text("SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name")
-    return connection.execute(query, {"name": table}).first() is None

@@ -176,7 +176,8 @@ class TableRows:
         else:
             ours = (SERVER if self._is_server else LOCAL).table.c
             missing -= {c.name for c in self._table.columns if c.nullable and c.name in ours and ours[c.name].nullable}
-        rows += decoder.row_lines(after, variables, partial_json=partial_json)
+        documents = decoder.documents_in(self._table) if partial_json else None
+        rows += decoder.row_lines(after, variables, documents=documents)
         refusal = (
             f"{self.name} was logged without {', '.join(sorted(missing))}: set binlog_row_image = FULL on the source, "
             "and in the session that wrote (it may have its own), then start this bridge with --backfill"

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client.table import columns_of, half_message, has_replay, metadata, notify_inbox, notify_source
-from notify.databases import WAKE_CHANNEL
+from notify.databases import WAKE_CHANNEL, has_table
 from notify.errors import InvalidRequest
 
 
@@ -61,7 +61,7 @@ def _make_missing(connection: Connection) -> None:
 
 
 def _missing(connection: Connection) -> set[str]:
-    return metadata.tables.keys() - set(sa.inspect(connection).get_table_names())
+    return {name for name in metadata.tables if not has_table(connection, name)}
 
 
 def _savepoint(connection: Connection) -> contextlib.AbstractContextManager[object]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from notify.errors import InvalidRequest
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import latest
@@ -117,6 +118,21 @@ def whole(cluster: Cluster, source: str, last: Standing) -> LongPosition:
         texts.append(part.text)
         parts = part.parts
     return LongPosition(last.position, "".join(texts))
+
+
+def newest_whole(cluster: Cluster, source: str) -> str:
+    """The newest position of a source whose bridge may be running. Raises like `whole`.
+
+    The bridge may write another base between the look at the record and the look at its base.
+    """
+    last = standing(cluster, source)
+    while True:
+        try:
+            return whole(cluster, source, last).whole
+        except InvalidRequest:
+            before, last = last, standing(cluster, source)
+            if last == before:
+                raise
 
 
 def _base_key(source: str, number: int) -> bytes:

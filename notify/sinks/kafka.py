@@ -25,7 +25,7 @@ from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.codes import TOO_LARGE
 from notify.kafka.flushing import flush
 from notify.kafka.groups import OWN_TOPICS
-from notify.kafka.positions import Recorded, make_positions_topic, positions_topic, standing, whole
+from notify.kafka.positions import Recorded, make_positions_topic, newest_whole, positions_topic, standing
 from notify.kafka.records import Headers, due_us, headers_of
 from notify.kafka.rights import missing, of_bridge, user_of
 from notify.kafka.topics import Topics, record_bytes
@@ -139,7 +139,7 @@ class KafkaSink:
         return self._epoch, self._recorded.position
 
     async def position(self, source: str) -> str:
-        return await self._call(lambda: whole(self._cluster, source, standing(self._cluster, source)).whole)
+        return await self._call(lambda: newest_whole(self._cluster, source))
 
     async def show_refused(self, source: str, report: RefusedReport) -> None:
         """Report to the servers that show Kafka's groups how many refused messages of a source wait."""

@@ -127,7 +127,7 @@ def standby_findings(connection: Connection) -> list[Finding]:
     if connection.dialect.name not in ("mysql", "mariadb"):
         return []
     values = variables(connection, ("read_only", "super_read_only"))
-    on = [name for name in ("super_read_only", "read_only") if values.get(name, "OFF").upper() not in ("OFF", "0")]
+    on = [name for name in ("super_read_only", "read_only") if not _is_off(values.get(name, "OFF"))]
     if not on:
         return []
     return [
@@ -137,6 +137,11 @@ def standby_findings(connection: Connection) -> list[Finding]:
             f"{', GLOBAL '.join(f'{name} = OFF' for name in on)}",
         )
     ]
+
+
+def _is_off(value: str) -> bool:
+    """Whether `read_only` is off. MariaDB has more values than ON that are not (NO_LOCK, NO_LOCK_NO_ADMIN)."""
+    return value.upper() in ("OFF", "0")
 
 
 # --- clusters of several writers --------------------------------------------------------------------------------
@@ -197,7 +202,7 @@ def node(connection: Connection, shown: str) -> Node | None:
         return None
     state = status(connection, ("wsrep_cluster_state_uuid", "wsrep_cluster_size"))
     size = int(state.get("wsrep_cluster_size") or 1)
-    return Node(shown, state.get("wsrep_cluster_state_uuid", ""), size, not is_on(values.get("read_only")))
+    return Node(shown, state.get("wsrep_cluster_state_uuid", ""), size, _is_off(values.get("read_only", "OFF")))
 
 
 def writer_findings(nodes: Sequence[Node]) -> list[Finding]:

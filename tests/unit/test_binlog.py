@@ -27,6 +27,7 @@ from tests.support.binlog import (
     event,
     gtid,
     gtids_of,
+    lenenc,
     mapped,
     query,
     read,
@@ -88,6 +89,20 @@ def test_the_servers_table_is_taken_when_it_becomes_committed() -> None:
         ]
     )  # fmt: skip
     assert [t.id for t in batch.transactions] == [name, born]
+
+
+def test_parts_of_documents_are_marked_for_all_documents_of_the_table() -> None:
+    """MySQL marks those, too, that the row after the change leaves out: here 8 of 9."""
+    documents = [(f"document{n}", 245, b"\x04") for n in range(9)]
+    columns = [*COLUMNS, ("decided_at", DATETIME2, b"\x06"), *documents]
+    kept = columns[: len(COLUMNS) + 2]  # with one document
+    name = ids.to_text(ids.new_id())
+    before = row(values(name, state=b"PREPARED"), columns)
+    after = b"\x01\x01\x00" + row(values(name, decided_at=AT), kept)  # one option, then nine marks
+    bitmaps = b"\xff" * ((len(columns) + 7) // 8) + ((1 << len(kept)) - 1).to_bytes((len(columns) + 7) // 8, "little")
+    changed = event(39, struct.pack("<IHHH", 77, 0, 0, 2) + lenenc(len(columns)) + bitmaps + before + after)
+    (batch,) = read([gtid(10), query(b"BEGIN"), mapped(columns, table=b"server_half_message"), changed, XID])
+    assert [(t.id, t.messages[0].body) for t in batch.transactions] == [(name, b"body")]
 
 
 def test_columns_are_found_by_name_wherever_they_are() -> None:
