@@ -43,7 +43,7 @@ class BinlogServer:
 
     @property
     def gtids(self) -> str:
-        """The GTIDs of what is in the binlog."""
+        """The GTIDs of all transactions in the binlog."""
         raise NotImplementedError
 
     def forget_binlogs(self) -> None:
