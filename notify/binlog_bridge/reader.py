@@ -231,7 +231,7 @@ class Assembly:
         return batch, rows_us
 
     def _note_end(self) -> None:
-        """Read offset and time of the newest transaction from the event that ended it, once for what was received."""
+        """Read offset and time of the newest transaction from the event that ended it, unless that is done already."""
         if self._ended is not None:
             self._offset = self._place(self._ended)
             written_us = int.from_bytes(self._ended[1:5], "little") * 1_000_000

@@ -1,4 +1,4 @@
-"""Ends what a suite started once the suite has ended: by Ctrl-C once or twice, `timeout`, a closed terminal, kill -9.
+"""Ends a suite's processes once the suite has ended: by Ctrl-C once or twice, `timeout`, a closed terminal, kill -9.
 
 A suite that is killed ends nothing itself, and one that is interrupted twice ends only a part. So a process of its own,
 the guardian, outlives the suite: it waits for the end of a pipe that only the suite holds open, and then kills every

@@ -1,4 +1,4 @@
-"""The bridge to Kafka beside a plain transactional producer (Python, confluent-kafka): rows per second, CPU time per row.
+"""The bridge to Kafka beside a plain transactional producer (Python, confluent-kafka): rows per second, CPU per row.
 
 One Kafka node and one MariaDB or MySQL, whose binlog has single-row transactions. Bridge and producer publish by turns,
 each in a process of its own: the same number of records of the same bytes, in transactions of the same size. Ratios are
