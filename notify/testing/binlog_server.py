@@ -19,7 +19,7 @@ from notify.testing.statements import execute
 
 
 class BinlogServer(ABC):
-    """A server in a directory, with a binlog for bridges. What the two servers call otherwise is in the subclasses."""
+    """A server in a directory, with a binlog for bridges. The subclasses have what differs between the two."""
 
     USER = "shop"
 
@@ -53,7 +53,7 @@ class BinlogServer(ABC):
 
     @abstractmethod
     def restore_variables(self) -> None:
-        """Set the variables that tests of bridges change back to the values that a bridge needs."""
+        """Reset the variables that tests of bridges change to the values that a bridge needs."""
 
     @abstractmethod
     def follow(self, primary: Self, port: int = 0) -> None:
@@ -131,12 +131,12 @@ class BinlogServer(ABC):
         self.process.wait(60)
 
     def freeze(self) -> None:
-        """Let the server stand still: its connections stay open, and nothing answers."""
+        """Freeze the server: its connections stay open, and nothing answers."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """End what `freeze` began."""
+        """Let a frozen server continue."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
