@@ -106,7 +106,7 @@ def _header(payload: bytes) -> tuple[dict[int, int], int]:
 
 def _decompressed(data: memoryview, algorithm: int) -> Iterator[bytes]:
     """The plain bytes in chunks."""
-    chunks = [bytes(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+    chunks = (bytes(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES))
     if algorithm == _NONE:
         yield from chunks
         return
@@ -117,6 +117,8 @@ def _decompressed(data: memoryview, algorithm: int) -> Iterator[bytes]:
     frame = zstd.ZstdDecompressor()
     try:
         for chunk in chunks:
+            if frame.eof:  # its end was the end of the chunk before
+                frame = zstd.ZstdDecompressor()
             yield frame.decompress(chunk, CHUNK_BYTES)
             while (frame.eof and frame.unused_data) or not (frame.eof or frame.needs_input):
                 rest = b""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from backports import zstd
 
-from notify.binlog_bridge import decoder, events
+from notify.binlog_bridge import compressed, decoder, events
 from notify.binlog_bridge.compressed import events_in
 from notify.binlog_bridge.decoder import DIFFERENCES, Unreadable, length_encoded
 from notify.binlog_bridge.position import Position
@@ -120,6 +120,16 @@ def with_payload(make: Callable[[bytes], bytes]) -> list[bytes]:
     ids=["not compressed", "several frames"],
 )
 def test_other_ways_to_pack_a_transaction(make: Callable[[bytes], bytes]) -> None:
+    transactions, _ = read("mysql", with_payload(make))
+    assert ids_of(transactions) == [1, 1]
+
+
+def test_a_frame_may_end_with_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(plain: bytes) -> bytes:
+        frame = zstd.compress(plain[:700])
+        monkeypatch.setattr(compressed, "CHUNK_BYTES", len(frame))
+        return payload(len(plain), 0, frame + zstd.compress(plain[700:]))
+
     transactions, _ = read("mysql", with_payload(make))
     assert ids_of(transactions) == [1, 1]
 
