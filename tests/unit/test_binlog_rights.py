@@ -1,4 +1,4 @@
-"""What a bridge asks about its rights, where the database does not answer."""
+"""A bridge asks about its rights, and the database does not answer."""
 
 from __future__ import annotations
 

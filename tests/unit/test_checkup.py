@@ -1,4 +1,4 @@
-"""What a database says of itself."""
+"""The answers of a database about itself, as doctor understands them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Topic:
 
 
 def committed(position: str) -> dict[bytes, bytes]:
-    """What a bridge commits with a position that is its own base."""
+    """The records that a bridge commits with a position that is its own base."""
     stored = LongPosition.becoming_base(position).stored
     return {
         b"s": msgspec.json.encode(positions.Standing(1, stored)),
