@@ -105,13 +105,15 @@ def _address(url: URL, kind: str, encrypted: bool) -> tuple[str, dict[str, str]]
 def _tls_of_mysql(url: URL) -> dict[str, str]:
     """The properties with which MariaDB's driver checks a certificate as strictly as SQLAlchemy and PyMySQL do.
 
-    It cannot try TLS and continue without it, so the caller must know that the server offers TLS.
+    It cannot try TLS and continue without it, so the caller must know that the server offers TLS. It cannot read a
+    folder of certificates: with `ssl_capath` it trusts the authorities that Java trusts.
     """
     authority = url.query.get("ssl_ca")
-    checks_name = asbool(url.query.get("ssl_check_hostname", "true")) if authority else False
+    is_checked = bool(authority or url.query.get("ssl_capath"))
+    checks_name = is_checked and asbool(url.query.get("ssl_check_hostname", "true"))
     if checks_name or asbool(url.query.get("ssl_verify_identity", "false")):
         mode = "verify-full"
-    elif authority or asbool(url.query.get("ssl_verify_cert", "false")):
+    elif is_checked or asbool(url.query.get("ssl_verify_cert", "false")):
         mode = "verify-ca"
     else:
         mode = "trust"

@@ -86,5 +86,6 @@ def test_the_tls_of_a_url_is_that_of_its_reads() -> None:
     unnamed = properties("mysql://h/d?ssl_ca=/ca&ssl_check_hostname=false")
     assert unnamed == {"sslMode": "verify-ca", "serverSslCert": "/ca"}
     assert properties("mysql://h/d?ssl_verify_identity=true") == {"sslMode": "verify-full"}
+    assert properties("mysql://h/d?ssl_capath=/cas") == {"sslMode": "verify-full"}
     checked = properties("postgresql://h/d?sslmode=verify-full&sslrootcert=/ca")
     assert checked == {"sslmode": "verify-full", "sslrootcert": "/ca"}
