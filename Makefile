@@ -102,7 +102,7 @@ crash: install
 # faults.
 LEAST = --messages $(or $(MESSAGES),0) --kills $(or $(KILLS),0) --slower $(or $(SLOWER),1)
 crash-history: install
-	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600) --workers $(or $(WORKERS),1) $(LEAST) \
+	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600) --workers $(if $(filter command environment,$(origin WORKERS)),$(WORKERS),1) $(LEAST) \
 		$(if $(DATABASE),--database $(DATABASE),)
 
 # The same with servers that store transactions in both databases, and a bridge and a relay behind them.

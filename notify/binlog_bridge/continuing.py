@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from notify.binlog_bridge.history import Purged
-from notify.binlog_bridge.position import MariaDbSet, Position
+from notify.binlog_bridge.position import MariaDbSet, Position, shown
 
 _REMEDY = (
     "Nothing was skipped: set log_slave_updates = ON on every server that a bridge may continue with, before it "
@@ -66,7 +66,7 @@ def check_executed(connection: Any, position: Position) -> None:
         lacking = str(cursor.fetchone()[0]).replace("\n", "")
     if lacking:
         raise Purged(
-            f"the source does not have {lacking[:200]}, which this bridge has already moved: it is a replica that is "
+            f"the source does not have {shown(lacking)}, which this bridge has already moved: it is a replica that is "
             "behind, or a new primary without the last transactions of the old one, or has another history. "
             "Nothing was skipped. If this is the right server, start with --backfill, which sends the missing messages "
             "from the tables, and then continues; an audit names messages whose transactions were lost (GHOST)"

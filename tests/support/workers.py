@@ -63,7 +63,7 @@ IN_ORDER = (
     "tests/unit/test_typed_pages.py",
 )
 """The order in which work is given out. What takes long begins first, so that the workers end together; and what waits
-for servers (Kafka, bridges, relays) runs beside what computes (Spark, Chromium, histories): four workers that all wait
+for servers (Kafka, bridges, relays) runs beside what computes (Spark, Chromium, histories): workers that all wait
 left half of the processors idle. The rest follows in the order of the folders, at its end the short unit tests."""
 
 GUARDIAN = pytest.StashKey[Guardian]()
