@@ -1,0 +1,69 @@
+"""Schemas: where in a database Notify's tables are. The one rule by which every part finds them.
+
+A table without a named schema is where the connection finds it: by its `schema_translate_map`, else by PostgreSQL's
+search_path or MySQL's current database. A source is a schema: its half_message and its notify_source are in the same
+one. Whoever writes or asks finds the schema first, and names it in the statement.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from notify.errors import InvalidRequest
+
+_POSTGRESQL_FINDS = sa.text(
+    "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE c.oid = pg_catalog.to_regclass(:name)"
+)
+_POSTGRESQL_HAS = sa.text(
+    "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE c.relname = :name AND c.relkind IN ('r', 'p', 'v', 'f') AND n.nspname NOT LIKE 'pg\\_%' "
+    "AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') ORDER BY 1"
+)
+_MYSQL_HAS = sa.text("SELECT table_schema FROM information_schema.tables WHERE table_name = :name ORDER BY 1")
+_SQLITE = "main"
+
+
+def found_in(connection: Connection, table: str, schema: str | None = None) -> str:
+    """The schema in which this connection finds a table: `schema` if it is given, else that of its
+    `schema_translate_map`, else what the database's own rule says.
+
+    "" if PostgreSQL finds no such table, or MySQL has no current database. A named schema is not looked for.
+    """
+    mapped = schema or (connection.get_execution_options().get("schema_translate_map") or {}).get(None)
+    if mapped:
+        return str(mapped)
+    if connection.dialect.name == "postgresql":
+        quoted = connection.dialect.identifier_preparer.quote(table)
+        return str(connection.execute(_POSTGRESQL_FINDS, {"name": quoted}).scalar() or "")
+    if connection.dialect.name == "sqlite":
+        return _SQLITE
+    return str(connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
+
+
+def with_table(connection: Connection, table: str, patterns: str = "*") -> list[str]:
+    """The schemas that have a table, and whose names match one of the patterns (`t_*,public`, separated by commas), in
+    the order of their names. On PostgreSQL only those that this role may use."""
+    if connection.dialect.name == "postgresql":
+        names = connection.execute(_POSTGRESQL_HAS, {"name": table}).scalars()
+    elif connection.dialect.name == "sqlite":
+        attached = [str(row[1]) for row in connection.exec_driver_sql("PRAGMA database_list")]
+        names = iter([name for name in attached if sa.inspect(connection).has_table(table, schema=name)])
+    else:
+        names = connection.execute(_MYSQL_HAS, {"name": table}).scalars()
+    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    if not wanted:
+        raise InvalidRequest("name at least one schema, or a pattern such as 't_*'")
+    return [str(name) for name in names if any(fnmatch.fnmatchcase(str(name), pattern) for pattern in wanted)]
+
+
+@functools.lru_cache(maxsize=10_000)
+def within(table: sa.Table, schema: str | None) -> sa.Table:
+    """A table in a schema: the same object for the same schema. None or "": the table as it is."""
+    if not schema or table.schema == schema:
+        return table
+    return table.to_metadata(sa.MetaData(), schema=schema)
