@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection, Engine
 from notify.client import table as local
 from notify.databases import INSTANT, REFUSED, UNSENT
 from notify.errors import InvalidRequest
+from notify.guarantees import SELECT, UPDATE, Need
 from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
 
@@ -137,6 +138,18 @@ SERVER = Outbox(
     server.server_half_message.c.decided_at,
 )
 OUTBOXES = (LOCAL, SERVER)
+MOVES = (
+    *(Need(outbox.table, sees=(SELECT, UPDATE)) for outbox in OUTBOXES),
+    Need(local.notify_source, sees=(SELECT,)),
+    local.LISTS_REFUSED,
+)
+"""What a mover needs of a database's tables. A key that excludes a second row is not among it: nobody checks the rows of
+an outbox, which may therefore be partitioned by time."""
+READS = tuple(
+    Need(table, sees=(SELECT,), keeps=False)
+    for table in (local.half_message, local.notify_inbox, local.notify_source, server.server_half_message)
+)
+"""What an audit needs of them."""
 
 
 def present(engine: Engine | Connection) -> list[Outbox]:

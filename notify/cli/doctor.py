@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 import typer
 
+from notify import guarantees
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.cli.api import AS_JSON, URL, call
@@ -18,10 +19,11 @@ from notify.cli.kafka.line import Line
 from notify.cli.printed import say, say_json
 from notify.client.making_tables import create_tables, new_source
 from notify.client.purge import counts
+from notify.client.table import EVERYTHING
 from notify.errors import InvalidRequest, NotifyError
 from notify.outbox import LOCAL, SERVER
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
-from notify.storage.sql import checkup
+from notify.storage.sql import checkup, schema
 from notify.urls import without_secrets
 
 
@@ -233,7 +235,7 @@ def _bridge_findings(engine: sa.Engine, name: str) -> list[str]:
 
 
 def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[checkup.Node]) -> list[str]:
-    """Findings about lost durability, clusters and missing tables.
+    """Findings about lost durability, clusters, and tables that are missing or cannot keep what is promised.
 
     `facts` gets the source id and the counts of the tables, `nodes` the database if it is a node of Galera.
     """
@@ -250,6 +252,11 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
         # A database of `notify serve --storage` needs no tables of a service.
         is_of_a_service = LOCAL.table.name in tables or SERVER.table.name not in tables
         with engine.connect() as connection:
+            faults = guarantees.faults(connection, EVERYTHING if is_of_a_service else ())
+            faults += guarantees.faults(connection, schema.NEEDS) if SERVER.table.name in tables else []
+            findings += map(str, faults)
+            if any(fault.hides for fault in faults):
+                return findings  # what is counted below would be less than there is
             if is_of_a_service:
                 facts["source"] = read_source(connection)[0]
         if mode := pool_mode(engine):

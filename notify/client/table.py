@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT
+from notify.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
 
 metadata = sa.MetaData()
 MAKE_TABLES = "call notify.client.create_tables(engine) once, or make the tables with the Alembic helper"
@@ -108,3 +109,22 @@ def has_digest(connection: Connection) -> bool:
 def has_replay(connection: Connection) -> bool:
     """Whether notify_inbox has the column replay; a table of an older version lacks it."""
     return notify_inbox.c.replay.name in columns_of(connection, notify_inbox)
+
+
+_LATE = "a check could not exclude a commit that comes late, and its messages would be lost"
+_TWICE = "a message that is delivered again would take effect again"
+_SOURCE = Need(notify_source, sees=(SELECT,))
+SENDS = {"half": (Need(half_message, _LATE), _SOURCE), "outbox": (Need(half_message), _SOURCE)}
+"""What a producer needs, by its mode. It need not see its rows: whoever checks or moves them does."""
+CHECKS = (Need(half_message, _LATE, (SELECT, INSERT)), _SOURCE)
+CLAIMS = (Need(notify_inbox, _TWICE, (SELECT, INSERT)), _SOURCE)
+PURGES = (Need(half_message, sees=(SELECT, DELETE)), Need(notify_source, sees=(SELECT, UPDATE)))
+PURGES_INBOX = (Need(notify_inbox, sees=(SELECT, DELETE)), Need(notify_source, sees=(SELECT, UPDATE)))
+LISTS_REFUSED = Need(notify_refused, "a refused message could be listed twice", (SELECT, INSERT, UPDATE, DELETE))
+EVERYTHING = (
+    Need(half_message, _LATE, (SELECT, INSERT, UPDATE, DELETE)),
+    Need(notify_source, sees=(SELECT, UPDATE)),
+    Need(notify_inbox, _TWICE, (SELECT, INSERT, DELETE)),
+    LISTS_REFUSED,
+)
+"""What all of them need together."""
