@@ -143,8 +143,8 @@ MOVES = (
     Need(local.notify_source, sees=(SELECT,)),
     local.LISTS_REFUSED,
 )
-"""What a mover needs of a database's tables. A key that excludes a second row is not among it: nobody checks the rows of
-an outbox, which may therefore be partitioned by time."""
+"""What a mover needs of a database's tables. A key that excludes a second row is not among it, since nobody checks the
+rows of an outbox: its table may be partitioned by time."""
 READS = tuple(
     Need(table, sees=(SELECT,), keeps=False)
     for table in (local.half_message, local.notify_inbox, local.notify_source, server.server_half_message)
