@@ -316,10 +316,12 @@ class Audit:
         if not self._plan.effects:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
         for name, query in self._plan.effects:
-            database = next((d for d in self._inputs.databases if d.name == name or not name), None)
-            if database is None:
+            databases = self._inputs.databases
+            meant = [d for d in databases if name in (d.name, d.given) or (not name and d.given == databases[0].given)]
+            if not meant:
                 raise InvalidRequest(f"--effects names database {name!r}, which was not given with --database")
-            self._add("DUP_EFFECT", *searches.doubled(self._spark, database, query, coverage.between))
+            for database in meant:
+                self._add("DUP_EFFECT", *searches.doubled(self._spark, database, query, coverage.between))
         for kafka in self._inputs.kafka:
             self._add("CORRUPT", [c for c in kafka_searches.corrupt(self._spark, kafka) if coverage.holds(c.at_us)])
             self._add_gaps(coverage, kafka.name, kafka.bridges)

@@ -32,7 +32,7 @@ COMMANDS = Commands(
     ("--max-transaction-seconds", "5", "--deliver-seconds", "7"),
     ("--from", "2026-11-23T10:00:00Z"),
     ("--url", "http://127.0.0.1:7401"),
-    (("the source", "postgresql://app:***@db.example/shop"),),
+    (("the source", "postgresql://app:***@db.example/shop", ""),),
 )
 
 
