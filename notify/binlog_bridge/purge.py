@@ -19,9 +19,10 @@ from notify.binlog_bridge import source
 from notify.binlog_bridge.position import MariaDbSet, Position, parse, shown
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.old_rows import delete_transactions, instant_before, note_purged
-from notify.client.table import half_message, is_waiting, notify_refused, notify_source
+from notify.client.table import PURGES, half_message, is_waiting, notify_refused, notify_source
 from notify.databases import has_table
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unavailable, WrongRole
+from notify.guarantees import verify
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink
 from notify.storage.sql.checkup import is_mariadb
@@ -102,6 +103,7 @@ def _server_id(connection: Connection) -> int:
 
 def _source(engine: Engine) -> str:
     with engine.connect() as connection:
+        verify(connection, PURGES)
         return source_name(connection)
 
 

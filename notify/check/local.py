@@ -10,6 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.question import ask, read_source, short_waits
+from notify.errors import UnsafeTable
+from notify.guarantees import verify_once
 
 log = logging.getLogger("notify.check")
 
@@ -49,9 +51,14 @@ def answer(connection: Connection, half: HalfMessage) -> Outcome:
 
 
 def _answer(connection: Connection, half: HalfMessage) -> Outcome:
+    from notify.client.table import CHECKS  # the SDK imports this module while it is itself imported
+
     try:
+        verify_once(connection, CHECKS)
         source, _ = read_source(connection)
         connection.rollback()
+    except UnsafeTable as error:
+        raise CheckUnavailable(str(error)) from error
     except SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
     if source != half.source:

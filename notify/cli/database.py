@@ -20,8 +20,10 @@ from notify.cli.api import AS_JSON, URL
 from notify.cli.printed import say, say_json
 from notify.client import TransactionProducer
 from notify.client.purge import Purged, purge, purge_by_force
+from notify.client.table import CHECKS
 from notify.ending import heeding_signals, run_until_told
 from notify.errors import NotifyError, Unavailable
+from notify.guarantees import verify
 from notify.kafka.records import SCHEME
 from notify.relay.relay import Relay
 from notify.sinks.sink import running_beside
@@ -164,13 +166,14 @@ def not_ready(error: Exception) -> str:
 
 
 def _check_ready(engine: sa.Engine) -> None:
-    """Raises Unavailable if the database cannot answer checks."""
+    """Raises Unavailable if the database cannot answer checks, UnsafeTable if its answers would be wrong."""
     try:
         engine.connect().close()
     except sa.exc.SQLAlchemyError as error:
         raise Unavailable(away(error)) from None
     try:
         with engine.connect() as connection:
+            verify(connection, CHECKS)
             read_source(connection)
     except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
         raise Unavailable(not_ready(error)) from None

@@ -19,8 +19,9 @@ from notify.cli.database import SCHEMA, opened
 from notify.client.table import notify_refused
 from notify.databases import has_table, within_schema
 from notify.errors import InvalidRequest
+from notify.guarantees import verify
 from notify.kafka.records import SCHEME
-from notify.outbox import present
+from notify.outbox import MOVES, present
 
 group = typer.Typer(help="Outbox transactions that the target will never take unchanged.", no_args_is_help=True)
 
@@ -153,4 +154,6 @@ def _database(dsn: str, schema: str | None) -> Iterator[sa.Engine]:
                 "the database has no table notify_refused, and this user may not create it: "
                 "run `notify doctor --dsn … --create-tables` with a user that may"
             )
+        with engine.connect() as connection:
+            verify(connection, MOVES)
         yield engine

@@ -19,7 +19,7 @@ from notify.client.bound import BoundTransaction
 from notify.client.outgoing import CLOSED, Outgoing
 from notify.client.packing import give_key, size_of_message
 from notify.client.rows import HalfRows, Mode
-from notify.client.table import MAKE_TABLES
+from notify.client.table import MAKE_TABLES, SENDS
 from notify.databases import commits_by_itself, has_ended_on_sqlite
 from notify.errors import (
     Backpressure,
@@ -30,6 +30,7 @@ from notify.errors import (
     TooLarge,
     TransactionRefused,
 )
+from notify.guarantees import verify_once
 from notify.limits import LIMITS, check_delay
 from notify.message import Message
 from notify.wire import PackedMessage
@@ -99,6 +100,7 @@ class Carrier:
                 give_key(packed, late)
         messages = [packed for _, packed, _ in bound.sends]
         bound.id = ids.to_text(ids.new_id())
+        verify_once(connection, SENDS[self._mode])
         if not self._source:
             self._source = self._read_source(connection)
         if self._mode == "outbox":

@@ -8,14 +8,18 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from sqlalchemy.engine import Connection
+
 from notify import tracing
 from notify.backoff import Backoff
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck, answer, is_async, out_of_reach
 from notify.check.question import read_source
 from notify.client.http import NO_SERVERS_ANSWER
+from notify.client.table import CHECKS
 from notify.client.transactions import TransactionClient, call
-from notify.errors import NotifyError
+from notify.errors import NotifyError, UnsafeTable
+from notify.guarantees import verify_once
 from notify.sources import NO_DATABASE
 from notify.wire import Check, Checks, OutcomeItem, Poll
 
@@ -220,12 +224,19 @@ class Checker:
     async def _read_source(self) -> str:
         try:
             if is_async(self._engine):
-                return str((await self._local.on_loop(self._on_connection, read_source))[0])
+                return str(await self._local.on_loop(self._on_connection, self._source_of))
             return str(await self._local.in_thread(self._read_source_sync))
-        except CheckUnavailable:
+        except (CheckUnavailable, UnsafeTable):
             raise
         except Exception as error:
             raise out_of_reach(error) from error
+
+    def _source_of(self, connection: Connection) -> str:
+        """The database's source id. Raises UnsafeTable if checks answered here would be wrong: another process, whose
+        role sees all rows, gets them then. Listeners answer theirs in any case."""
+        if not self._listeners:
+            verify_once(connection, CHECKS)
+        return read_source(connection)[0]
 
     async def _on_connection(self, function: Callable[..., Any], *arguments: Any) -> Any:
         async with self._engine.connect() as connection:
@@ -233,7 +244,7 @@ class Checker:
 
     def _read_source_sync(self) -> str:
         with self._engine.connect() as connection:
-            return read_source(connection)[0]
+            return self._source_of(connection)
 
     async def _answer(self, check: Check) -> None:
         reason = None

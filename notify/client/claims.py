@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.table import notify_inbox
+from notify.client.table import CLAIMS, notify_inbox
 from notify.databases import (
     begins_explicitly,
     commits_by_itself,
@@ -22,6 +22,7 @@ from notify.databases import (
     is_savepoint_gone,
 )
 from notify.errors import DeadLetter, InvalidRequest
+from notify.guarantees import verify_once
 from notify.message import REPLAY, ReceivedMessage
 
 Row = tuple[str, int]
@@ -63,6 +64,7 @@ def claim(connection: sa.Connection, group: str, message: ReceivedMessage) -> bo
     Raises InvalidRequest like `check_transactions`. If this returns True, run the handler within a Guard.
     """
     check_transactions(connection)
+    verify_once(connection, CLAIMS)
     return _claim(connection, group, message, is_guarded=True)
 
 
@@ -73,6 +75,7 @@ def claim_all(connection: sa.Connection, group: str, messages: Sequence[Received
     returned, run the handler within a Guard.
     """
     check_transactions(connection)
+    verify_once(connection, CLAIMS)
     # Sorted, so that two transactions that insert the same rows wait for each other, but do not deadlock.
     rows = sorted({row for message in messages for row in _rows_of(message)})
     existing: set[Row] = set()

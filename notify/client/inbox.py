@@ -14,9 +14,10 @@ from notify.check.local import is_async as is_async_engine
 from notify.client.claims import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.handlers import call_to_the_end, refuse_unfinished
 from notify.client.old_rows import CLOCK_SKEW, instant_before, note_purged
-from notify.client.table import MAKE_TABLES, has_replay, notify_inbox, notify_source
+from notify.client.table import CLAIMS, MAKE_TABLES, PURGES_INBOX, has_replay, notify_inbox, notify_source
 from notify.databases import check_engine, has_table, in_transaction, in_transaction_async, roll_back_driver
 from notify.errors import InvalidRequest
+from notify.guarantees import verify, verify_once
 from notify.limits import check_whole
 from notify.message import ReceivedMessage, number_of_seconds
 
@@ -251,6 +252,7 @@ def whole_from(connection: sa.Connection) -> datetime:
 
 def note_old(connection: sa.Connection, older_than: float) -> bool:
     """Note that rows older than `older_than` seconds may be gone; False if there are no such rows."""
+    verify_once(connection, PURGES_INBOX)
     created_at = notify_inbox.c.created_at
     cutoff = instant_before(connection, older_than)
     if connection.execute(sa.select(created_at).where(created_at < cutoff).limit(1)).first() is None:
@@ -268,6 +270,7 @@ def delete_noted(connection: sa.Connection, batch: int) -> int:
 
 def _note_cutoff(connection: sa.Connection, older_than: float) -> datetime:
     """Note that rows older than `older_than` seconds may be gone; returns the instant before which they are deleted."""
+    verify_once(connection, PURGES_INBOX)
     note_purged(connection, notify_source.c.inbox_from, older_than)
     return instant_before(connection, older_than)
 
@@ -305,6 +308,7 @@ def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:
             f"the inbox's database has no table {notify_inbox.name}: {make_tables}",
             "no_inbox_table",
         )
+    verify(connection, CLAIMS)
     if not has_replay(connection):
         raise InvalidRequest(
             f"the table {notify_inbox.name} was made by an older version and has no column replay: call "

@@ -9,9 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.client.table import columns_of, half_message, has_replay, metadata, notify_inbox, notify_source
+from notify.client.table import MAKES, columns_of, half_message, has_replay, metadata, notify_inbox, notify_source
 from notify.databases import WAKE_CHANNEL, has_table
 from notify.errors import InvalidRequest
+from notify.guarantees import verify
 from notify.schemas import found_in
 
 
@@ -206,6 +207,7 @@ def ensure_source(connection: Connection) -> str:
     source = connection.execute(sa.select(notify_source.c.id)).scalar_one_or_none()
     if source is not None:
         return str(source)
+    verify(connection, MAKES)  # a source id that this role may not see would get a second one beside it
     # Every process inserts this row first, and so waits until the transaction of a faster process has ended.
     is_mysql = connection.dialect.name in ("mysql", "mariadb")
     ignore = "ON DUPLICATE KEY UPDATE purged_before = 0" if is_mysql else "ON CONFLICT DO NOTHING"
@@ -225,6 +227,7 @@ def ensure_source(connection: Connection) -> str:
 
 def new_source(connection: Connection) -> str:
     """Give a cloned database a new source id."""
+    verify(connection, MAKES)
     fresh = str(uuid.uuid4())
     connection.execute(notify_source.update().values(id=fresh))
     return fresh

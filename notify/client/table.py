@@ -120,6 +120,7 @@ CHECKS = (Need(half_message, _LATE, (SELECT, INSERT)), _SOURCE)
 CLAIMS = (Need(notify_inbox, _TWICE, (SELECT, INSERT)), _SOURCE)
 PURGES = (Need(half_message, sees=(SELECT, DELETE)), Need(notify_source, sees=(SELECT, UPDATE)))
 PURGES_INBOX = (Need(notify_inbox, sees=(SELECT, DELETE)), Need(notify_source, sees=(SELECT, UPDATE)))
+MAKES = (Need(notify_source, sees=(SELECT, INSERT, UPDATE, DELETE), keeps=False),)
 LISTS_REFUSED = Need(notify_refused, "a refused message could be listed twice", (SELECT, INSERT, UPDATE, DELETE))
 EVERYTHING = (
     Need(half_message, _LATE, (SELECT, INSERT, UPDATE, DELETE)),

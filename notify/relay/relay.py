@@ -169,6 +169,9 @@ class Relay:
         """Raises Unavailable if rows wait that this relay cannot move."""
         if self._elsewhere:
             raise Unavailable("other relays hold all of the keys: they move what waits")
+        if self._sources.unsafe:
+            schema, why = next(iter(self._sources.unsafe.items()))
+            raise Unavailable(f"rows of {len(self._sources.unsafe)} schemas may wait unseen ({schema}: {why})")
         if self._held:
             some = ", ".join(sorted(self._held)[:3])
             raise Unavailable(f"rows of {len(self._held)} schemas could not be moved ({some}): see the log")
@@ -207,7 +210,7 @@ class Relay:
             for forgotten in (self._due, self._open_step, self._held, self._backoffs):
                 forgotten.pop(schema, None)
             await self._forget_publisher(schema)
-        if not there:
+        if not there and not self._sources.unsafe:
             text = f"no schema that matches {self._schemas} has an outbox"
             if once:
                 raise Unavailable(f"{text}: run create_tables there, or correct the pattern")

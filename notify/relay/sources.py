@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.databases import has_table, is_gone, reason_of, within_schema
-from notify.errors import InvalidRequest
-from notify.outbox import LOCAL, OUTBOXES, SERVER, Outbox
+from notify.errors import InvalidRequest, UnsafeTable
+from notify.guarantees import verify, verify_once
+from notify.outbox import LOCAL, MOVES, OUTBOXES, SERVER, Outbox
 from notify.relay.leases import Leases
 from notify.relay.rows import Rows
 from notify.schemas import found_in, with_table
@@ -79,6 +80,8 @@ class Sources:
         self._folds: bool | None = None
         """Whether the server compares names of schemas without case; None: not asked yet."""
         self.by_schema: dict[str, Rows] = {}
+        self.unsafe: dict[str, str] = {}
+        """The schemas that are left alone since their tables cannot keep what is promised, and why."""
 
     @property
     def are_many(self) -> bool:
@@ -88,17 +91,20 @@ class Sources:
     def find(self) -> None:
         """Look for schemas with tables, and for their tables: services and servers may make them at any time.
 
-        Raises InvalidRequest if there are none, unless the schemas are named by patterns.
+        Raises InvalidRequest if there are none, and UnsafeTable, unless the schemas are named by patterns.
         """
         found = self._leases.read(self._tables)
+        if self.are_many:
+            self._leave_out(found)
+        for schema in found if not self.are_many else ():  # each time: an empty outbox may have become a hidden one
+            self._leases.read(lambda connection, schema=schema: verify(connection, MOVES, self._named(schema)))
         for schema in self.by_schema.keys() - found.keys():
             log.warning("schema %s has no outbox any more: it is forgotten", schema)
             del self.by_schema[schema]
         for schema, names in found.items():
             rows = self.by_schema.get(schema)
             if rows is None:
-                # SQLite's only schema needs no name, and its list of attached files is the connection's.
-                engine = within_schema(self._engine, None if self._engine.dialect.name == "sqlite" else schema)
+                engine = within_schema(self._engine, self._named(schema))
                 rows = self.by_schema[schema] = Rows(engine, self._leases, self._mover, schema)
                 self._changed.append(schema)
             rows.has(names)
@@ -109,6 +115,24 @@ class Sources:
             f"{where} has neither {LOCAL.table.name} nor {SERVER.table.name}: run create_tables in the service, or "
             "`notify storage upgrade`"
         )
+
+    def _named(self, schema: str) -> str | None:
+        """SQLite's only schema needs no name, and its list of attached files is the connection's."""
+        return None if self._engine.dialect.name == "sqlite" else schema
+
+    def _leave_out(self, found: dict[str, set[str]]) -> None:
+        """Leave out the schemas whose tables cannot keep what is promised; the others do not wait for them."""
+        unsafe: dict[str, str] = {}
+        for schema in found:
+            try:
+                self._leases.read(lambda connection, schema=schema: verify_once(connection, MOVES, self._named(schema)))
+            except UnsafeTable as error:
+                unsafe[schema] = str(error)
+                if self.unsafe.get(schema) != str(error):
+                    log.warning("schema %s is left alone: %s", schema, error)
+        for schema in unsafe:
+            del found[schema]
+        self.unsafe = unsafe
 
     def _tables(self, connection: Connection) -> dict[str, set[str]]:
         """The names of the outboxes in each schema."""
@@ -132,7 +156,7 @@ class Sources:
         return names.lower() if self._folds else names
 
     def _has(self, connection: Connection, table: str, schema: str) -> bool:
-        return has_table(connection, table, None if self._engine.dialect.name == "sqlite" else schema)
+        return has_table(connection, table, self._named(schema))
 
     def look(self, schemas: Collection[str]) -> Seen:
         """Look for waiting rows in these schemas."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import create_tables
 from notify.client.table import CHECKS, EVERYTHING, PURGES, SENDS, half_message, notify_inbox
@@ -67,10 +69,7 @@ _FOREIGN = [
     "CREATE SERVER elsewhere FOREIGN DATA WRAPPER elsewhere",
     f"CREATE FOREIGN TABLE {INBOX} (consumer_group varchar(127)) SERVER elsewhere",
 ]
-_ONLY = [
-    *partitioned("postgresql", HALF, "HASH (transaction_id)", ()),
-    f"ALTER TABLE {HALF} DROP CONSTRAINT {HALF}_2_pkey",
-]
+_ONLY = [*partitioned("postgresql", HALF, "HASH (transaction_id)", ()), *without_key("postgresql", HALF)]
 _PARTIAL = f"CREATE UNIQUE INDEX k ON {INBOX} {key_of(INBOX)} WHERE replay = 0"
 _INSENSITIVE = "CREATE COLLATION insensitive (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
 FAULTS: list[tuple[tuple[str, ...], str, list[str], str]] = [
@@ -264,13 +263,11 @@ def test_a_journal_that_undoes_nothing_is_named(engine: sa.Engine, database: str
 # --- where they are -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("database", ["postgresql", *MYSQLS])
 def test_the_table_of_the_schema_in_question_is_verified(
     database: str, engine: sa.Engine, database_urls: Mapping[str, str], tmp_path: Path
 ) -> None:
     """Named, by the connection's own rule, or by its schema_translate_map."""
-    if database == "sqlite":
-        spoil(engine, [f"ATTACH '{tmp_path}/other.db' AS other"])
-        pytest.skip("a schema of SQLite is an attached file, of one session")
     if database == "postgresql":
         spoil(engine, ["CREATE SCHEMA other", f"CREATE TABLE other.{INBOX} (LIKE {INBOX})"])
         other = "other"
@@ -289,6 +286,47 @@ def test_the_table_of_the_schema_in_question_is_verified(
             mapped = engine.execution_options(schema_translate_map={None: other})
             assert f"{other}.notify_inbox" in found(mapped)[0]
     assert found(engine) == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_an_attached_file_is_a_schema(engine: sa.Engine, database: str, tmp_path: Path) -> None:
+    with engine.connect() as connection:
+        connection.commit()
+        driver = connection.connection.dbapi_connection
+        assert driver is not None
+        cursor = driver.cursor()
+        cursor.execute(f"ATTACH '{tmp_path}/other.db' AS other")
+        cursor.execute(f"CREATE TABLE other.{INBOX} AS SELECT * FROM {INBOX}")
+        assert "other.notify_inbox" in str(faults(connection, EVERYTHING, "other")[0])
+        assert faults(connection, EVERYTHING) == []
+
+
+DRIVERS = [
+    ("sqlite", "sqlite+aiosqlite"),
+    ("postgresql", "postgresql+psycopg"),
+    ("postgresql", "postgresql+asyncpg"),
+    ("mysql", "mysql+aiomysql"),
+    ("mysql", "mysql+asyncmy"),
+    ("mariadb", "mariadb+aiomysql"),
+]
+
+
+@pytest.mark.parametrize(("database", "driver"), DRIVERS)
+def test_drivers_for_asyncio_read_the_catalogue(engine: sa.Engine, database: str, driver: str) -> None:
+    pytest.importorskip(driver.partition("+")[2])
+    spoil(engine, without_key(database, INBOX))
+
+    async def read(where: str | None) -> list[str]:
+        again = create_async_engine(engine.url.set(drivername=driver))
+        async with again.connect() as connection:
+            sentences = [str(fault) for fault in await connection.run_sync(faults, EVERYTHING, where)]
+        await again.dispose()
+        return sentences
+
+    named = {"sqlite": "main", "postgresql": "public"}.get(database, str(engine.url.database))
+    for where in (None, named):
+        (sentence,) = asyncio.run(read(where))
+        assert "has no key over (consumer_group, message_id, replay) that holds (it has none)" in sentence
 
 
 # --- once ---------------------------------------------------------------------------------------------------------
