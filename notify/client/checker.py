@@ -89,6 +89,8 @@ class _Room:
     def _left(self, future: asyncio.Future[Any]) -> None:
         self.running.discard(future)
         self._free.release()
+        if not future.cancelled():
+            future.exception()  # retrieved, even if its caller was cancelled: asyncio would complain
 
 
 def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
