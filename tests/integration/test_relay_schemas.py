@@ -21,7 +21,8 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.relay import relay as relays
 from notify.relay.leases import BUCKETS, MySqlLease, PostgreSqlLeases
 from notify.relay.relay import Relay
-from notify.relay.sources import AT_ONCE, Sources
+from notify.relay.sources import Sources
+from notify.schemas import AT_ONCE
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually_async
 from tests.support.commands import cli
