@@ -41,7 +41,7 @@ from notify.client.purge import IDS_RETENTION_SECONDS
 from notify.databases import reason_of, shown_url, within_schema
 from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
 from notify.refused import Refusal
-from notify.returned import OPEN_SECONDS, returned
+from notify.returned import OPEN_SECONDS, is_old, returned
 from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
 from notify.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
@@ -262,7 +262,8 @@ class Bridge:
     async def _without_returned(self, batch: PackedBridgeBatch) -> PackedBridgeBatch:
         """A batch without transactions that came back with a dump: they are listed, since the target may have them.
 
-        One that is read in parts is listed when it is committed.
+        Their rows were written long before their events. (A bridge that is behind reads old events, too, but these are
+        as old as their rows.) One that is read in parts is listed when it is committed.
         """
         refusals = {
             t.id: returned(
@@ -273,7 +274,7 @@ class Bridge:
                 knows_ids=self._known_seconds > OPEN_SECONDS,
             )
             for t in batch.transactions
-            if isinstance(t, Returned)
+            if isinstance(t, Returned) and is_old(t.id, self._known_seconds)
         }
         if not refusals and not self._returned:
             return batch

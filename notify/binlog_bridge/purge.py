@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.sql import ColumnElement
 
+from notify.binlog_bridge import source
 from notify.binlog_bridge.position import MariaDbSet, Position, parse, shown
-from notify.binlog_bridge.source import current_position
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.old_rows import delete_transactions, instant_before, note_purged
 from notify.client.table import half_message, is_waiting, notify_refused, notify_source
@@ -36,12 +36,12 @@ LOOK_SECONDS = 0.2
 
 
 async def purge_moved(
-    engine: Engine, url: str, *, older_than: float, schema: str | None = None, source: str | None = None
+    engine: Engine, url: str, *, older_than: float, schema: str | None = None, name: str | None = None
 ) -> int:
     """Delete outbox rows older than `older_than` seconds that a bridge has moved to `url`; the number of rows.
 
-    `schema`: the schema with the rows, by default where the connection finds them. `source`: the name that the bridge
-    was given; by default the schema's source id.
+    `schema`: the schema with the rows, by default where the connection finds them. `name`: the source's name that
+    the bridge was given; by default the schema's source id.
     It is 0 if no bridge has written for this database's source, or this user may not read the position. Raises
     Unavailable if the bridge has not moved the rows after WAIT_SECONDS, InvalidRequest if its position is from another
     history.
@@ -50,7 +50,7 @@ async def purge_moved(
     sink = open_sink(url)
     rows = 0
     try:
-        name = source or await in_thread(_source, engine)
+        name = name or await in_thread(_source, engine)
         while True:
             transaction_ids, end = await in_thread(_old, engine, older_than)
             if not transaction_ids or not await _has_passed(sink, name, end, engine):
@@ -89,7 +89,7 @@ async def _has_passed(sink: Sink, name: str, end: str, engine: Engine) -> bool:
 def _check_history(engine: Engine, position: Position) -> None:
     """Raises InvalidRequest if the source's own binlog contradicts the position."""
     with engine.connect() as connection:
-        now = current_position(connection).gtids
+        now = source.current_position(connection).gtids
         is_foreign = not parse(now).reaches(position.gtids)
         if not is_foreign and is_mariadb(connection) and position.server == _server_id(connection):
             here = connection.execute(sa.select(sa.func.binlog_gtid_pos(position.file, position.offset))).scalar()
@@ -124,7 +124,7 @@ def _old(engine: Engine, older_than: float) -> tuple[list[str], str]:
             str(transaction_id)
             for transaction_id in connection.scalars(wanted.order_by(columns.created_at).limit(BATCH))
         ]
-        return transaction_ids, current_position(connection).gtids
+        return transaction_ids, source.current_position(connection).gtids
 
 
 def _delete(engine: Engine, transaction_ids: list[str], older_than: float) -> int:
