@@ -41,7 +41,7 @@ class Waiting:
     def source(self) -> str:
         return "shop"
 
-    def page(self, outbox: object) -> Page:
+    def page(self, outbox: object, *_: object) -> Page:
         ids, self.ids = self.ids[:1], self.ids[1:]
         return Page([BridgedTransaction(each, "g", []) for each in ids])
 
