@@ -129,20 +129,29 @@ def drop_lost_sessions(engine: Engine) -> None:
         )
 
 
-def has_table(connection: Connection | Engine, name: str) -> bool:
-    """Whether the database has a table, or a view in its place.
+_NO_DATABASE_CODE = 1049
+
+
+def has_table(connection: Connection | Engine, name: str, schema: str | None = None) -> bool:
+    """Whether the database, or a schema of it, has a table, or a view in its place.
 
     SQLAlchemy asks MySQL and MariaDB to describe it, which MySQL refuses within a transaction (1684) while another
     session makes or changes the table. The list of tables is always there. SQLAlchemy's own reading of it asks for the
     kind of every table, for which MariaDB opens their files, and leaves out tables with SYSTEM VERSIONING.
     """
     if connection.dialect.name not in _MYSQL:
-        return sa.inspect(connection).has_table(name)
+        return sa.inspect(connection).has_table(name, schema=schema)
     if isinstance(connection, Engine):
         with connection.connect() as session:
-            return has_table(session, name)
+            return has_table(session, name, schema)
     # An underscore stands for any character here, so there may be others.
-    return name in connection.exec_driver_sql(f"SHOW TABLES LIKE '{name}'").scalars().all()
+    place = f" FROM {connection.dialect.identifier_preparer.quote_schema(schema)}" if schema else ""
+    try:
+        return name in connection.execute(sa.text(f"SHOW TABLES{place} LIKE '{name}'".replace(":", "\\:"))).scalars().all()
+    except sa.exc.DBAPIError as error:
+        if schema and error.orig is not None and error.orig.args[:1] == (_NO_DATABASE_CODE,):
+            return False
+        raise
 
 
 def at_level(connection: Connection, level: str) -> Connection:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from notify.check.listener import CheckMessageListener, Outcome
+from notify.check.sources import Sources
 from notify.client.checker import Checker
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.http import error_of
@@ -42,6 +43,8 @@ class Plan:
     token: Shown
     tls: ssl.SSLContext | None
     chooser: Chooser = room_then_load
+    sources: Sources = field(default_factory=Sources)
+    """The schemas that the producer sends from and answers for."""
     instance: str = field(default_factory=instance_name)
     listeners: list[CheckMessageListener] = field(default_factory=list)
 
@@ -109,10 +112,10 @@ class Running:
         if self._checker is not None or not plan.answer_checks or (plan.engine is None and not plan.listeners):
             return
         loop = asyncio.get_running_loop()
-        self._checker = Checker(self.client, plan.engine, plan.listeners)
+        self._checker = Checker(self.client, plan.engine, plan.listeners, plan.sources)
         self._tasks.append(loop.create_task(self._checker.run()))
         if plan.engine is not None and plan.purge_after is not None:
-            self._purging = RowPurge(self.client.http, plan.group, plan.engine, plan.purge_after)
+            self._purging = RowPurge(self.client.http, plan.group, plan.engine, plan.purge_after, plan.sources)
             self._tasks.append(loop.create_task(self._purging.run()))
 
     def queue_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> None:
