@@ -129,29 +129,42 @@ def drop_lost_sessions(engine: Engine) -> None:
         )
 
 
-_NO_DATABASE_CODE = 1049
+def schema_of(bound: Connection | Engine) -> str | None:
+    """The schema into which an engine or connection translates tables without one (`schema_translate_map`)."""
+    schemas = bound.get_execution_options().get("schema_translate_map") or {}
+    return str(schemas[None]) if schemas.get(None) else None
+
+
+def within_schema(engine: Engine, schema: str | None) -> Engine:
+    """The same engine, with the same pool, whose tables without a schema are in this one; None or "": as it is."""
+    return engine.execution_options(schema_translate_map={None: schema}) if schema else engine
 
 
 def has_table(connection: Connection | Engine, name: str, schema: str | None = None) -> bool:
-    """Whether the database, or a schema of it, has a table, or a view in its place.
+    """Whether the database has a table, or a view in its place, in a schema; None: that of `schema_of`.
 
     SQLAlchemy asks MySQL and MariaDB to describe it, which MySQL refuses within a transaction (1684) while another
     session makes or changes the table. The list of tables is always there. SQLAlchemy's own reading of it asks for the
     kind of every table, for which MariaDB opens their files, and leaves out tables with SYSTEM VERSIONING.
     """
+    schema = schema or schema_of(connection)
     if connection.dialect.name not in _MYSQL:
         return sa.inspect(connection).has_table(name, schema=schema)
     if isinstance(connection, Engine):
         with connection.connect() as session:
             return has_table(session, name, schema)
-    # An underscore stands for any character here, so there may be others.
-    place = f" FROM {connection.dialect.identifier_preparer.quote_schema(schema)}" if schema else ""
+    of_schema = f" FROM {connection.dialect.identifier_preparer.quote_identifier(schema)}" if schema else ""
     try:
-        return name in connection.execute(sa.text(f"SHOW TABLES{place} LIKE '{name}'".replace(":", "\\:"))).scalars().all()
-    except sa.exc.DBAPIError as error:
-        if schema and error.orig is not None and error.orig.args[:1] == (_NO_DATABASE_CODE,):
+        # An underscore stands for any character here, so there may be others.
+        found = connection.exec_driver_sql(f"SHOW TABLES{of_schema} LIKE '{name}'".replace("%", "%%"))
+    except sa.exc.OperationalError as error:
+        if schema and error.orig is not None and error.orig.args[:1] == (_NO_SUCH_DATABASE,):
             return False
         raise
+    return name in found.scalars().all()
+
+
+_NO_SUCH_DATABASE = 1049
 
 
 def at_level(connection: Connection, level: str) -> Connection:

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client import table as local
-from notify.databases import INSTANT, REFUSED, UNSENT
+from notify.databases import INSTANT, REFUSED, UNSENT, has_table
 from notify.errors import InvalidRequest
 from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
@@ -140,16 +140,14 @@ OUTBOXES = (LOCAL, SERVER)
 
 
 def present(engine: Engine | Connection) -> list[Outbox]:
-    """The outboxes whose tables the database has."""
-    tables = set(sa.inspect(engine).get_table_names())
-    return [outbox for outbox in OUTBOXES if outbox.table.name in tables]
+    """The outboxes whose tables the database has, in the schema of `notify.databases.schema_of`."""
+    return [outbox for outbox in OUTBOXES if has_table(engine, outbox.table.name)]
 
 
 def source_name(connection: Connection) -> str:
-    """The source id stored in the database, by which a queue recognizes it after a failover. Raises InvalidRequest."""
-    tables = set(sa.inspect(connection).get_table_names())
+    """The source id stored in the schema, by which a queue recognizes it after a failover. Raises InvalidRequest."""
     for column in (server.server_shard.c.source, local.notify_source.c.id):
-        source = connection.execute(sa.select(column)).scalar() if column.table.name in tables else None
+        source = connection.execute(sa.select(column)).scalar() if has_table(connection, column.table.name) else None
         if source:
             return str(source)
     raise InvalidRequest("the database has no source id: run create_tables or `notify storage upgrade`, or name it")

@@ -88,7 +88,7 @@ class Refusals:
         if not _has_list(engine):
             return False
         with engine.connect() as connection:
-            return connection.scalar(sa.select(notify_refused.c.transaction_id).limit(1)) is not None
+            return bool(refused.states(connection))
 
     def listed(self, engine: Engine, ids: Sequence[str]) -> set[str]:
         """The ids of `ids` that are on the list. Raises SQLAlchemyError."""

@@ -29,6 +29,20 @@ from notify.storage.sql.engines import visitor_engine
 from notify.told.form import transactions as counted
 
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAlchemy URL. [env: NOTIFY_DSN]")
+SCHEMA = typer.Option(
+    None,
+    "--schema",
+    envvar="NOTIFY_SCHEMA",
+    help="The schema with the tables (MySQL: the database); default: where the connection finds them. "
+    "[env: NOTIFY_SCHEMA]",
+)
+SCHEMAS = typer.Option(
+    None,
+    "--schemas",
+    envvar="NOTIFY_SCHEMAS",
+    help="Patterns of schemas, separated by commas (`t_*,shop`), instead of one; those made later are found. "
+    "[env: NOTIFY_SCHEMAS]",
+)
 
 
 @contextlib.contextmanager
@@ -50,14 +64,22 @@ def register(app: typer.Typer) -> None:
 def relay(
     dsn: str = DSN,
     url: str = URL,
-    interval: float = typer.Option(0.2, min=0.01, max=60, help="Seconds between polls of an empty outbox."),
+    schema: str | None = SCHEMA,
+    schemas: str | None = SCHEMAS,
+    interval: float = typer.Option(
+        0.2,
+        min=0.01,
+        max=86_400,
+        help="Seconds between polls of an empty outbox where no commit wakes the relay. More than 300: no session is "
+        "kept in between, so that a database may pause.",
+    ),
     once: bool = typer.Option(False, "--once", help="Stop when the outbox is empty."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Move outbox messages (mode=outbox) from a database to the server."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     with opened(dsn) as engine, running_beside(url):
-        mover = Relay(engine, url)
+        mover = Relay(engine, url, schema=schema, schemas=schemas)
         try:
             run_until_told(lambda: mover.run(interval=interval, once=once))
         except NotifyError:

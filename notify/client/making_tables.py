@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 from notify.client.table import columns_of, half_message, has_replay, metadata, notify_inbox, notify_source
 from notify.databases import WAKE_CHANNEL, has_table
 from notify.errors import InvalidRequest
+from notify.schemas import found_in
 
 
 def create_tables(engine: Engine | Connection) -> str:
@@ -131,52 +132,69 @@ def _rebuild_inbox(connection: Connection) -> None:
     connection.exec_driver_sql(f"DROP TABLE {old}")
 
 
-_WAKE_FUNCTION = f"""
-CREATE OR REPLACE FUNCTION half_message_wake() RETURNS trigger LANGUAGE plpgsql AS $$
+_WAKE_BODY = f"""
 BEGIN
-    IF pg_try_advisory_xact_lock(74003, 0) THEN PERFORM pg_notify('{WAKE_CHANNEL}', ''); END IF;
+    IF pg_catalog.pg_try_advisory_xact_lock(TG_RELID::int4, 74003) THEN
+        PERFORM pg_catalog.pg_notify(
+            '{WAKE_CHANNEL}', CASE TG_TABLE_NAME WHEN 'half_message' THEN TG_TABLE_SCHEMA ELSE '' END
+        );
+    END IF;
     RETURN NULL;
-END $$
-"""
-
-_WAKE_TRIGGER = """
-CREATE TRIGGER half_message_wake AFTER INSERT ON half_message
-FOR EACH ROW WHEN (NEW.relayed = 0) EXECUTE FUNCTION half_message_wake()
-"""
-
-_HAS_WAKE_TRIGGER = (
-    "SELECT count(*) FROM pg_trigger WHERE tgname = 'half_message_wake' AND tgrelid = 'half_message'::regclass"
+END """
+"""The notification names the schema, so that a relay of other schemas sleeps on. A partition of the table may be in
+another schema than the table: then it names none, which wakes every relay of the database."""
+_WAKE_FUNCTION = (
+    "CREATE OR REPLACE FUNCTION {schema}.half_message_wake() RETURNS trigger LANGUAGE plpgsql AS $${body}$$"
 )
+_WAKE_TRIGGER = """
+CREATE TRIGGER half_message_wake AFTER INSERT ON {schema}.half_message
+FOR EACH ROW WHEN (NEW.relayed = 0) EXECUTE FUNCTION {schema}.half_message_wake()
+"""
+_HAS_WAKE_TRIGGER = sa.text(
+    "SELECT p.prosrc, pg_catalog.quote_ident(n.nspname) FROM pg_catalog.pg_trigger t "
+    "JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace "
+    "WHERE t.tgname = 'half_message_wake' AND t.tgrelid = pg_catalog.to_regclass(:name)"
+)
+"""The body of the trigger's function, and the function's schema."""
 
 
 def _wake_relays(connection: Connection) -> None:
     """Create the trigger with which an outbox row wakes the relay when its transaction commits.
 
     PostgreSQL commits transactions that call pg_notify one after the other. Therefore only one of several concurrent
-    transactions notifies: the one that gets the advisory lock. If it wakes the relay before the others have committed,
-    the relay finds their rows at its next look.
+    transactions of a table notifies: the one that gets the advisory lock. If it wakes the relay before the others have
+    committed, the relay sees that they are open, and looks again until they have ended.
 
     The trigger is created only if it is missing, because creating it waits for every open transaction that has inserted
-    rows, and blocks new ones.
+    rows, and blocks new ones. The function of an older version is replaced, which waits for nobody.
     """
-    if connection.exec_driver_sql(_HAS_WAKE_TRIGGER).scalar():
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    schema = quote(found_in(connection, half_message.name))
+    place = {"name": f"{schema}.{quote(half_message.name)}"}
+    there = connection.execute(_HAS_WAKE_TRIGGER, place).first()
+    if there is not None and there[0] == _WAKE_BODY:
         return
     try:
         with connection.begin_nested():
-            connection.exec_driver_sql(_WAKE_FUNCTION)
-            connection.exec_driver_sql(_WAKE_TRIGGER)
-    except sa.exc.ProgrammingError:
-        # Another process may have created the trigger meanwhile; anything else is an error.
-        if not connection.exec_driver_sql(_HAS_WAKE_TRIGGER).scalar():
+            function_schema = schema if there is None else str(there[1])
+            connection.exec_driver_sql(_WAKE_FUNCTION.format(schema=function_schema, body=_WAKE_BODY))
+            if there is None:
+                connection.exec_driver_sql(_WAKE_TRIGGER.format(schema=schema))
+    except (sa.exc.ProgrammingError, sa.exc.InternalError):
+        # Another process may have created the trigger or replaced its function meanwhile; anything else is an error.
+        # A user who does not own the function of an older version leaves it: relays then look more often.
+        if connection.execute(_HAS_WAKE_TRIGGER, place).first() is None:
             raise
 
 
 def drop_tables(connection: Connection) -> None:
     """Undo `create_tables`. Undecided halves of this database can then only be resolved by an operator."""
     there = metadata.tables.keys() - _missing(connection)
+    schema = found_in(connection, half_message.name) or "public"
     metadata.drop_all(connection, [metadata.tables[name] for name in there], checkfirst=False)
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("DROP FUNCTION IF EXISTS half_message_wake()")
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        connection.exec_driver_sql(f"DROP FUNCTION IF EXISTS {quote(schema)}.half_message_wake()")
 
 
 _UNNAMED = "00000000-0000-0000-0000-000000000000"
