@@ -1,8 +1,9 @@
 """The atomic question whether a transaction committed in this database; if it did not, asking prevents its commit.
 
 In a new READ COMMITTED transaction on the primary, a tombstone with the transaction's id is inserted; a conflict is
-ignored. Then the row is read. All statements name the same schema, whose source id is compared in this transaction. A running transaction holds the row's lock, so that the question waits for it, or gives
-up after a lock timeout without an answer. The answer comes from the SELECT, never from the row count.
+ignored. Then the row is read. All statements name one schema, whose source id is compared in the same transaction. A
+running transaction holds the row's lock, so that the question waits for it, or gives up after a lock timeout without an
+answer. The answer comes from the SELECT, never from the row count.
 https://www.postgresql.org/docs/15/sql-insert.html
 """
 
@@ -19,7 +20,7 @@ from sqlalchemy.engine import Connection
 from notify import ids
 from notify.check.listener import CheckUnavailable
 from notify.databases import commits_by_itself
-from notify.schemas import qualified
+from notify.schemas import named_by, qualified
 
 LOCK_TIMEOUT_MS = 300
 """How long a question waits for a running transaction; on MariaDB and MySQL it is rounded up to a second."""
@@ -51,9 +52,10 @@ class LocalRow:
 
 
 def _sql(connection: Connection, statement: str, schema: str | None, **parts: str) -> sa.TextClause:
+    named = named_by(connection, schema)
     names = {
-        "half": qualified(connection, "half_message", schema),
-        "source": qualified(connection, "notify_source", schema),
+        "half": qualified(connection, "half_message", named),
+        "source": qualified(connection, "notify_source", named),
     }
     return sa.text(statement.format(**names, **parts))
 

@@ -148,8 +148,8 @@ def copied(source: str, schemas: Sequence[str]) -> str:
     """The sentence about schemas with the same source id, with its remedy."""
     names = ", ".join(map(repr, schemas))
     return (
-        f"the schemas {names} have the same source id {source}, because one is a copy of another: give the copy a source "
-        "id of its own with `notify doctor --dsn … --schema COPY --new-source`; until then each check is asked in all"
+        f"the schemas {names} have the same source id {source}, because one is a copy of another: give the copy its "
+        "own with `notify doctor --dsn … --schema COPY --new-source`; until then each check is asked in all of them"
     )
 
 

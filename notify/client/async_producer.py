@@ -86,7 +86,10 @@ class AsyncTransactionProducer:
         self._binding = (
             None
             if engine is None
-            else Binding(engine.sync_engine, Carrier(self.outgoing, group, mode, Places(self._plan.sources), keep_messages=keep_messages))
+            else Binding(
+                engine.sync_engine,
+                Carrier(self.outgoing, group, mode, Places(self._plan.sources), keep_messages=keep_messages),
+            )
         )
         if engine is not None:
             self.outgoing.start_in_a_loop()

@@ -1,7 +1,7 @@
 """Places: the schemas that one producer's rows go to. They find the schema of a transaction before its half is stored.
 
-A named schema, by `schema=` or a `schema_translate_map`, is known without asking. Otherwise the database decides, by its
-search_path or current database, which the service may change for each transaction. Then the place of the last
+A schema that `schema=` or a `schema_translate_map` names is known without asking. Otherwise the database decides, by
+its search_path or current database, which the service may change for each transaction. Then the place of the last
 transaction is a guess, which costs nothing, and the INSERT of the row (rows.py) goes nowhere if it is wrong. Where
 guesses were wrong lately, the database is asked first.
 """
@@ -20,7 +20,7 @@ from notify.check.question import read_source
 from notify.check.sources import Sources
 from notify.client.table import MAKE_TABLES, columns_of, half_message, notify_source
 from notify.errors import BindingRefused
-from notify.schemas import found_in, named_by, qualified
+from notify.schemas import found_in, named_by
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""

@@ -38,10 +38,10 @@ class TransactionProducer(ThreadProducer):
 
     `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
     transactions run; `schema`: the schema (on MySQL and MariaDB the database) of Notify's tables; None: where each
-    transaction's connection finds them, by its `schema_translate_map`, search_path or current database; `mode`: `half` (a half message is stored with the server before the commit) or `outbox` (the
-    messages are rows of a table, which `notify relay` moves to the server). `keep_messages`: in mode `half` the local
-    rows keep the whole messages too, so that `notify audit --repair` can publish messages again that a server lost
-    with its disk.
+    transaction's connection finds them, by its `schema_translate_map`, search_path or current database. `mode`: `half`
+    (a half message is stored with the server before the commit) or `outbox` (the messages are rows of a table, which
+    `notify relay` moves to the server). `keep_messages`: in mode `half` the local rows keep the whole messages too, so
+    that `notify audit --repair` can publish messages again that a server lost with its disk.
     `half_timeout`: seconds to wait for the server to store a half (0.01 to 3,600). `check_after`: seconds until the
     server asks for the outcome of a half; None: the server's default of 5. `batching`: whether halves of several
     threads share a request. `answer_checks`: whether this process answers checks, from its construction on.

@@ -13,11 +13,12 @@ from notify.check.sources import Sources
 from notify.client.checker import Checker
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.http import error_of
+from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.instance import instance_name
 from notify.client.login import Shown
 from notify.client.purge import RowPurge, check_purge_after
 from notify.client.rows import MODES, Mode
-from notify.client.transactions import TransactionClient
+from notify.client.transactions import HALF_SECONDS, TransactionClient
 from notify.errors import InvalidRequest, Unavailable
 from notify.limits import LIMITS, check_between, check_name
 from notify.message import number_of_seconds
@@ -34,14 +35,14 @@ class Plan:
     group: str
     engine: Any
     """The user's engine: an Engine, an AsyncEngine or None."""
-    mode: Mode
-    batching: bool
-    answer_checks: bool
-    half_timeout: float
-    check_after: float | None
-    purge_after: float | None
-    token: Shown
-    tls: ssl.SSLContext | None
+    mode: Mode = "half"
+    batching: bool = True
+    answer_checks: bool = True
+    half_timeout: float = HALF_SECONDS
+    check_after: float | None = None
+    purge_after: float | None = PURGE_AFTER_SECONDS
+    token: Shown = None
+    tls: ssl.SSLContext | None = None
     chooser: Chooser = room_then_load
     sources: Sources = field(default_factory=Sources)
     """The schemas that the producer sends from and answers for."""

@@ -132,7 +132,8 @@ class TransactionClient:
     ) -> asyncio.Future[Item]:
         """Queue a half. The future's item says whether the half was `accepted`.
 
-        `source`: the id of the schema that has the local transaction. The future raises Unavailable or Timeout if the result is unknown.
+        `source`: the id of the schema that has the local transaction. The future raises Unavailable or Timeout if the
+        result is unknown.
         """
         half = self._half(transaction_id, messages, check_after)
         return self._halves.submit((half, source), self.http.shard_of(messages))

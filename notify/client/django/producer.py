@@ -67,7 +67,9 @@ class DjangoProducer(ThreadProducer):
         )
         super().__init__(plan)
         self.using = using
-        self._carrier: DjangoCarrier = DjangoCarrier(self.outgoing, group, mode, lender, plan.sources, keep_messages=keep_messages)
+        self._carrier: DjangoCarrier = DjangoCarrier(
+            self.outgoing, group, mode, lender, plan.sources, keep_messages=keep_messages
+        )
 
     def start(self) -> None:
         """Begin to answer checks, if the producer does not answer them yet. Raises Closed after `close`."""
