@@ -20,6 +20,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 
 from notify.errors import HiddenRows, UnsafeTable
+from notify.schemas import named_by
 
 Command = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
 SELECT: Command = "SELECT"
@@ -58,7 +59,7 @@ def verify(connection: Connection, needs: Sequence[Need], schema: str | None = N
 
     `schema`: where the tables are; None: where the connection finds them (notify/schemas.py).
     """
-    tables = _read(connection, needs, _named(connection, schema))
+    tables = _read(connection, needs, named_by(connection, schema))
     for need in needs:
         for fault in _faults_of(connection, need, tables.get(need.table.name)):
             raise HiddenRows(str(fault)) if fault.hides else UnsafeTable(str(fault))
@@ -67,9 +68,16 @@ def verify(connection: Connection, needs: Sequence[Need], schema: str | None = N
 
 def faults(connection: Connection, needs: Sequence[Need], schema: str | None = None) -> list[Fault]:
     """All faults of these tables."""
-    tables = _read(connection, needs, _named(connection, schema))
+    tables = _read(connection, needs, named_by(connection, schema))
     found = [fault for need in needs for fault in _faults_of(connection, need, tables.get(need.table.name))]
     return list(dict.fromkeys(found))
+
+
+def pool_of(connection: Connection) -> tuple[Any, float]:
+    """A connection's pool, and when its connections were last found broken: if one of them changes, the next connection
+    may lead to another server, or to another state of it."""
+    pool = connection.engine.pool
+    return pool, getattr(pool, "_invalidate_time", 0.0)
 
 
 _verified: weakref.WeakKeyDictionary[Any, tuple[float, set[tuple[tuple[Need, ...], str]]]]
@@ -80,12 +88,11 @@ _verified = weakref.WeakKeyDictionary()
 def verify_once(connection: Connection, needs: tuple[Need, ...], schema: str | None = None) -> None:
     """`verify`, once for each pool of connections, so that it costs a transaction nothing; once more when the engine
     is disposed of, or the database has ended the connections."""
-    pool = connection.engine.pool
-    invalidated = getattr(pool, "_invalidate_time", 0.0)
+    pool, invalidated = pool_of(connection)
     since, done = _verified.get(pool, (-1.0, set()))
     if since != invalidated:
         _verified[pool] = (invalidated, done := set())
-    key = (needs, _named(connection, schema))
+    key = (needs, named_by(connection, schema))
     if key not in done and verify(connection, needs, key[1]):
         done.add(key)
 
@@ -144,11 +151,6 @@ class _Table:
     @property
     def shown(self) -> str:
         return f"{self.schema}.{self.name}" if self.schema else self.name
-
-
-def _named(connection: Connection, schema: str | None) -> str:
-    """The named schema; "" if the database's own rule finds the tables."""
-    return schema or str((connection.get_execution_options().get("schema_translate_map") or {}).get(None) or "")
 
 
 def _read(connection: Connection, needs: Sequence[Need], schema: str) -> dict[str, _Table]:

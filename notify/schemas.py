@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -30,15 +31,26 @@ _MYSQL_HAS = sa.text("SELECT table_schema FROM information_schema.tables WHERE t
 _SQLITE = "main"
 
 
+def named_by(connection: Connection, schema: str | None = None) -> str:
+    """`schema` if it is given, else the schema that the connection's `schema_translate_map` names for tables without
+    one; "" if the database's own rule decides. Costs no statement."""
+    if schema:
+        return schema
+    translated = connection.get_execution_options().get("schema_translate_map")
+    if not translated or None not in translated:
+        return ""
+    # As SQLAlchemy translates the service's own tables.
+    return str(translated[None] or connection.dialect.default_schema_name or "")
+
+
 def found_in(connection: Connection, table: str, schema: str | None = None) -> str:
     """The schema in which this connection finds a table: `schema` if it is given, else that of its
     `schema_translate_map`, else what the database's own rule says.
 
     "" if PostgreSQL finds no such table, or MySQL has no current database. A named schema is not looked for.
     """
-    mapped = schema or (connection.get_execution_options().get("schema_translate_map") or {}).get(None)
-    if mapped:
-        return str(mapped)
+    if named := named_by(connection, schema):
+        return named
     if connection.dialect.name == "postgresql":
         quoted = connection.dialect.identifier_preparer.quote(table)
         return str(connection.execute(_POSTGRESQL_FINDS, {"name": quoted}).scalar() or "")
@@ -106,3 +118,30 @@ def _holding(connection: Connection, schemas: Sequence[str], conditions: Mapping
             return list(schemas)
         half = len(schemas) // 2
         return _holding(connection, schemas[:half], conditions) + _holding(connection, schemas[half:], conditions)
+
+
+def qualified(connection: Connection, table: str, schema: str | None) -> str:
+    """A table's name within its schema, quoted for `sa.text`; without a schema, the name as it is."""
+    if not schema:
+        return table
+    quoted = connection.dialect.identifier_preparer.quote_schema(schema)
+    return f"{quoted}.{table}".replace(":", "\\:")
+
+
+def in_schema(schema: str | None) -> dict[str, dict[str | None, str]]:
+    """The execution options with which a statement or a connection names this schema in every table of Notify.
+
+    Without a schema, tables are named as they are, whatever the connection's own `schema_translate_map` says.
+    """
+    return {"schema_translate_map": {None: schema} if schema else {}}
+
+
+@contextmanager
+def naming(connection: Connection, schema: str | None) -> Iterator[Connection]:
+    """Within the block, the connection's statements on Notify's tables name this schema. Statements as text do not."""
+    before = connection.get_execution_options().get("schema_translate_map")
+    connection.execution_options(**in_schema(schema))
+    try:
+        yield connection
+    finally:
+        connection.execution_options(schema_translate_map=before)

@@ -8,24 +8,26 @@ import dataclasses
 import logging
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
 import typer
 
 from notify.check.listener import CheckUnavailable
-from notify.check.question import read_source
+from notify.check.sources import ALL, Sources
 from notify.cli import of_database
 from notify.cli.api import AS_JSON, URL
 from notify.cli.printed import say, say_json
-from notify.client import TransactionProducer
 from notify.client.purge import Purged, purge, purge_by_force
-from notify.client.table import CHECKS
+from notify.client.running import Plan
+from notify.client.table import half_message
+from notify.client.thread_outgoing import ThreadOutgoing
+from notify.databases import within_schema
 from notify.ending import heeding_signals, run_until_told
-from notify.errors import NotifyError, Unavailable
-from notify.guarantees import verify
+from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
 from notify.relay.relay import Relay
+from notify.schemas import with_table
 from notify.sinks.sink import running_beside
 from notify.storage.sql.engines import visitor_engine
 from notify.told.form import transactions as counted
@@ -100,19 +102,36 @@ def check(
     dsn: str = DSN,
     group: str = typer.Option(..., envvar="NOTIFY_GROUP", help="The producer group to answer for."),
     url: str = URL,
+    schema: str | None = SCHEMA,
+    schemas: str | None = SCHEMAS,
 ) -> None:
-    """Answer checks from a database's half_message table while its application is down."""
+    """Answer checks from a database's half_message tables while its application is down.
+
+    It answers for all schemas that have the tables, or for those that --schema or --schemas name; later ones are found.
+    """
+    one_way(schema, schemas)
     stop = threading.Event()
     with heeding_signals(stop.set), opened(dsn) as engine:
-        _check_ready(engine)
-        with TransactionProducer(url, group=group, engine=engine) as producer:
-            say(f"answers checks of group {group} ({producer.instance}) at {url}, until Ctrl-C", err=True)
+        sources = Sources(schema, schemas or ALL)
+        _check_ready(engine, sources)
+        plan = Plan(url=url, group=group, engine=engine, sources=sources)
+        with contextlib.closing(ThreadOutgoing(plan)) as answering:
+            answering.start()
+            say(f"answers checks of group {group} ({plan.instance}) at {url}, until Ctrl-C", err=True)
             stop.wait()
+
+
+def one_way(schema: str | None, schemas: str | None) -> None:
+    """Raises InvalidRequest if both a schema and patterns of schemas are given."""
+    if schema and schemas:
+        raise InvalidRequest("give --schema for one schema, or --schemas for those that match a pattern, not both")
 
 
 def purge_rows(
     dsn: str = DSN,
     url: str = URL,
+    schema: str | None = SCHEMA,
+    schemas: str | None = SCHEMAS,
     older_than: float = typer.Option(86_400.0, min=0, help="Only rows older than this, in seconds."),
     force: bool = typer.Option(
         False, "--force", help="Do not ask the server; checks can no longer decide older halves."
@@ -120,24 +139,39 @@ def purge_rows(
     as_json: bool = AS_JSON,
 ) -> None:
     """Delete old half_message rows whose transactions are decided on the server, or that a bridge has moved there."""
+    one_way(schema, schemas)
+    result = Purged()
     with opened(dsn) as engine:
-        if force:
-            result = purge_by_force(engine, older_than=older_than)
-        else:
-            result = asyncio.run(_purge(engine, url, older_than))
-    done = dataclasses.asdict(result)
-    say_json(done) if as_json else say(f"{done['rows']} rows deleted, {counted(done['kept'])} kept")
+        for place in _places(engine, schema, schemas):
+            if force:
+                done = purge_by_force(engine, older_than=older_than, schema=place)
+            else:
+                done = asyncio.run(_purge(engine, url, older_than, place))
+            result = Purged(result.looked_at + done.looked_at, result.rows + done.rows, result.kept + done.kept)
+    told = dataclasses.asdict(result)
+    say_json(told) if as_json else say(f"{told['rows']} rows deleted, {counted(told['kept'])} kept")
 
 
-async def _purge(engine: sa.Engine, url: str, older_than: float) -> Purged:
+def _places(engine: sa.Engine, schema: str | None, schemas: str | None) -> Sequence[str | None]:
+    """The schemas to purge. Raises NotFound if the patterns match none."""
+    if not schemas:
+        return [schema]
+    with engine.connect() as connection:
+        found = with_table(connection, half_message.name, schemas)
+    if not found:
+        raise NotFound(f"no schema that matches {schemas} has a table {half_message.name}: nothing is purged")
+    return found
+
+
+async def _purge(engine: sa.Engine, url: str, older_than: float, schema: str | None) -> Purged:
     moved = 0
     if engine.dialect.name in ("mysql", "mariadb"):
         from notify.binlog_bridge.purge import purge_moved
 
-        moved = await purge_moved(engine, url, older_than=older_than)
+        moved = await purge_moved(within_schema(engine, schema), url, older_than=older_than)
     if url.startswith(SCHEME):
         return Purged(rows=moved)
-    result = await purge(engine, url, older_than=older_than)
+    result = await purge(engine, url, older_than=older_than, schema=schema)
     result.rows += moved
     return result
 
@@ -165,7 +199,7 @@ def not_ready(error: Exception) -> str:
     return f"the database is not ready: {detail}. `notify doctor --dsn … --create-tables` makes the tables."
 
 
-def _check_ready(engine: sa.Engine) -> None:
+def _check_ready(engine: sa.Engine, sources: Sources) -> None:
     """Raises Unavailable if the database cannot answer checks, UnsafeTable if its answers would be wrong."""
     try:
         engine.connect().close()
@@ -173,7 +207,9 @@ def _check_ready(engine: sa.Engine) -> None:
         raise Unavailable(away(error)) from None
     try:
         with engine.connect() as connection:
-            verify(connection, CHECKS)
-            read_source(connection)
-    except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
+            sources.look(connection)
+            sources.verify_all(connection)
+    except sa.exc.SQLAlchemyError as error:
         raise Unavailable(not_ready(error)) from None
+    if not sources.ids:
+        raise Unavailable(not_ready(CheckUnavailable("no schema here has the tables half_message and notify_source")))
