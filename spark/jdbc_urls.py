@@ -1,4 +1,4 @@
-"""What a database's URL, and all else that its driver in Python went by, is to Java's driver: passed on, or refused.
+"""A database's URL, and all else that its driver in Python went by, for Java's driver: passed on, or refused.
 
 The audit asks a database by SQLAlchemy what to read, and Spark reads it by JDBC. Both have to reach the same server, as
 the same user, and check it as strictly. So nothing is read from the URL's text that the first connection can say: libpq
@@ -112,7 +112,7 @@ MYSQL_HARMLESS = frozenset(
         *("autocommit", "binary_prefix", "client_flag", "local_infile", "program_name"),
     }
 )
-_NO_CERTIFICATE = "Spark presents no client certificate to MySQL and MariaDB: audit as a user who needs none"
+_NO_CERTIFICATE = "Spark presents no certificate to MySQL and MariaDB: audit as a user who needs none, without it"
 _NO_FILE = (
     "Java's driver reads no such file: write its host, port, user and password into the URL, and its ssl-ca as ssl_ca="
 )
@@ -138,7 +138,7 @@ SQLITE_OPTIONS = frozenset(
 
 
 class Reached(NamedTuple):
-    """What a connection reached: the server's name and address, and as whom."""
+    """The server that a connection reached, by name and address, and the user that it reached it as."""
 
     host: str
     address: str
@@ -150,7 +150,7 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True)
 class Address:
-    """What Spark needs to connect. `first`: the first statement of each session."""
+    """All that Spark needs to connect. `first`: the first statement of each session."""
 
     url: str
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -214,12 +214,16 @@ def address_of(connection: sa.Connection, named: str) -> Address:
         raise InvalidRequest(f"{named}: {_TCP}")
     url = connection.engine.url
     peer = driver._sock.getpeername()[0]
-    user = driver.user.decode() if isinstance(driver.user, bytes) else str(driver.user)
     password = url.query.get("password") or url.query.get("passwd") or url.password or ""
-    reached = Reached(driver.host, peer, driver.port, str(driver.db or ""), user, str(password))
+    reached = Reached(driver.host, peer, driver.port, _text(driver.db), _text(driver.user), str(password))
     row = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Ssl_cipher'").first()
     context = driver.ctx if row is not None and row[1] else None
     return of_mysql(reached, context, str(url.query.get("sql_mode", "")))
+
+
+def _text(name: str | bytes | None) -> str:
+    """A name of a connection of PyMySQL, which has encoded it."""
+    return name.decode() if isinstance(name, bytes) else name or ""
 
 
 def keep_to_one(engine: sa.Engine, connection: sa.Connection) -> None:
@@ -296,6 +300,11 @@ def _tls_of_postgresql(given: Mapping[str, str], named: str) -> dict[str, str]:
     certificate, key = given.get("sslcert", ""), given.get("sslkey", "")
     if certificate or key:
         properties |= _certificate(Path(certificate or home / "postgresql.crt"), Path(key or home / "postgresql.key"))
+        if not properties.get("sslcert"):
+            raise InvalidRequest(
+                f"{named}: sslcert: Java's driver reads a file with nothing but certificates: write one without the "
+                "key that is in it"
+            )
         if not properties.get("sslkey"):
             raise InvalidRequest(
                 f"{named}: sslkey: Java's driver reads a key of PKCS #8 without a password: write one with "
@@ -303,7 +312,7 @@ def _tls_of_postgresql(given: Mapping[str, str], named: str) -> dict[str, str]:
             )
     elif (home / "postgresql.crt").exists():
         found = _certificate(home / "postgresql.crt", home / "postgresql.key")
-        properties |= found if found.get("sslkey") else {}  # else the server says whether it needs one
+        properties |= found if found.keys() >= {"sslcert", "sslkey"} else {}  # else a server that needs one says so
     return properties
 
 
@@ -316,9 +325,11 @@ _ALGORITHMS = {
 
 
 def _certificate(certificate: Path, key: Path) -> dict[str, str]:
-    """Properties for a client's certificate; without `sslkey` if Java's driver cannot read the key."""
+    """Properties for a client's certificate; without the files that Java's driver cannot read."""
     properties = {"sslcert": str(certificate.absolute())}
     try:
+        if b"PRIVATE KEY-----" in certificate.read_bytes():
+            return {}
         text = key.read_bytes()
     except OSError:
         return properties  # also a key of an engine, such as `pkcs11:…`
@@ -354,12 +365,11 @@ def of_mysql(reached: Reached, context: ssl.SSLContext | None, sql_mode: str = "
     host = _host(reached.host, reached.address, "", is_checked=tls["sslMode"] == "verify-full")
     # MariaDB's driver refuses the scheme jdbc:mysql: without permitMysqlScheme. PyMySQL asks for the server's key, too,
     # where a password is sent without TLS.
-    url = (
-        f"jdbc:mysql://{host}:{reached.port}/{quote(reached.database, safe='')}"
-        "?permitMysqlScheme&allowPublicKeyRetrieval=true"
-    )
+    url = f"jdbc:mysql://{host}:{reached.port}/?permitMysqlScheme&allowPublicKeyRetrieval=true"
+    # Not in the URL, where the driver takes every character as it is, and ends the name at a slash.
+    database = {"database": reached.database} if reached.database else {}
     mode = "SET SESSION sql_mode = '{}'".format(sql_mode.replace("'", "''")) if sql_mode else ""
-    return Address(url, _login(reached) | tls, mode)
+    return Address(url, _login(reached) | database | tls, mode)
 
 
 def _tls_of_mysql(context: ssl.SSLContext) -> dict[str, str]:
@@ -413,7 +423,11 @@ def _host(host: str, address: str, named: str, *, is_checked: bool) -> str:
         host = address
     if "%" in host:
         raise InvalidRequest(f"{named}: {host} is an address of this machine's network card: write the server's name")
-    return f"[{host}]" if ":" in host else host
+    if ":" not in host:
+        return host
+    # Written out, as Java writes the addresses of a certificate: PostgreSQL's driver compares the texts.
+    written = ":".join(f"{int(part, 16):x}" for part in ipaddress.IPv6Address(host).exploded.split(":"))
+    return f"[{written}]"
 
 
 def _is_loopback(address: str) -> bool:

@@ -143,8 +143,9 @@ def test_the_schema_is_the_one_that_a_role_finds(database_urls: dict[str, str], 
                 connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
                 metadata.create_all(connection)
 
-        def schema_of(**query: str) -> str:
-            own = sa.make_url(url).set(query=query).render_as_string(hide_password=False)
+        def schema_of(name: str = "", **query: str) -> str:
+            parsed = sa.make_url(url).set(query=query)
+            own = (parsed.set(username=name, password=name) if name else parsed).render_as_string(hide_password=False)
             with closing(Database(own, "shop")) as database:
                 assert database.in_schema("half_message") == f'"{database.schema}"."half_message"'
                 return database.schema
@@ -155,9 +156,11 @@ def test_the_schema_is_the_one_that_a_role_finds(database_urls: dict[str, str], 
             assert schema_of() == "public"
             connection.exec_driver_sql(f"ALTER DATABASE {sa.make_url(url).database} SET search_path = a")
             assert schema_of() == "a"
-            connection.exec_driver_sql(f"CREATE ROLE {role}")
-            connection.exec_driver_sql(f"GRANT {role} TO CURRENT_USER")
             assert schema_of(options="-csearch_path=nowhere,b") == "b", "the first one that has the tables"
+            connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'; GRANT USAGE ON SCHEMA c TO {role}")
+            connection.exec_driver_sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA c TO {role}")
+            connection.exec_driver_sql(f"ALTER ROLE {role} SET search_path = c")
+            assert schema_of(role) == "c"
             connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
         engine.dispose()
         with pytest.raises(InvalidRequest, match="schema nowhere has no table half_message or notify_inbox"):
@@ -176,7 +179,7 @@ def test_schemas_belong_to_the_databases_that_their_flags_name(tmp_path: Path) -
     with opened(given, [str(trade.log)], [], [], 0.0, Schemas(["main"], [])) as inputs:
         assert [(d.name, d.schema) for d in inputs.databases] == [("shop", "main")]
     with (
-        pytest.raises(InvalidRequest, match="no schema matches 't_.' and has a table half_message or notify_inbox"),
+        pytest.raises(InvalidRequest, match=r"no schema matches 't_\*' and has a table half_message or notify_inbox"),
         opened(given, [str(trade.log)], [], [], 0.0, Schemas([], ["t_*"])),
     ):
         pass

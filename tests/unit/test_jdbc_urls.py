@@ -1,4 +1,4 @@
-"""What a database's URL is to Java's driver: passed on, left out because nothing depends on it, or refused."""
+"""A database's URL for Java's driver: each option is passed on, left out because nothing depends on it, or refused."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_server_and_login_are_those_that_were_reached() -> None:
 def test_names_are_written_as_a_url_needs_them() -> None:
     odd = DB._replace(host="2001:db8::7", address="2001:db8::7", database="a/b?c d%ü+")
     assert jdbc_urls.of_postgresql({}, odd, "").url == (
-        "jdbc:postgresql://[2001:db8::7]:5432/a%2Fb%3Fc%20d%25%C3%BC%2B?prepareThreshold=-1"
+        "jdbc:postgresql://[2001:db8:0:0:0:0:0:7]:5432/a%2Fb%3Fc%20d%25%C3%BC%2B?prepareThreshold=-1"
     )
     with pytest.raises(InvalidRequest, match="fe80::1%eth0 is an address of this machine's network card: write the"):
         jdbc_urls.of_postgresql({}, DB._replace(host="fe80::1%eth0", address="fe80::1"), "--database shop")
 
 
 def test_localhost_is_the_one_of_two_addresses_that_was_reached() -> None:
-    assert "//[::1]:5432/" in jdbc_urls.of_postgresql({}, HERE, "").url
+    assert "//[0:0:0:0:0:0:0:1]:5432/" in jdbc_urls.of_postgresql({}, HERE, "").url
     named = jdbc_urls.of_postgresql({"sslmode": "verify-full"}, HERE, "")
     assert "//localhost:5432/" in named.url, "its certificate has the name"
     assert "//127.0.0.1:3306/" in jdbc_urls.of_mysql(HERE._replace(address="127.0.0.1", port=3306), None).url
@@ -141,7 +141,7 @@ KEYS: dict[str, Any] = {
 def written(path: Path, key: Any, form: str, kind: str, password: bytes = b"") -> Path:
     secret = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
     path.write_bytes(
-        key.private_bytes(serialization.Encoding[form], getattr(serialization.PrivateFormat, kind), secret)
+        key.private_bytes(getattr(serialization.Encoding, form), getattr(serialization.PrivateFormat, kind), secret)
     )
     return path
 
@@ -149,10 +149,12 @@ def written(path: Path, key: Any, form: str, kind: str, password: bytes = b"") -
 @pytest.mark.parametrize("algorithm", KEYS)
 def test_a_client_certificate_is_passed_on_with_the_kind_of_its_key(algorithm: str, tmp_path: Path) -> None:
     key = written(tmp_path / "client.key", KEYS[algorithm](), "PEM", "PKCS8")
-    found = properties({"sslcert": "/c.pem", "sslkey": str(key)})
-    assert found == {"sslcert": "/c.pem", "sslkey": str(key), "pemKeyAlgorithm": algorithm}
+    both = {"sslcert": __file__, "sslkey": str(key)}
+    assert properties(both) == both | {"pemKeyAlgorithm": algorithm}
     written(key, KEYS[algorithm](), "DER", "PKCS8")
-    assert properties({"sslcert": "/c.pem", "sslkey": str(key)}) == {"sslcert": "/c.pem", "sslkey": str(key)}
+    assert properties(both) == both
+    with pytest.raises(InvalidRequest, match="sslcert: Java's driver reads a file with nothing but certificates"):
+        properties({"sslcert": str(Authority(tmp_path, "us").issue("client")), "sslkey": str(key)})
 
 
 @pytest.mark.parametrize("password", [b"", b"secret"])
@@ -161,9 +163,9 @@ def test_a_key_that_java_cannot_read_is_refused_with_the_command_that_writes_one
 ) -> None:
     key = written(tmp_path / "old.key", KEYS["RSA"](), "PEM", "PKCS8" if password else "TraditionalOpenSSL", password)
     with pytest.raises(InvalidRequest, match=f"openssl pkcs8 -topk8 -nocrypt -in {key} -out NEW"):
-        properties({"sslcert": "/c.pem", "sslkey": str(key)})
+        properties({"sslcert": __file__, "sslkey": str(key)})
     with pytest.raises(InvalidRequest, match="sslkey: Java's driver reads a key"):
-        properties({"sslcert": "/c.pem", "sslkey": "pkcs11:token=a"})
+        properties({"sslcert": __file__, "sslkey": "pkcs11:token=a"})
 
 
 def test_the_certificate_in_the_home_directory_is_presented_as_libpq_does(home: Path) -> None:
@@ -182,18 +184,18 @@ def test_the_certificate_in_the_home_directory_is_presented_as_libpq_does(home: 
 
 def test_mysql_is_reached_where_and_as_pymysql_did() -> None:
     address = jdbc_urls.of_mysql(DB._replace(port=3306), None, "ANSI,IGNORE_SPACE")
-    assert address.url == "jdbc:mysql://db.example:3306/shop?permitMysqlScheme&allowPublicKeyRetrieval=true"
-    assert address.properties == {"user": "auditor", "password": "s3cret", "sslMode": "disable"}
+    assert address.url == "jdbc:mysql://db.example:3306/?permitMysqlScheme&allowPublicKeyRetrieval=true"
+    assert address.properties == {"user": "auditor", "password": "s3cret", "database": "shop", "sslMode": "disable"}
     assert address.first == "SET SESSION sql_mode = 'ANSI,IGNORE_SPACE'"
-    assert "//[2001:db8::7]:3306/" in jdbc_urls.of_mysql(DB._replace(host="2001:db8::7", port=3306), None).url
+    assert "//[2001:db8:0:0:0:0:0:7]:3306/" in jdbc_urls.of_mysql(DB._replace(host="2001:db8::7", port=3306), None).url
 
 
 def tls_of(query: str) -> dict[str, str]:
-    """What PyMySQL's own context of a URL is to MariaDB's driver."""
+    """The properties of MariaDB's driver for the context that PyMySQL itself makes of a URL."""
     engine = sa.create_engine(f"mysql+pymysql://h/d?{query}")
     _, options = engine.dialect.create_connect_args(engine.url)
     found = dict(jdbc_urls.of_mysql(DB, MySqlConnection(**options, defer_connect=True).ctx).properties)
-    return {name: value for name, value in found.items() if name not in ("user", "password")}
+    return {name: value for name, value in found.items() if name not in ("user", "password", "database")}
 
 
 def test_the_certificate_is_checked_as_pymysql_checks_it(tmp_path: Path) -> None:
