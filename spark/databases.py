@@ -18,7 +18,9 @@ from sqlalchemy.engine.url import URL
 
 from notify.client.table import half_message, has_digest, notify_inbox, notify_source
 from notify.databases import database_now, is_gone, reason_of
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import HiddenRows, InvalidRequest, Unavailable
+from notify.guarantees import faults
+from notify.outbox import READS
 from notify.schemas import found_in, with_table
 from notify.spark import jdbc, jdbc_urls
 from notify.spark.bounds import READ_SECONDS, bounded
@@ -109,6 +111,9 @@ class Database:
                         )
                 now = connection.execute(sa.select(database_now())).scalar_one()
                 self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
+                needs = [need for need in READS if need.table.name in self.tables]
+                self.hidden = [f"database {self.name}: {fault}" for fault in faults(connection, needs, self.schema)]
+                """Why rows may be there that this user does not see: nothing can be said of them then."""
                 self._check(connection)
                 self.has_digests = half_message.name in self.tables and has_digest(connection)
             if server_half_message.name in self.tables:
@@ -154,6 +159,11 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def check_seen(self) -> None:
+        """Raises HiddenRows if rows may be there that this user does not see."""
+        for reason in self.hidden:
+            raise HiddenRows(reason)
 
     def connect(self) -> sa.Connection:
         """A connection with a transaction for writes; the caller commits and closes it."""
