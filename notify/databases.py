@@ -14,6 +14,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from notify.errors import InvalidRequest
+from notify.schemas import quoted
 from notify.urls import without_secrets
 
 T = TypeVar("T")
@@ -140,6 +141,17 @@ def within_schema(engine: Engine, schema: str | None) -> Engine:
     return engine.execution_options(schema_translate_map={None: schema}) if schema else engine
 
 
+_NO_TABLE_CODE, _NO_TABLE_STATES = 1146, ("42P01", "3F000")
+
+
+def is_table_missing(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a table, or its schema, does not exist."""
+    if isinstance(error, sqlite3.Error):
+        return "no such table" in str(error)
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    return _state_of(error) in _NO_TABLE_STATES or (bool(arguments) and arguments[0] == _NO_TABLE_CODE)
+
+
 def has_table(connection: Connection | Engine, name: str, schema: str | None = None) -> bool:
     """Whether the database has a table, or a view in its place, in a schema; None: that of `schema_of`.
 
@@ -153,7 +165,7 @@ def has_table(connection: Connection | Engine, name: str, schema: str | None = N
     if isinstance(connection, Engine):
         with connection.connect() as session:
             return has_table(session, name, schema)
-    of_schema = f" FROM {connection.dialect.identifier_preparer.quote_identifier(schema)}" if schema else ""
+    of_schema = f" FROM {quoted(connection, schema)}" if schema else ""
     try:
         # An underscore stands for any character here, so there may be others.
         found = connection.exec_driver_sql(f"SHOW TABLES{of_schema} LIKE '{name}'".replace("%", "%%"))

@@ -120,12 +120,17 @@ def _holding(connection: Connection, schemas: Sequence[str], conditions: Mapping
         return _holding(connection, schemas[:half], conditions) + _holding(connection, schemas[half:], conditions)
 
 
+def quoted(connection: Connection, schema: str) -> str:
+    """A schema's name in quotes, for any text but a statement that a driver formats: percent signs are as they are."""
+    preparer = connection.dialect.identifier_preparer
+    return (
+        preparer.initial_quote + schema.replace(preparer.final_quote, preparer.final_quote * 2) + preparer.final_quote
+    )
+
+
 def qualified(connection: Connection, table: str, schema: str | None) -> str:
     """A table's name within its schema, quoted for `sa.text`; without a schema, the name as it is."""
-    if not schema:
-        return table
-    quoted = connection.dialect.identifier_preparer.quote_schema(schema)
-    return f"{quoted}.{table}".replace(":", "\\:")
+    return f"{quoted(connection, schema)}.{table}".replace(":", "\\:") if schema else table
 
 
 def in_schema(schema: str | None) -> dict[str, dict[str | None, str]]:

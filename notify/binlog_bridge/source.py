@@ -14,7 +14,8 @@ from notify.binlog_bridge.candidates import Unfit
 from notify.binlog_bridge.position import MariaDbSet, Position
 from notify.binlog_bridge.tables import COLUMNS
 from notify.errors import InvalidRequest
-from notify.outbox import LOCAL, SERVER, source_name
+from notify.guarantees import faults
+from notify.outbox import LOCAL, MOVES, SERVER, source_name
 from notify.storage.sql import checkup
 from notify.storage.sql.checkup import Finding, is_mariadb, is_on
 from notify.wire import microseconds
@@ -279,7 +280,7 @@ def _table_findings(connection: Connection, schema: str) -> list[Finding]:
     named = _literal(connection, schema) if schema else "DATABASE()"
     within = connection.dialect.identifier_preparer.quote_identifier(schema) + "." if schema else ""
     where = f"table_schema = {named} AND table_name IN ('{LOCAL.table.name}', '{SERVER.table.name}')"
-    columns = "table_name, engine, table_type"
+    columns = "table_name, table_type"
     rows = _with(within, connection.exec_driver_sql(f"SELECT {columns} FROM information_schema.tables WHERE {where}"))
     if not rows:
         return [
@@ -289,20 +290,16 @@ def _table_findings(connection: Connection, schema: str) -> list[Finding]:
                 f"GRANT SELECT, UPDATE ON them TO {rights.account_of(connection)}",
             )
         ]
-    engines = [
-        Finding(f"{name} is a table of {engine}", f"ALTER TABLE {name} ENGINE = InnoDB")
-        for name, engine, _ in rows
-        if str(engine).lower() != "innodb"
-    ]
+    unsafe = [Finding(fault.what, fault.remedy) for fault in faults(connection, MOVES, schema)]
     versioned = [
         Finding(
             f"{name} keeps the history of its rows (SYSTEM VERSIONING): each change of a row inserts the old one again",
             f"ALTER TABLE {name} DROP SYSTEM VERSIONING",
         )
-        for name, _, kind in rows
+        for name, kind in rows
         if str(kind).upper() == "SYSTEM VERSIONED"
     ]
-    return engines + versioned + _column_findings(connection, where, within)
+    return unsafe + versioned + _column_findings(connection, where, within)
 
 
 def _literal(connection: Connection, text: str) -> str:

@@ -21,7 +21,7 @@ from notify.check.sources import Sources
 from notify.client.table import MAKE_TABLES, columns_of, half_message, notify_source
 from notify.errors import BindingRefused
 from notify.guarantees import Need, pool_of, verify
-from notify.schemas import found_in, named_by
+from notify.schemas import found_in, named_by, quoted
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""
@@ -80,12 +80,18 @@ class Places:
 
     def again(self, connection: Connection, wrong: Place) -> Place:
         """The place of a transaction whose row did not go to `wrong`. Raises BindingRefused if it lacks tables."""
-        self._known = {key: place for key, place in self._known.items() if place is not wrong}
         if wrong.is_named:
             return self._meet(connection, (wrong.schema,), wrong.schema)
-        self._last = None
         self._asks = ASK_FIRST
-        return self._ask(connection)
+        place = self._ask(connection)
+        if place is not wrong:
+            return place
+        self._known = {key: place for key, place in self._known.items() if place is not wrong}
+        return self._ask(connection)  # its source id has changed
+
+    def lost(self) -> BindingRefused:
+        """The error for a transaction whose row found no table. On PostgreSQL it can ask for nothing more."""
+        return self._no_table("where this transaction is, the connection", half_message.name, None)
 
     def _forget(self) -> None:
         self._known = {}
@@ -132,10 +138,9 @@ class Places:
         return place
 
     def _meet_postgresql(self, connection: Connection, schema: str | None) -> Place:
-        names = {name: qualified_name(connection, name, schema) for name in (half_message.name, notify_source.name)}
-        row = connection.execute(
-            _MEETING, {"half": names[half_message.name], "source": names[notify_source.name]}
-        ).one()
+        before = f"{quoted(connection, schema)}." if schema else ""
+        names = {"half": before + half_message.name, "source": before + notify_source.name}
+        row = connection.execute(_MEETING, names).one()
         if row.half is None:
             raise self._no_table(self._where(schema), half_message.name, schema)
         if row.half_schema.startswith("pg_temp"):
@@ -170,12 +175,6 @@ class Places:
     def _no_table(self, where: str, table: str, schema: str | None) -> BindingRefused:
         remedy = self._make_in.format(repr(schema)) if schema else self._make_tables
         return BindingRefused(f"nothing is committed: {where} has no table {table}; {remedy}")
-
-
-def qualified_name(connection: Connection, table: str, schema: str | None) -> str:
-    """A table's name as a value of PostgreSQL's to_regclass."""
-    quote = connection.dialect.identifier_preparer.quote
-    return f"{quote(schema)}.{table}" if schema else table
 
 
 _TABLES = sa.text(

@@ -29,6 +29,7 @@ _MARK_COLUMNS = (
     "transaction_id", "producer_group", "mode", "state", "shards", "relayed", "message_no", "topic", "key", "tag",
 )  # fmt: skip
 _BODY_COLUMNS = ("headers", "body", "delay", "deliver_at", "ttl")
+_BY_NAME = in_schema(None) | {"preserve_rowcount": True}
 MOST_STATEMENTS = 1000
 """The most statements that are remembered; one that names its schema is of use in this schema only."""
 
@@ -136,7 +137,7 @@ class HalfRows:
         to the driver directly, which takes half the CPU time of `execute`.
         """
         if self._with_bodies:
-            result = connection.execute(insert.statement, parameters, execution_options=in_schema(None))
+            result = connection.execute(insert.statement, parameters, execution_options=_BY_NAME)
         else:
             order = insert.order
             if order is not None:
@@ -172,7 +173,11 @@ def _guarded(connection: Connection, place: Place, columns: list[str], count: in
     selects = []
     for number in range(count):
         end = "" if count == 1 else f"_{number}"
-        values = [sa.bindparam(f"{name}{end}", type_=types[name].type) for name in columns]
+        values: list[Any] = [sa.bindparam(f"{name}{end}", type_=types[name].type) for name in columns]
+        if connection.dialect.name == "postgresql":
+            # In a UNION it must know the type of each value, also of NULL. SQLAlchemy writes the types of texts,
+            # numbers and times.
+            values = [sa.cast(v, v.type) if isinstance(v.type, sa.Float | sa.LargeBinary) else v for v in values]
         selects.append(sa.select(*values, database_now()).where(*conditions))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)
     return table.insert().from_select([*columns, "created_at"], rows, include_defaults=False)

@@ -357,7 +357,7 @@ def test_a_tenant_without_tables(tenants: Tenants, producing: Callable[..., Tran
     producer = producing(tenants.engine)
     order(tenants, producer, home, "session", "x")
     for way in ("session", "engine"):
-        with pytest.raises(BindingRefused, match="nothing is committed.*no table half_message.*create_tables"):
+        with pytest.raises(BindingRefused, match=r"nothing is committed.*no table half_message.*create_tables"):
             order(tenants, producer, one, way, "refused")
     order(tenants, producer, home, "session", "x")
     with tenants.engine.connect() as connection:
@@ -400,7 +400,7 @@ def test_no_current_database(tenants: Tenants, producing: Callable[..., Transact
     if tenants.is_postgresql:
         engine = sa.create_engine(tenants.url, connect_args={"options": "-c search_path="})
     else:
-        engine = sa.create_engine(sa.make_url(tenants.url).set(database=None))
+        engine = sa.create_engine(sa.make_url(tenants.url)._replace(database=None))
     producer = producing(engine, answer_checks=False)
     with pytest.raises(BindingRefused, match="no table"):
         with sa.orm.Session(engine) as session, session.begin():
