@@ -32,7 +32,7 @@ from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.reader import BinlogReader
 from notify.binlog_bridge.refusals import Refusals
 from notify.binlog_bridge.retrying import Retrying
-from notify.binlog_bridge.scope import Scope
+from notify.binlog_bridge.scope import OWN, Scope
 from notify.binlog_bridge.stream import Damaged, SameServerId
 from notify.binlog_bridge.tables import Returned
 from notify.binlog_bridge.totals import Totals
@@ -118,7 +118,7 @@ class Bridge:
         self._schema, self._schemas = schema, schemas
         self._source_ids: set[str] = set()
         """The source ids in the schemas of the first candidate that could be read."""
-        self._scope = Scope()
+        self._scope = OWN
         self._showing: Showing
         self._same_id: list[float] = []
         self._refusals = Refusals()

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Engine
 
 from notify import refused
 from notify.binlog_bridge import source
-from notify.binlog_bridge.scope import Scope
+from notify.binlog_bridge.scope import OWN, Scope
 from notify.client.table import notify_refused
 from notify.databases import REFUSED, RELAYED, has_table
 from notify.errors import Unavailable
@@ -35,8 +35,8 @@ Readable = tuple[list[BridgedTransaction], list[Refusal]]
 class Refusals:
     """The lists of refused messages of one source: each of its schemas has one."""
 
-    def __init__(self, scope: Scope | None = None) -> None:
-        self.scope = scope or Scope()
+    def __init__(self, scope: Scope = OWN) -> None:
+        self.scope = scope
         """The schemas of the source; a bridge knows them once it has reached it."""
 
     def note(self, engine: Engine, mover: str, refusals: Sequence[Refusal]) -> None:

@@ -109,3 +109,7 @@ class Scope:
                 found.append((within, [each for each in left if each in here]))
                 left = [each for each in left if each not in here]
         return found, left
+
+
+OWN = Scope()
+"""The scope of a connection whose tables are in its own database."""
