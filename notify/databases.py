@@ -14,7 +14,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from notify.errors import InvalidRequest
-from notify.schemas import quoted
 from notify.urls import without_secrets
 
 T = TypeVar("T")
@@ -150,6 +149,14 @@ def is_table_missing(error: BaseException | None) -> bool:
         return "no such table" in str(error)
     arguments: tuple[object, ...] = getattr(error, "args", ())
     return _state_of(error) in _NO_TABLE_STATES or (bool(arguments) and arguments[0] == _NO_TABLE_CODE)
+
+
+def quoted(connection: Connection, schema: str) -> str:
+    """A schema's name in quotes, for any text but a statement that a driver formats: percent signs are as they are."""
+    preparer = connection.dialect.identifier_preparer
+    return (
+        preparer.initial_quote + schema.replace(preparer.final_quote, preparer.final_quote * 2) + preparer.final_quote
+    )
 
 
 def has_table(connection: Connection | Engine, name: str, schema: str | None = None) -> bool:

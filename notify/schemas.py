@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.databases import is_gone
+from notify.databases import is_gone, quoted
 from notify.errors import InvalidRequest
 
 _POSTGRESQL_FINDS = sa.text(
@@ -118,14 +118,6 @@ def _holding(connection: Connection, schemas: Sequence[str], conditions: Mapping
             return list(schemas)
         half = len(schemas) // 2
         return _holding(connection, schemas[:half], conditions) + _holding(connection, schemas[half:], conditions)
-
-
-def quoted(connection: Connection, schema: str) -> str:
-    """A schema's name in quotes, for any text but a statement that a driver formats: percent signs are as they are."""
-    preparer = connection.dialect.identifier_preparer
-    return (
-        preparer.initial_quote + schema.replace(preparer.final_quote, preparer.final_quote * 2) + preparer.final_quote
-    )
 
 
 def qualified(connection: Connection, table: str, schema: str | None) -> str:

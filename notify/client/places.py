@@ -19,9 +19,10 @@ from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.check.sources import Sources
 from notify.client.table import MAKE_TABLES, columns_of, half_message, notify_source
+from notify.databases import quoted
 from notify.errors import BindingRefused
 from notify.guarantees import Need, pool_of, verify
-from notify.schemas import found_in, named_by, quoted
+from notify.schemas import found_in, named_by
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""

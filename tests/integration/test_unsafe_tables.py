@@ -330,3 +330,25 @@ def test_a_server_does_not_start_on_a_table_whose_key_is_another(engine_url: str
     spoil(engine, partitioned(database, "server_half_message"))
     engine.dispose()
     assert "no key over (transaction_id, message_no) that holds (" in opens(engine_url)
+
+
+# --- bridges ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database", [*MYSQLS])
+@pytest.mark.parametrize(
+    ("statements", "says"),
+    [
+        (["ALTER TABLE half_message ENGINE=MyISAM"], "has the engine MyISAM"),
+        (a_view("half_message"), "is a view, not a table"),
+        (["ALTER TABLE notify_refused DROP PRIMARY KEY"], "notify_refused has no key"),
+    ],
+)
+def test_a_bridge_does_not_start_on_tables_that_break_promises(
+    shop_engine: sa.Engine, database: str, server: ServerProcess, statements: list[str], says: str
+) -> None:
+    """The binlog has MyISAM's rows although their transaction was rolled back, and a view's under another name."""
+    spoil(shop_engine, statements)
+    url = shop_engine.url.render_as_string(hide_password=False)
+    code, said = cli("bridge", "--once", "--dsn", url, "--url", server.url, "--json")
+    assert code == 1 and says in said["stopped"][0]
