@@ -335,7 +335,7 @@ class Relay:
             self._due[schema] = float("inf") if once else time.monotonic() + interval
 
     async def _mover(self, schema: str, rows: Rows) -> Mover:
-        """What moves a schema's rows to the target."""
+        """The mover of a schema's rows."""
         if isinstance(self._sink, PutsById):
             return ById(self._sink, rows, self.total)
         publisher = self._publishers.pop(schema, None)

@@ -36,7 +36,7 @@ _WAKES = sa.text(
 
 
 class Seen(NamedTuple):
-    """What a look has found.
+    """The result of a look.
 
     `waiting`: the schemas with waiting rows; `polled`: those whose commits do not wake this relay; `open`: those with
     an open transaction that may have inserted rows, which wakes no relay if another one did so beside it.

@@ -37,7 +37,7 @@ class Outbox:
         self.topic = topic
         create_tables(self.engine)
         self.statements: list[str] = []
-        """What the relay has asked its database."""
+        """The statements of the relay."""
         sa.event.listen(self.relays, "before_cursor_execute", lambda *args: self.statements.append(args[2]))
 
     def insert(self, connection: sa.Connection) -> str:
@@ -167,7 +167,7 @@ def test_without_the_trigger_a_relay_looks_at_each_interval(outbox: Outbox, serv
 def test_a_commit_beside_the_one_that_woke_the_relay_is_found(
     outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two open transactions only the first one notifies, and it may commit first."""
+    """Only the first one of two open transactions notifies, and it may commit first."""
     monkeypatch.setattr(relays, "LOOK_SECONDS", NEVER)
 
     async def work(relay: Relay) -> None:
