@@ -651,6 +651,7 @@ STATEMENTS = {
     "SHOW SLAVE HOSTS": (1064, 0),
     "SHOW GRANTS": (0, 0),
     "SHOW TABLES LIKE 'x'": (0, 0),
+    "SHOW TABLES FROM mysql": (0, 0),
     "SHOW STATUS LIKE 'binlog_snapshot_%'": (0, 0),
     "SHOW GLOBAL STATUS LIKE 'x'": (0, 0),
     "SHOW SESSION STATUS LIKE 'x'": (0, 0),
