@@ -30,7 +30,7 @@ DELETE: Command = "DELETE"
 
 
 class Need(NamedTuple):
-    """What a caller needs of a table.
+    """The need that a caller has of a table.
 
     `excludes`: what happens without a key that excludes a second row; "": nothing, if no row can be there twice.
     `sees`: the commands that must reach every row. `keeps`: whether the caller's own rows must last, so that the kind
@@ -139,7 +139,7 @@ class _Table:
     kind: str = "table"
     flaw: str = ""
     mends: str = ""
-    """What to do about `flaw`."""
+    """The remedy for `flaw`."""
     columns: dict[str, _Column] = field(default_factory=dict)
     indexes: list[_Index] = field(default_factory=list)
     is_partitioned: bool = False
@@ -434,7 +434,7 @@ def _named_by(table: sa.Table) -> Iterator[str]:
 
 
 def _instead(key: list[str], same: list[_Index], table: _Table) -> str:
-    """What the table has instead of its key, in brackets."""
+    """The key that the table has instead, in brackets."""
     if same:
         return f" ({same[0].name} {same[0].flaw})"
     for index in table.indexes:

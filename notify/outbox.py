@@ -143,13 +143,13 @@ MOVES = (
     Need(local.notify_source, sees=(SELECT,)),
     local.LISTS_REFUSED,
 )
-"""What a mover needs of a database's tables. A key that excludes a second row is not among it, since nobody checks the
+"""A mover's needs of a database's tables. A key that excludes a second row is not among it, since nobody checks the
 rows of an outbox: its table may be partitioned by time."""
 READS = tuple(
     Need(table, sees=(SELECT,), keeps=False)
     for table in (local.half_message, local.notify_inbox, local.notify_source, server.server_half_message)
 )
-"""What an audit needs of them."""
+"""An audit's needs of them."""
 
 
 def present(engine: Engine | Connection) -> list[Outbox]:

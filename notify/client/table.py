@@ -116,7 +116,7 @@ _LATE = "a check could not exclude a commit that comes late, and its messages wo
 _TWICE = "a message that is delivered again would take effect again"
 _SOURCE = Need(notify_source, sees=(SELECT,))
 SENDS = {"half": (Need(half_message, _LATE), _SOURCE), "outbox": (Need(half_message), _SOURCE)}
-"""What a producer needs, by its mode. It need not see its rows: whoever checks or moves them does."""
+"""A producer's needs, by its mode. It need not see its rows: the role that checks or moves them does."""
 CHECKS = (Need(half_message, _LATE, (SELECT, INSERT)), _SOURCE)
 CLAIMS = (Need(notify_inbox, _TWICE, (SELECT, INSERT)), _SOURCE)
 PURGES = (Need(half_message, sees=(SELECT, DELETE)), Need(notify_source, sees=(SELECT, UPDATE)))
@@ -129,4 +129,4 @@ EVERYTHING = (
     Need(notify_inbox, _TWICE, (SELECT, INSERT, DELETE)),
     LISTS_REFUSED,
 )
-"""What all of them need together."""
+"""The needs of all of them together."""

@@ -34,7 +34,7 @@ NEEDS = tuple(
         *administration.metadata.sorted_tables,
     )
 )
-"""What a server needs of its tables: notify/guarantees.py."""
+"""A server's needs of its tables: see notify/guarantees.py."""
 
 
 def upgrade(engine: Engine, shard: str) -> None:

@@ -11,8 +11,7 @@ import pytest
 from notify.cli import audit as command
 from notify.testing.process import ServerProcess
 from tests.audit.shop import Shop
-from tests.audit.test_exit_codes import cli
-from tests.support import commands
+from tests.support.commands import cli
 from tests.support.spoiled import spoil
 
 
@@ -50,7 +49,7 @@ def test_an_audit_of_hidden_rows_is_inconclusive(
         (reason,) = said["reasons"]
         assert f"row level security may hide rows of the table public.{table} from SELECT by the role {role}" in reason
         assert not any(said["counts"].values()) and "INCONCLUSIVE" in (tmp_path / "report" / "report.html").read_text()
-        code, said = commands.cli("audit", "explain", lost, *inputs, *report)
+        code, said = cli("audit", "explain", lost, *inputs, *report)
         assert code == 2 and f"public.{table}" in said["text"]
         spoil(shop.engine, [f"CREATE POLICY every ON {table} FOR SELECT TO {role} USING (true)"])
         code, said = cli("audit", "run", *inputs, *report, "--json", "--max-transaction-seconds", "0")
