@@ -192,7 +192,7 @@ SELECT n.nspname, c.relname, current_user, c.relkind, c.relpersistence,
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relname IN :names AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND """
 
-_NAMES = sa.bindparam("names", expanding=True)
+_NAMES: sa.BindParameter[Sequence[str]] = sa.bindparam("names", expanding=True)
 _POSTGRESQL_NAMED = sa.text(_POSTGRESQL + "n.nspname = :schema").bindparams(_NAMES)
 _POSTGRESQL_FOUND = sa.text(
     _POSTGRESQL + "c.oid = pg_catalog.to_regclass(pg_catalog.quote_ident(c.relname))"

@@ -161,7 +161,14 @@ def _insert(
     try:
         with _until_failure(connection) if is_guarded else connection.begin_nested():
             many_or_one = values if len(values) > 1 else values[0]
-            connection.execute(insert, many_or_one, execution_options=_options(schema))
+            options = _options(schema) | {"preserve_rowcount": True}
+            written = connection.execute(insert, many_or_one, execution_options=options).rowcount
+            if 0 <= written < len(values):  # drivers that do not know it say -1
+                raise InvalidRequest(
+                    f"{written} of {len(values)} rows of {notify_inbox.name} were written: a trigger of that table "
+                    "leaves out the others, and their messages would take effect again; drop it",
+                    "unsafe_table",
+                )
     except sa.exc.IntegrityError as error:
         if not is_doubled(error.orig):
             raise

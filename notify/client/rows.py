@@ -14,7 +14,7 @@ from notify.client.places import Place
 from notify.client.table import half_message, notify_source
 from notify.databases import ID, RELAYED, UNSENT, database_now
 from notify.digest import body_digest
-from notify.errors import InvalidRequest
+from notify.errors import BindingRefused, InvalidRequest
 from notify.schemas import in_schema, within
 from notify.wire import PackedMessage
 
@@ -108,7 +108,12 @@ class HalfRows:
         if insert is None:
             statement = within(half_message, place.schema).insert().values(created_at=database_now())
             insert = self._keep(key, connection, statement, list(rows[0]))
-        self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
+        written = self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
+        if 0 <= written < len(rows):  # drivers that do not know it say -1
+            raise BindingRefused(
+                f"nothing is committed: {written} of {len(rows)} rows of {half_message.name} were written, since a "
+                "trigger of that table leaves out the others: drop it"
+            )
 
     def _guarded(self, connection: Connection, place: Place, count: int) -> _Insert:
         """The statement that inserts `count` rows, or none if they would not go to the place."""

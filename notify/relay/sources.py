@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection
+from functools import partial
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -91,7 +92,7 @@ class Sources:
         if self.are_many:
             self._leave_out(found)
         for schema in found if not self.are_many else ():  # each time: an empty outbox may have become a hidden one
-            self._leases.read(lambda connection, schema=schema: verify(connection, MOVES, self._named(schema)))
+            self._leases.read(partial(verify, needs=MOVES, schema=self._named(schema)))
         for schema in self.by_schema.keys() - found.keys():
             log.warning("schema %s has no outbox any more: it is forgotten", schema)
             del self.by_schema[schema]
@@ -119,7 +120,7 @@ class Sources:
         unsafe: dict[str, str] = {}
         for schema in found:
             try:
-                self._leases.read(lambda connection, schema=schema: verify_once(connection, MOVES, self._named(schema)))
+                self._leases.read(partial(verify_once, needs=MOVES, schema=self._named(schema)))
             except UnsafeTable as error:
                 unsafe[schema] = str(error)
                 if self.unsafe.get(schema) != str(error):

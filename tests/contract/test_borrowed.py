@@ -28,7 +28,7 @@ from notify.client.inbox import check as check_inbox
 from notify.client.old_rows import delete_transactions, note_purged, oldest_transactions
 from notify.client.places import Places
 from notify.client.rows import MODES, HalfRows
-from notify.client.table import half_message, notify_source
+from notify.client.table import SENDS, half_message, notify_source
 from notify.databases import database_now
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
@@ -318,7 +318,7 @@ def sending(connection: sa.Connection) -> None:
     """The rows that a producer inserts into the service's transaction."""
     with connection.begin():
         for mode in MODES:
-            place = Places(Sources()).of(connection)
+            place = Places(Sources(), SENDS[mode]).of(connection)
             HalfRows("g", mode).insert(connection, new_id(), "main", [PackedMessage(topic="t", body=b"x")], place)
 
 

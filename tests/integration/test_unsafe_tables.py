@@ -19,7 +19,7 @@ from notify.client.making_tables import new_source
 from notify.client.purge import purge_by_force
 from notify.client.table import notify_source
 from notify.clock import wall_clock
-from notify.errors import InvalidRequest
+from notify.errors import BindingRefused, InvalidRequest
 from notify.message import ReceivedMessage
 from notify.relay.relay import Relay
 from notify.storage.sql import schema
@@ -156,6 +156,35 @@ def test_doctor_says_what_to_do(shop_engine: sa.Engine, database: str, memory: I
     half, inbox = [finding for finding in said["findings"] if "no key over" in finding]
     assert code == 1 and "make (transaction_id, message_no) its primary key again" in half
     assert "make (consumer_group, message_id, replay) its primary key again" in inbox
+
+
+SWALLOWS = {
+    "sqlite": ["CREATE TRIGGER {0}_t BEFORE INSERT ON {0} BEGIN SELECT RAISE(IGNORE); END"],
+    "postgresql": [
+        "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER {0}_t BEFORE INSERT ON {0} FOR EACH ROW EXECUTE FUNCTION swallow()",
+    ],
+}
+"""Triggers that leave out rows without an error, as those of old ways to partition tables do."""
+
+
+@pytest.mark.parametrize("database", [*SWALLOWS])
+def test_a_row_that_a_trigger_leaves_out_is_missed(
+    shop_engine: sa.Engine, database: str, memory: InMemoryServer, unique: str
+) -> None:
+    spoil(shop_engine, [statement.format("half_message") for statement in SWALLOWS[database]])
+    with closing(Shop(shop_engine, memory, unique).producer) as producer, Session(shop_engine) as session:
+        producer.send(session, Message(unique, {}))
+        with pytest.raises(BindingRefused, match="nothing is committed"):
+            session.commit()
+    spoil(shop_engine, [SWALLOWS[database][-1].format("notify_inbox")])
+    inbox, received = Inbox(shop_engine), [message() for _ in range(3)]
+    for attempt in (
+        lambda: inbox.run(GROUP, received[0], lambda *_: None),
+        lambda: inbox.run_batch(GROUP, received, lambda *_: None),
+    ):
+        with pytest.raises(InvalidRequest, match="would take effect again; drop it"):
+            attempt()
 
 
 # --- rows that a role may not see ---------------------------------------------------------------------------------
