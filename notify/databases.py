@@ -142,6 +142,15 @@ def within_schema(engine: Engine, schema: str | None) -> Engine:
 
 
 _NO_TABLE_CODE, _NO_TABLE_STATES = 1146, ("42P01", "3F000")
+_NO_COLUMN_CODE, _NO_COLUMN_STATE = 1054, "42703"
+
+
+def is_column_missing(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a table has no such column."""
+    if isinstance(error, sqlite3.Error):
+        return "no column named" in str(error)
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    return _state_of(error) == _NO_COLUMN_STATE or (bool(arguments) and arguments[0] == _NO_COLUMN_CODE)
 
 
 def is_table_missing(error: BaseException | None) -> bool:

@@ -27,7 +27,8 @@ _POSTGRESQL_HAS = sa.text(
     "AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') ORDER BY 1"
 )
 _MYSQL_HAS = sa.text("SELECT table_schema FROM information_schema.tables WHERE table_name = :name ORDER BY 1")
-_SQLITE = "main"
+SQLITE = "main"
+"""The name of the schema of SQLite's own file, beside attached ones."""
 
 
 def named_by(connection: Connection, schema: str | None = None) -> str:
@@ -54,7 +55,7 @@ def found_in(connection: Connection, table: str, schema: str | None = None) -> s
         quoted = connection.dialect.identifier_preparer.quote(table)
         return str(connection.execute(_POSTGRESQL_FINDS, {"name": quoted}).scalar() or "")
     if connection.dialect.name == "sqlite":
-        return _SQLITE
+        return SQLITE
     return str(connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
 
 
@@ -84,10 +85,8 @@ def within(table: sa.Table, schema: str | None) -> sa.Table:
 
 def quoted(connection: Connection, schema: str) -> str:
     """A schema's name in quotes, for any text but a statement that a driver formats: percent signs are as they are."""
-    preparer = connection.dialect.identifier_preparer
-    return (
-        preparer.initial_quote + schema.replace(preparer.final_quote, preparer.final_quote * 2) + preparer.final_quote
-    )
+    mark = connection.dialect.identifier_preparer.initial_quote
+    return mark + schema.replace(mark, mark * 2) + mark
 
 
 def qualified(connection: Connection, table: str, schema: str | None) -> str:
