@@ -141,6 +141,15 @@ def within_schema(engine: Engine, schema: str | None) -> Engine:
 
 
 _NO_TABLE_CODE, _NO_TABLE_STATES = 1146, ("42P01", "3F000")
+_NO_COLUMN_CODE, _NO_COLUMN_STATE = 1054, "42703"
+
+
+def is_column_missing(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a table has no such column."""
+    if isinstance(error, sqlite3.Error):
+        return "no column named" in str(error)
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    return _state_of(error) == _NO_COLUMN_STATE or (bool(arguments) and arguments[0] == _NO_COLUMN_CODE)
 
 
 def is_table_missing(error: BaseException | None) -> bool:
@@ -153,10 +162,8 @@ def is_table_missing(error: BaseException | None) -> bool:
 
 def quoted(connection: Connection, schema: str) -> str:
     """A schema's name in quotes, for any text but a statement that a driver formats: percent signs are as they are."""
-    preparer = connection.dialect.identifier_preparer
-    return (
-        preparer.initial_quote + schema.replace(preparer.final_quote, preparer.final_quote * 2) + preparer.final_quote
-    )
+    mark = connection.dialect.identifier_preparer.initial_quote
+    return mark + schema.replace(mark, mark * 2) + mark
 
 
 def has_table(connection: Connection | Engine, name: str, schema: str | None = None) -> bool:

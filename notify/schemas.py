@@ -28,7 +28,8 @@ _POSTGRESQL_HAS = sa.text(
     "AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') ORDER BY 1"
 )
 _MYSQL_HAS = sa.text("SELECT table_schema FROM information_schema.tables WHERE table_name = :name ORDER BY 1")
-_SQLITE = "main"
+SQLITE = "main"
+"""The name of the schema of SQLite's own file, beside attached ones."""
 
 
 def named_by(connection: Connection, schema: str | None = None) -> str:
@@ -55,7 +56,7 @@ def found_in(connection: Connection, table: str, schema: str | None = None) -> s
         quoted = connection.dialect.identifier_preparer.quote(table)
         return str(connection.execute(_POSTGRESQL_FINDS, {"name": quoted}).scalar() or "")
     if connection.dialect.name == "sqlite":
-        return _SQLITE
+        return SQLITE
     return str(connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
 
 

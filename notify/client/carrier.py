@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError
 
 from notify import ids, tracing
 from notify.client.bound import BoundTransaction
@@ -19,7 +19,7 @@ from notify.client.outgoing import CLOSED, Outgoing
 from notify.client.packing import give_key, size_of_message
 from notify.client.places import Place, Places
 from notify.client.rows import HalfRows, Mode
-from notify.databases import commits_by_itself, has_ended_on_sqlite, is_table_missing
+from notify.databases import commits_by_itself, has_ended_on_sqlite
 from notify.errors import (
     Backpressure,
     BindingRefused,
@@ -122,10 +122,11 @@ class Carrier:
         is_written = False
         try:
             is_written = self._insert(connection, bound, messages, place)
-        except (ProgrammingError, OperationalError) as error:
-            if is_table_missing(error.orig):
-                raise self._places.lost() from error
-            raise
+        except DBAPIError as error:
+            refused = self._places.wrong_table(error)
+            if refused is None:
+                raise
+            raise refused from error
         finally:
             # No COMMIT follows for a half without its rows, so the outcome is ROLLBACK.
             if not is_written and bound.shard is not None:

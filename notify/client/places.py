@@ -13,16 +13,16 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import NoSuchTableError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, NoSuchTableError, OperationalError, ProgrammingError
 
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.check.sources import Sources
 from notify.client.table import MAKE_TABLES, columns_of, half_message, notify_source
-from notify.databases import quoted
-from notify.errors import BindingRefused
+from notify.databases import is_column_missing, is_table_missing, quoted
+from notify.errors import BindingRefused, NotifyError, TransactionRefused
 from notify.guarantees import Need, pool_of, verify
-from notify.schemas import found_in, named_by
+from notify.schemas import SQLITE, found_in, named_by
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""
@@ -62,6 +62,8 @@ class Places:
         self._asks = 0
         """How many transactions are still to ask first."""
         self._needs = needs
+        self._guesses = True
+        """Whether the place of a transaction may be guessed."""
         self._pool: tuple[Any, float] = (None, 0.0)
 
     def of(self, connection: Connection) -> Place:
@@ -75,7 +77,7 @@ class Places:
             named = found_in(connection, half_message.name)
         if named:
             return self._known.get((named,)) or self._meet(connection, (named,), named)
-        if self._last is None or self._asks:
+        if self._last is None or self._asks or not self._guesses:
             return self._ask(connection)
         return self._last
 
@@ -90,9 +92,24 @@ class Places:
         self._known = {key: place for key, place in self._known.items() if place is not wrong}
         return self._ask(connection)  # its source id has changed
 
-    def lost(self) -> BindingRefused:
-        """The error for a transaction whose row found no table. On PostgreSQL it can ask for nothing more."""
-        return self._no_table("where this transaction is, the connection", half_message.name, None)
+    def wrong_table(self, error: DBAPIError) -> NotifyError | None:
+        """The error for a transaction whose row found no table where it was guessed to be, or an older one without a
+        column; None for other errors. From now on no place is guessed.
+
+        On PostgreSQL the transaction can do nothing more, not even ask.
+        """
+        if is_table_missing(error.orig):
+            self._guesses = False
+            return self._no_table("where this transaction is, the connection", half_message.name, None)
+        if half_message.c.digest.name not in str(error.orig) or not is_column_missing(error.orig):
+            return None
+        self._guesses = False
+        refused = TransactionRefused(
+            "nothing is committed: half_message was made by an older version in this transaction's schema, unlike in "
+            "the one before: repeat the transaction, which then knows, or call create_tables for each schema again"
+        )
+        refused.retryable = True
+        return refused
 
     def _forget(self) -> None:
         self._known = {}
@@ -128,7 +145,9 @@ class Places:
                 raise self._no_table("the connection has no current database, so that it", half_message.name, None)
             try:
                 has_digest = half_message.c.digest.name in columns_of(connection, half_message, found)
-            except NoSuchTableError:
+            except (NoSuchTableError, OperationalError) as error:
+                if isinstance(error, OperationalError) and "unknown database" not in str(error.orig).lower():
+                    raise
                 raise self._no_table(self._where(schema), half_message.name, schema) from None
             source = self._read_source(connection, found, schema)
             place = Place(found, source, bool(schema), has_digest)
@@ -171,10 +190,10 @@ class Places:
 
     @staticmethod
     def _where(schema: str | None) -> str:
-        return f"the schema {schema!r}" if schema else "the database"
+        return f"the schema {schema!r}" if schema and schema != SQLITE else "the database"
 
     def _no_table(self, where: str, table: str, schema: str | None) -> BindingRefused:
-        remedy = self._make_in.format(repr(schema)) if schema else self._make_tables
+        remedy = self._make_in.format(repr(schema)) if schema and schema != SQLITE else self._make_tables
         return BindingRefused(f"nothing is committed: {where} has no table {table}; {remedy}")
 
 
