@@ -51,10 +51,10 @@ async def purge_moved(
     sink = open_sink(url)
     rows = 0
     try:
-        name = name or await in_thread(_source, engine)
+        of = name or await in_thread(_source, engine)
         while True:
             transaction_ids, end = await in_thread(_old, engine, older_than)
-            if not transaction_ids or not await _has_passed(sink, name, end, engine):
+            if not transaction_ids or not await _has_passed(sink, of, end, engine):
                 return rows
             rows += await in_thread(_delete, engine, transaction_ids, older_than)
             if len(transaction_ids) < BATCH:
