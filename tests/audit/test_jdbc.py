@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import sqlalchemy as sa
@@ -234,6 +235,22 @@ def test_mysql_at_an_address_of_ipv6(spark: Any, mysql: BinlogServer) -> None:
         url = of(mysql.url, host="::1", sql_mode="ANSI", **query)
         mode = read(spark, url, "(SELECT concat(current_user(), ' ', @@sql_mode) AS value) q")
         assert mode.startswith("shop@::1") and "ANSI_QUOTES" in mode
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", ["", "?mode=ro&uri=true"])
+def test_a_file_of_sqlite_is_read_whatever_its_name_is(query: str, spark: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a?mode=memory #1 %41.db"
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(file)))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE told (value TEXT)")
+        connection.exec_driver_sql("INSERT INTO told VALUES ('here')")
+    engine.dispose()
+    name = f"file:{quote(str(file))}" if query else str(file)
+    url = "sqlite:///" + name.replace("%", "%25").replace("?", "%3F").replace("#", "%23") + query
+    assert read(spark, url, "(SELECT value FROM told) q") == "here"
 
 
 # --- refused ----------------------------------------------------------------------------------------------------

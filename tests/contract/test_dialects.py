@@ -649,6 +649,7 @@ VARIABLES = {
     "replica_net_timeout": MYSQL,
     "server_id": BOTH,
     "slave_net_timeout": BOTH,
+    "sql_mode": BOTH,
     "wait_timeout": BOTH,
 }
 """The variables that the product reads or sets, and the servers that have them."""
