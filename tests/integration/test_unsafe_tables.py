@@ -27,6 +27,7 @@ from notify.storage.sql.engines import open_engine
 from notify.storage.sql.store import SqlStore
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
+from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.databases import MOST, empty_database
 from tests.support.shop import Base, Order, Shop, items, make_engine
@@ -40,6 +41,11 @@ def order(shop: Shop, item: str) -> None:
     with shop.sessions.begin() as session:
         session.add(Order(item=item))
         shop.send(session, {"item": item})
+
+
+def pool_of(shop: Shop) -> sa.QueuePool:
+    assert isinstance(shop.engine.pool, sa.QueuePool)
+    return shop.engine.pool
 
 
 def message() -> ReceivedMessage:
@@ -68,6 +74,7 @@ def test_a_running_producer_finds_it_with_its_next_pool(
 ) -> None:
     shop = Shop(shop_engine, memory, unique)
     order(shop, "before")
+    eventually(lambda: not pool_of(shop).checkedout(), "the look for schemas to end")
     shop.engine.dispose()
     spoil(shop.engine, partitioned(database, "half_message"))
     with pytest.raises(InvalidRequest, match="no key over"):
