@@ -19,9 +19,11 @@ from notify.client.making_tables import new_source
 from notify.client.purge import purge_by_force
 from notify.client.table import notify_source
 from notify.clock import wall_clock
-from notify.errors import BindingRefused, InvalidRequest
+from notify.errors import BindingRefused, HiddenRows, InvalidRequest
 from notify.message import ReceivedMessage
+from notify.relay.leases import leases_of
 from notify.relay.relay import Relay
+from notify.relay.sources import Sources
 from notify.storage.sql import schema
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.store import SqlStore
@@ -222,8 +224,9 @@ class Few:
     def hide(self, *tables: str) -> None:
         self.do(*(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY" for table in tables))
 
-    def rows(self, topic: str, number: int = 20) -> None:
-        with TransactionProducer("http://127.0.0.1:9", group=topic, engine=self.owner, mode="outbox") as producer:
+    def rows(self, topic: str, number: int = 20, schema: str | None = None) -> None:
+        url = "http://127.0.0.1:9"
+        with TransactionProducer(url, group=topic, engine=self.owner, mode="outbox", schema=schema) as producer:
             for n in range(number):
                 with Session(self.owner) as session, session.begin():
                     session.add(Order(item=str(n)))
@@ -268,6 +271,31 @@ def test_a_relay_that_may_not_see_the_list_of_refused_messages_is_refused(few: F
     assert cli("relay", "--once", "--dsn", few.text, "--url", server.url)[0] == 0
 
 
+def test_rows_that_become_hidden_end_a_relay_that_runs(few: Few) -> None:
+    sources = Sources(few.engine, leases := leases_of(few.engine), "relay")
+    with closing(leases):
+        sources.find()
+        few.hide("half_message")
+        with pytest.raises(HiddenRows):
+            sources.find()
+
+
+def test_a_relay_of_schemas_moves_the_others_and_says_which_it_may_not_see(
+    few: Few, server: ServerProcess, unique: str
+) -> None:
+    for name in ("t_1", "t_2"):
+        few.do(f"CREATE SCHEMA {name}", f"GRANT USAGE ON SCHEMA {name} TO {few.role}")
+        create_tables(few.owner, name)
+        few.do(f"GRANT ALL ON ALL TABLES IN SCHEMA {name} TO {few.role}")
+        few.rows(unique, 3, name)
+    few.hide("t_1.half_message")
+    words = ("relay", "--once", "--schemas", "t_*", "--dsn", few.text, "--url", server.url)
+    assert "rows of 1 schemas may wait unseen (t_1: row level security may hide rows" in refused(*words)
+    few.do("ALTER TABLE t_1.half_message DISABLE ROW LEVEL SECURITY")
+    code, said = cli(*words, "--json")
+    assert (code, said["sent"]) == (0, 3)  # those of t_2 were moved before
+
+
 @pytest.mark.parametrize("table", ["half_message", "notify_source"])
 def test_commands_that_look_into_tables_are_refused(few: Few, server: ServerProcess, table: str) -> None:
     few.hide(table)
@@ -276,6 +304,8 @@ def test_commands_that_look_into_tables_are_refused(few: Few, server: ServerProc
         ("check", *database, "--group", "shop", "--url", server.url),
         ("purge", *database, "--url", server.url),
         ("purge", *database, "--force"),
+        ("refused", "list", *database),
+        ("refused", "drop", *database, "--all", "--reason", "none"),
     ):
         assert f"row level security may hide rows of the table public.{table}" in refused(*words), words
     code, said = cli("doctor", "--url", server.url, *database, "--json")
@@ -356,7 +386,8 @@ def test_a_server_that_may_not_see_its_tables_does_not_start(few: Few, table: st
     assert opens(few.text) == ""
     few.hide(table)
     assert f"public.{table}" in opens(few.text)
-    assert f"public.{table}" in refused("storage", "upgrade", "--storage", few.text)
+    for words in (["upgrade"], ["members"], ["key-map"], ["forget", "a"]):
+        assert f"public.{table}" in refused("storage", *words, "--storage", few.text)
 
 
 @pytest.mark.parametrize("database", MOST)
