@@ -46,6 +46,8 @@ class Sources:
         self._warned: set[str] = set()
         self._unsafe: dict[str, UnsafeTable] = {}
         """The schemas whose checks cannot be answered here, and why: a process of another role may answer them."""
+        self.changes = 0
+        """How often a known schema turned out to have another source id."""
         self.told: Callable[[], None] | None = None
         """Called, in any thread, when a source becomes known outside of a look."""
 
@@ -77,6 +79,9 @@ class Sources:
                 self.told()
 
     def _take(self, by_schema: dict[str, str]) -> None:
+        before = self._by_schema
+        if any(before.get(schema, source) != source for schema, source in by_schema.items()):
+            self.changes += 1
         present = set(by_schema.values())
         former = {source: schemas for source, schemas in self._former.items() if source not in present}
         for schema, source in self._by_schema.items():

@@ -34,15 +34,15 @@ MOST = 10_000
 class Place:
     """A schema with Notify's tables, as the transactions of one producer use it.
 
-    `is_named`: whether statements name the schema, so that the session's settings cannot lead elsewhere. `tables`: on
-    PostgreSQL, the object ids of half_message and notify_source.
+    `is_named`: whether statements name the schema, so that the session's settings cannot lead elsewhere. `table`: on
+    PostgreSQL, the object id of half_message.
     """
 
     schema: str
     source: str
     is_named: bool
     has_digest: bool
-    tables: tuple[int, int] = (0, 0)
+    table: int = 0
 
 
 class Places:
@@ -65,13 +65,16 @@ class Places:
         self._guesses = True
         """Whether the place of a transaction may be guessed."""
         self._pool: tuple[Any, float] = (None, 0.0)
+        self._changes = 0
 
     def of(self, connection: Connection) -> Place:
         """The place of a transaction: named, guessed, or asked for. Raises BindingRefused if it lacks tables."""
-        pool = pool_of(connection)
-        if pool != self._pool:  # a new pool, or connections that the database has ended, may lead to another server
-            self._pool = pool
-            self._forget()
+        pool, changes = pool_of(connection), self._sources.changes
+        # A new pool, or connections that the database has ended, may lead to another server; and a look may have found
+        # that a schema was made again.
+        if pool != self._pool or changes != self._changes:
+            self._pool, self._changes = pool, changes
+            self._known, self._last = {}, None
         named = named_by(connection, self._sources.schema)
         if not named and connection.dialect.name == "sqlite":
             named = found_in(connection, half_message.name)
@@ -111,15 +114,11 @@ class Places:
         refused.retryable = True
         return refused
 
-    def _forget(self) -> None:
-        self._known = {}
-        self._last = None
-
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _ask(self, connection: Connection) -> Place:
         if connection.dialect.name == "postgresql":
-            key: tuple[object, ...] = tuple(connection.execute(_TABLES).one())
+            key: tuple[object, ...] = (connection.execute(_TABLE).scalar(),)
         else:
             key = ("", found_in(connection, half_message.name))
         place = self._known.get(key) or self._meet(connection, key, None)
@@ -176,7 +175,7 @@ class Places:
                 row.half_schema,
             )
         source = self._read_source(connection, row.half_schema, schema)
-        return Place(row.half_schema, source, bool(schema), bool(row.has_digest), (row.half, row.source))
+        return Place(row.half_schema, source, bool(schema), bool(row.has_digest), row.half)
 
     def _read_source(self, connection: Connection, found: str, schema: str | None) -> str:
         try:
@@ -197,9 +196,7 @@ class Places:
         return BindingRefused(f"nothing is committed: {where} has no table {table}; {remedy}")
 
 
-_TABLES = sa.text(
-    "SELECT CAST(pg_catalog.to_regclass('half_message') AS oid), CAST(pg_catalog.to_regclass('notify_source') AS oid)"
-)
+_TABLE = sa.text("SELECT CAST(pg_catalog.to_regclass('half_message') AS oid)")
 """What tells on PostgreSQL where a session is, in one cheap statement."""
 _MEETING = sa.text(
     "SELECT h.oid AS half, hn.nspname AS half_schema, s.oid AS source, sn.nspname AS source_schema, "

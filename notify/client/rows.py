@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.client.places import Place
-from notify.client.table import half_message, notify_source
-from notify.databases import ID, RELAYED, UNSENT, database_now
+from notify.client.table import half_message
+from notify.databases import RELAYED, UNSENT, database_now
 from notify.digest import body_digest
 from notify.errors import BindingRefused, InvalidRequest
-from notify.schemas import in_schema, within
+from notify.schemas import in_schema, qualified, within
 from notify.wire import PackedMessage
 
 Mode = Literal["half", "outbox"]
@@ -52,6 +52,11 @@ class HalfRows:
         self._group = group
         self._mode = mode
         self._with_bodies = keep_messages or mode == "outbox"
+        self._fixed: dict[str, Any] = {
+            "mode": mode,
+            "state": "COMMITTED",
+            "relayed": UNSENT if mode == "outbox" else RELAYED,
+        }
         self._inserts: dict[tuple[str, bool, int], _Insert] = {}
         """By the schema that the statement names, whether it has digests, and the number of its rows."""
 
@@ -65,19 +70,11 @@ class HalfRows:
     ) -> bool:
         """Insert a transaction's rows. `shard`: the shard that has its half.
 
-        False, and nothing is inserted, if the connection's statements do not go to `place`, or if its source id has
-        changed (on MySQL, MariaDB and SQLite this is not noticed).
+        False, and nothing is inserted, if the connection's statements do not go to `place`.
         """
-        fixed: dict[str, Any] = {
-            "transaction_id": transaction_id,
-            "producer_group": self._group,
-            "mode": self._mode,
-            "state": "COMMITTED",
-            "shards": shard or "",
-            "relayed": UNSENT if self._mode == "outbox" else RELAYED,
-        }
-        rows = [
-            fixed | {"message_no": number, "topic": message.topic, "key": message.key, "tag": message.tag}
+        whose = {"transaction_id": transaction_id, "producer_group": self._group, "shards": shard or ""}
+        rows: list[dict[str, Any]] = [
+            {"message_no": number, "topic": message.topic, "key": message.key, "tag": message.tag, **whose}
             for number, message in enumerate(messages)
         ]
         if self._with_bodies:
@@ -103,6 +100,7 @@ class HalfRows:
         return True
 
     def _insert_many(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> None:
+        rows = [row | self._fixed for row in rows]
         key = (place.schema, place.has_digest, 0)
         insert = self._inserts.get(key)
         if insert is None:
@@ -122,7 +120,7 @@ class HalfRows:
         if insert is None:
             columns = [*_MARK_COLUMNS, *(_BODY_COLUMNS if self._with_bodies else ())]
             columns += ["digest"] if place.has_digest else []
-            insert = self._keep(key, connection, _guarded(connection, place, columns, count))
+            insert = self._keep(key, connection, _guarded(connection, place, self._fixed, columns, count))
         return insert
 
     def _keep(
@@ -154,47 +152,43 @@ class HalfRows:
 
 
 def _needs_no_guard(dialect: str, place: Place) -> bool:
-    """Whether a plain INSERT that names the schema cannot go wrong. PostgreSQL compares the source id besides; on MySQL
-    this would lock the row of notify_source for each transaction."""
+    """Whether a plain INSERT that names the schema does. On PostgreSQL the guard also sees that it was made again."""
     return place.is_named and dialect != "postgresql"
 
 
-def _guarded(connection: Connection, place: Place, columns: list[str], count: int) -> Any:
-    """INSERT … SELECT of rows under the conditions that hold in the place only."""
-    types = half_message.c
+def _expected(dialect: str, place: Place) -> dict[str, Any]:
+    """The parameter of the guard."""
+    return (
+        {"its_table": place.table} if dialect == "postgresql" else {"its_schema": place.schema.encode().hex().upper()}
+    )
+
+
+def _guarded(connection: Connection, place: Place, fixed: dict[str, Any], columns: list[str], count: int) -> Any:
+    """INSERT … SELECT of rows under a condition that holds in the place only. `fixed`: columns with the same value in
+    all rows of this producer, which are part of the text: each parameter costs the driver a microsecond."""
+    is_postgresql = connection.dialect.name == "postgresql"
     table = within(half_message, place.schema) if place.is_named else half_message
-    conditions: list[Any]
-    if connection.dialect.name == "postgresql":
-        source = within(notify_source, place.schema) if place.is_named else notify_source
-        conditions = [source.c.id == sa.bindparam("its_source", type_=ID)]
-        if not place.is_named:
-            conditions += [
-                sa.text("pg_catalog.to_regclass('half_message') = CAST(:its_half AS oid)"),
-                sa.text("pg_catalog.to_regclass('notify_source') = CAST(:its_table AS oid)"),
-            ]
+    if is_postgresql:
+        name = qualified(connection, half_message.name, place.schema if place.is_named else None).replace("'", "''")
+        guard = sa.text(f"pg_catalog.to_regclass('{name}') = CAST(:its_table AS oid)")
     else:
         # Compared byte by byte: MySQL's own comparison takes T1 for t1.
-        conditions = [sa.text("HEX(DATABASE()) = :its_schema")]
+        guard = sa.text("HEX(DATABASE()) = :its_schema")
     selects = []
     for number in range(count):
-        end = "" if count == 1 else f"_{number}"
-        values: list[Any] = [sa.bindparam(f"{name}{end}", type_=types[name].type) for name in columns]
-        if connection.dialect.name == "postgresql":
-            # In a UNION it must know the type of each value, also of NULL. SQLAlchemy writes the types of texts,
-            # numbers and times.
-            values = [sa.cast(v, v.type) if isinstance(v.type, sa.Float | sa.LargeBinary) else v for v in values]
-        selects.append(sa.select(*values, database_now()).where(*conditions))
+        texts = {name: sa.literal_column(repr(value)) for name, value in (fixed | {"message_no": number}).items()}
+        values: list[Any] = []
+        for name in columns:
+            end = "" if count == 1 else f"_{number}"
+            kind = half_message.c[name].type
+            value: Any = texts.get(name, sa.bindparam(f"{name}{end}", type_=kind))
+            # In a UNION PostgreSQL must know the type of each value, also of NULL. SQLAlchemy writes the types of
+            # texts, numbers and times.
+            is_bare = is_postgresql and isinstance(kind, sa.Float | sa.LargeBinary)
+            values.append(sa.cast(value, kind) if is_bare else value)
+        selects.append(sa.select(*values, database_now()).where(guard))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)
     return table.insert().from_select([*columns, "created_at"], rows, include_defaults=False)
-
-
-def _expected(dialect: str, place: Place) -> dict[str, Any]:
-    """The parameters of the conditions."""
-    if dialect != "postgresql":
-        return {"its_schema": place.schema.encode().hex().upper()}
-    if place.is_named:
-        return {"its_source": place.source}
-    return {"its_source": place.source, "its_half": place.tables[0], "its_table": place.tables[1]}
 
 
 def _body_columns(message: PackedMessage) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def test_purges_of_schemas(
 
 def test_commands(tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer) -> None:
     schemas = [tenants.make(name) for name in ("home", "t1", "t2")]
-    producer = producing(tenants.engine, mode="outbox")
+    producer = producing(tenants.engine)
     for schema in schemas:
         order(tenants, producer, schema, "session", "x")
     dsn = ("--dsn", tenants.url)
