@@ -28,6 +28,7 @@ from tests.support.clock import eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, subscribe
+from tests.support.kafka import committed
 from tests.support.shop import make_engine
 
 KINDS = ("postgresql", "mysql", pytest.param("mariadb", marks=pytest.mark.long))
@@ -358,3 +359,18 @@ def test_a_schemas_refused_messages_are_its_own(tenants: Tenants, server: Server
     assert cli("relay", *url, "--schema", one, "--once", "--json") == (0, {"sent": 1, "refused": 0})
     with within_schema(tenants.engine, one).connect() as connection:
         assert refused.count(connection) == 0
+
+
+def test_many_tenants_over_kafka(
+    postgresql: Tenants, kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each schema is a source with a position of its own, and few publishers are kept open."""
+    monkeypatch.setattr(relays, "MOST_SINKS", 1)
+    names = postgresql.add("a", "b", "c")
+    for _ in range(2):
+        for name in names:
+            postgresql.send(name, unique, 20)
+        total = asyncio.run(relay_once(postgresql, kafka_url))
+        assert (total.sent, total.refused) == (60, 0)
+    came = [message.value().decode() for message in committed(kafka_url, unique, 120)]
+    check_order(came, dict.fromkeys(names, 40))
