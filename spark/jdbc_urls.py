@@ -96,6 +96,18 @@ SERVED_VALUES = {
 }  # fmt: skip
 """Parameters of libpq of which Java's driver keeps some values, and what to do instead of the others."""
 
+OF_OTHERS = {
+    "currentSchema": "write options=-csearch_path=SCHEMA, or name it with --schema",
+    "schema": "write options=-csearch_path=SCHEMA, or name it with --schema",
+    "search_path": "write options=-csearch_path=SCHEMA, or name it with --schema",
+    "server_settings": "write options=-cNAME=VALUE",
+    "ssl": "write sslmode=require, or sslmode=verify-full&sslrootcert=FILE",
+    "ssl_context": "write sslmode=require, or sslmode=verify-full&sslrootcert=FILE",
+    "timeout": "write connect_timeout=SECONDS",
+    "unix_sock": f"{_TCP}, without it",
+}
+"""Parameters of other drivers of PostgreSQL, such as asyncpg, and what is written for them."""
+
 # Parameters of PyMySQL and of SQLAlchemy for it.
 MYSQL_RESOLVED = frozenset(
     {
@@ -127,6 +139,7 @@ MYSQL_REFUSED = {
     "ssl_cipher": "Java names ciphers differently: let the server demand them, and leave it out",
     "ssl_key": _NO_CERTIFICATE,
     "ssl_key_password": _NO_CERTIFICATE,
+    "ssl_mode": "PyMySQL has no such option: write ssl_ca=FILE, which checks the server's certificate and name",
     "unix_socket": f"{_TCP}, without it",
 }
 """Parameters that Java's driver cannot keep, and what to do instead."""
@@ -167,19 +180,24 @@ def checked(text: str, named: str) -> str:
         url = with_driver(parsed_url(text))
     except sa.exc.ArgumentError:
         return text  # `open_engine` says what is wrong with it
-    kind = url.get_backend_name()
-    if kind in ("mysql", "mariadb"):
+    driver = url.drivername.partition("+")[2]  # another one is refused once the engine is made, whatever its options
+    if driver == "pymysql":
         for option in url.query:
             if option in MYSQL_REFUSED:
                 raise InvalidRequest(f"{named}: {option}: {MYSQL_REFUSED[option]}")
             if option not in MYSQL_RESOLVED | MYSQL_HARMLESS:
                 raise InvalidRequest(f"{named}: {option}: what it is to Java's driver is not known: leave it out")
-    if kind == "postgresql":
+    if driver in ("psycopg", "psycopg2"):
+        known = {*TRANSLATED, *RESOLVED, *HARMLESS, *REFUSED, *SERVED_VALUES, "password"}
+        for option in url.query.keys() - known:
+            raise InvalidRequest(
+                f"{named}: {option}: libpq has no such option: {OF_OTHERS.get(option, 'leave it out')}"
+            )
         if any(host.startswith(("/", "@")) for host in _hosts(url)):
             raise InvalidRequest(f"{named}: {_TCP}, without host=…")
-        if url.drivername == "postgresql+psycopg2":  # of the same libpq, with the same parameters
+        if driver == "psycopg2":  # of the same libpq, with the same parameters
             url = url.set(drivername="postgresql+psycopg")
-    if kind == "sqlite":
+    if url.drivername in ("sqlite", "sqlite+pysqlite"):
         _check_sqlite(url, named)
     return url.render_as_string(hide_password=False)
 

@@ -57,6 +57,14 @@ def lost(at_us: int, group: str = "bank", **evidence: Any) -> Found:
     )
 
 
+def test_a_backfill_names_the_schema_of_its_source() -> None:
+    tenants = tuple((source, COMMANDS.databases[0][1], f"t_{source}") for source in "ab")
+    lines = replace(COMMANDS, databases=tenants)._backfill("b", T0)
+    assert [line.partition(" --backfill")[0] for line in lines] == [
+        "notify bridge --dsn 'b=postgresql://app:***@db.example/shop' --schema t_b"
+    ]
+
+
 def test_a_group_that_stands_still() -> None:
     cases = [undelivered(T0 + n * MINUTE) for n in range(1, 41)]
     last = {("points", "orders", 0): Settled(T0, T0)}

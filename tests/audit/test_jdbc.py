@@ -13,8 +13,8 @@ from urllib.parse import quote
 import pytest
 import sqlalchemy as sa
 
-from notify.errors import InvalidRequest, Unavailable
-from notify.spark.databases import Database
+from notify.errors import InvalidRequest
+from notify.spark.databases import Database, schemas_in
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.postgresql_server import PostgreSqlServer
 from tests.support.authority import Authority
@@ -237,6 +237,16 @@ def test_mysql_at_an_address_of_ipv6(spark: Any, mysql: BinlogServer) -> None:
         assert mode.startswith("shop@::1") and "ANSI_QUOTES" in mode
 
 
+def test_a_url_without_a_database_needs_a_schema(spark: Any, mysql: BinlogServer) -> None:
+    mysql.execute("CREATE DATABASE IF NOT EXISTS t_one", "CREATE TABLE IF NOT EXISTS t_one.notify_inbox (id int)")
+    url = of(mysql.url, database="")
+    with pytest.raises(InvalidRequest, match="no schema, or no database: name the one of the service's tables with --"):
+        Database(url, "shop")
+    assert schemas_in(url, "--database shop", "t_*") == ["t_one"]
+    mysql.execute("DROP DATABASE t_one")
+    assert read(spark, of(mysql.url), "(SELECT DATABASE() AS value) q") == "shop"
+
+
 # --- SQLite -----------------------------------------------------------------------------------------------------
 
 
@@ -275,8 +285,3 @@ def test_a_socket_of_the_environment_is_refused(secured: Secured, monkeypatch: p
     monkeypatch.setenv("PGPORT", str(secured.server.port))
     with pytest.raises(InvalidRequest, match="--database shop: Spark reads by TCP: write the server's host and port"):
         Database("postgresql://postgres@/postgres", "shop")
-
-
-def test_an_option_that_libpq_does_not_know_is_refused(secured: Secured) -> None:
-    with pytest.raises((InvalidRequest, Unavailable), match="search_path"):
-        Database(of(secured.url, search_path="tenant"), "shop")

@@ -93,6 +93,14 @@ def test_what_java_cannot_keep_is_refused_by_name(option: str) -> None:
         properties({option: served})
 
 
+@pytest.mark.parametrize("option", [*jdbc_urls.OF_OTHERS, "prepared_statement_cache_size"])
+def test_options_of_other_drivers_are_refused_with_those_of_libpq(option: str) -> None:
+    instead = jdbc_urls.OF_OTHERS.get(option, "leave it out")
+    with pytest.raises(InvalidRequest) as refused:
+        jdbc_urls.checked(f"postgresql://h/d?{option}=1", "--database shop")
+    assert str(refused.value) == f"--database shop: {option}: libpq has no such option: {instead}"
+
+
 def test_every_parameter_of_this_libpq_is_known() -> None:
     from psycopg import pq
 
@@ -237,6 +245,12 @@ def test_another_driver_is_refused_with_what_to_write() -> None:
     engine.url = engine.url.set(drivername="mysql+mysqldb")
     with pytest.raises(InvalidRequest, match="the options of mysqldb: write mysql://…, which is read by pymysql"):
         jdbc_urls.check_driver(engine, "--database shop")
+
+
+def test_options_of_an_asyncio_driver_are_not_judged() -> None:
+    """It is the driver that cannot be used (`make_engine`)."""
+    for url in ("postgresql+asyncpg://h/d?ssl=require", "mysql+asyncmy://h/d?ssl=1", "sqlite+aiosqlite://"):
+        assert jdbc_urls.checked(url, "") == url
 
 
 def test_files_of_sqlite() -> None:
