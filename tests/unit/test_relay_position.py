@@ -88,6 +88,5 @@ def test_a_relay_goes_on_from_a_position_that_names_nothing() -> None:
     target.positions = [NOTHING]
     run = Run(target)
     run.rows.ids = ["a"]
-    run.look()
     assert run.look()
     assert (run.rows.marked, target.positions[1:]) == (["a"], [f'["{OUTBOX.table.name}", ["a"]]'])
