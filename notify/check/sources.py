@@ -34,9 +34,12 @@ ALL = "*"
 class Sources:
     """The sources that one producer, or one check, knows. Any thread may use it."""
 
-    def __init__(self, schema: str | None = None, patterns: str = ALL) -> None:
+    def __init__(
+        self, schema: str | None = None, patterns: str = ALL, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         """`schema`: the only schema; None: those that `patterns` name (`t_*,public`), by default all."""
         self.schema = schema
+        self._monotonic = monotonic
         self._patterns = patterns
         self._by_schema: dict[str, str] = {}
         """The source id of each schema; replaced as a whole, so that any thread may read it."""
@@ -69,7 +72,7 @@ class Sources:
 
     def seconds_since_look(self) -> float:
         """Seconds since the last look began; infinite before the first one."""
-        return float("inf") if self._looked_at is None else time.monotonic() - self._looked_at
+        return float("inf") if self._looked_at is None else self._monotonic() - self._looked_at
 
     def note(self, schema: str, source: str) -> None:
         """Note the source of a schema that a transaction met."""
@@ -108,7 +111,7 @@ class Sources:
 
         Schemas that this role may not read or write are left out: none of its transactions has a row there.
         """
-        began = time.monotonic()
+        began = self._monotonic()
         if self.schema:
             wanted = [self.schema]
         else:

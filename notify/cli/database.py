@@ -147,7 +147,9 @@ def purge_rows(
                 done = purge_by_force(engine, older_than=older_than, schema=place)
             else:
                 done = asyncio.run(_purge(engine, url, older_than, place))
-            result = Purged(result.looked_at + done.looked_at, result.rows + done.rows, result.kept + done.kept)
+            result.looked_at += done.looked_at
+            result.rows += done.rows
+            result.kept += done.kept
     told = dataclasses.asdict(result)
     say_json(told) if as_json else say(f"{told['rows']} rows deleted, {counted(told['kept'])} kept")
 

@@ -197,7 +197,7 @@ class Places:
 
 
 _TABLE = sa.text("SELECT CAST(pg_catalog.to_regclass('half_message') AS oid)")
-"""What tells on PostgreSQL where a session is, in one cheap statement."""
+"""Tells on PostgreSQL where a session is, by its half_message."""
 _MEETING = sa.text(
     "SELECT h.oid AS half, hn.nspname AS half_schema, s.oid AS source, sn.nspname AS source_schema, "
     "(SELECT o.oid FROM pg_catalog.pg_class o WHERE o.relname = 'notify_source' AND o.relnamespace = h.relnamespace) "

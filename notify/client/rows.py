@@ -158,9 +158,9 @@ def _needs_no_guard(dialect: str, place: Place) -> bool:
 
 def _expected(dialect: str, place: Place) -> dict[str, Any]:
     """The parameter of the guard."""
-    return (
-        {"its_table": place.table} if dialect == "postgresql" else {"its_schema": place.schema.encode().hex().upper()}
-    )
+    if dialect == "postgresql":
+        return {"its_table": place.table}
+    return {"its_schema": place.schema.encode().hex().upper()}
 
 
 def _guarded(connection: Connection, place: Place, fixed: dict[str, Any], columns: list[str], count: int) -> Any:
@@ -184,7 +184,7 @@ def _guarded(connection: Connection, place: Place, fixed: dict[str, Any], column
             value: Any = texts.get(name, sa.bindparam(f"{name}{end}", type_=kind))
             # In a UNION PostgreSQL must know the type of each value, also of NULL. SQLAlchemy writes the types of
             # texts, numbers and times.
-            is_bare = is_postgresql and isinstance(kind, sa.Float | sa.LargeBinary)
+            is_bare = is_postgresql and count > 1 and isinstance(kind, sa.Float | sa.LargeBinary)
             values.append(sa.cast(value, kind) if is_bare else value)
         selects.append(sa.select(*values, database_now()).where(guard))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)

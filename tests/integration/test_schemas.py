@@ -7,9 +7,8 @@ import logging
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,84 +16,29 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck
-from notify.client import AsyncTransactionProducer, Inbox, Message, ReceivedMessage, TransactionProducer, create_tables
+from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionProducer, create_tables
 from notify.client.packing import pack
 from notify.client.places import ASK_FIRST
 from notify.client.purge import purge_by_force
-from notify.client.thread_producer import ThreadProducer
 from notify.errors import BindingRefused, InvalidRequest
 from notify.testing import InMemoryServer
-from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.databases import empty_database
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.dying import lose_outcomes
-from tests.support.http import admin
 from tests.support.shop import Order
-from tests.support.tenants import WAYS, Tenants
+from tests.support.tenants import (
+    WAYS,
+    Tenants,
+    noted,
+    on_postgresql,
+    order,
+    producing,
+    received,
+    state_of,
+    tenants,
+)
 from tests.support.transactions import new_id
 
-KINDS = ("postgresql", "mysql", pytest.param("mariadb", marks=pytest.mark.long))
-
-
-@pytest.fixture(params=KINDS)
-def tenants(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[Tenants]:
-    with empty_database(request.param, database_urls, tmp_path) as url:
-        tenants = Tenants(url)
-        yield tenants
-        tenants.close()
-
-
-@pytest.fixture
-def on_postgresql(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[Tenants]:
-    with empty_database("postgresql", database_urls, tmp_path) as url:
-        tenants = Tenants(url)
-        yield tenants
-        tenants.close()
-
-
-@pytest.fixture
-def producing(memory: InMemoryServer, unique: str) -> Iterator[Callable[..., TransactionProducer]]:
-    """Makes producers of one group, which are closed at the end."""
-    made: list[TransactionProducer] = []
-
-    def make(engine: sa.Engine, **options: Any) -> TransactionProducer:
-        options = {"half_timeout": PATIENCE_SECONDS} | options
-        made.append(TransactionProducer(memory.url, group=unique, engine=engine, **options))
-        return made[-1]
-
-    yield make
-    for producer in made:
-        producer.close()
-
-
-def noted(producer: ThreadProducer) -> dict[str, list[str]]:
-    """The ids of the halves that a producer stores, by body."""
-    ids: dict[str, list[str]] = defaultdict(list)
-    store_half = producer.outgoing.store_half
-
-    def note(transaction_id: str, messages: Any, source: str) -> Any:
-        item = store_half(transaction_id, messages, source)
-        ids[messages[0].body.decode()].append(transaction_id)
-        return item
-
-    producer.outgoing.store_half = note  # type: ignore[method-assign]
-    return ids
-
-
-def state_of(server: InMemoryServer, transaction_id: str) -> str:
-    """A transaction's state, once checks have decided it."""
-
-    def decided() -> str:
-        server.advance(60.0)
-        state = str(admin(server.url, "GET", f"transactions/{transaction_id}")["state"])
-        return "" if state == "PREPARED" else state
-
-    return str(eventually(decided, "a check to decide"))
-
-
-def order(tenants: Tenants, producer: TransactionProducer, schema: str, way: str, body: str) -> None:
-    with tenants.session(schema, way) as session:
-        session.add(Order(item=body))
-        producer.send(session, Message(producer.group, body))
+__all__ = ["on_postgresql", "producing", "tenants"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -230,10 +174,6 @@ def test_odd_names(
     assert [inbox.run("g", message, lambda *_: None) for _ in range(2)] == [True, False]
     assert purge_by_force(tenants.engine, older_than=-60, schema=schema).rows >= 2
     assert tenants.rows(schema) == []
-
-
-def received() -> ReceivedMessage:
-    return ReceivedMessage(f"{new_id()}.0", "t", 0, 0, b"x", None, None, {}, 1, "")
 
 
 def test_names_that_differ_in_their_case_only(

@@ -21,21 +21,12 @@ from notify.client.purge import RowPurge, counts, purge
 from notify.client.servers import Servers
 from notify.errors import BindingRefused, InvalidRequest, TransactionRefused
 from notify.testing import InMemoryServer
-from tests.integration.test_schemas import (
-    noted,
-    on_postgresql,
-    order,
-    producing,
-    received,
-    state_of,
-    tenants,
-)
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
 from tests.support.django_project import shop as shops
 from tests.support.dying import lose_outcomes
 from tests.support.shop import Base, Order, make_engine
-from tests.support.tenants import Tenants
+from tests.support.tenants import Tenants, noted, on_postgresql, order, producing, received, state_of, tenants
 from tests.support.transactions import new_id
 
 __all__ = ["on_postgresql", "producing", "tenants"]

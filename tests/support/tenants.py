@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.check.question import read_source
-from notify.client import create_tables
-from tests.support.shop import Base, make_engine
+from notify.client import Message, ReceivedMessage, TransactionProducer, create_tables
+from notify.client.thread_producer import ThreadProducer
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.databases import empty_database
+from tests.support.http import admin
+from tests.support.shop import Base, Order, make_engine
+from tests.support.transactions import new_id
+
+if TYPE_CHECKING:
+    from notify.testing import InMemoryServer
+
+KINDS = ("postgresql", "mysql", pytest.param("mariadb", marks=pytest.mark.long))
 
 WAYS = ("session", "local", "connection", "engine")
 """How a service may say which tenant a transaction is of: by a setting of the session, which its pool's next user finds
@@ -96,3 +110,77 @@ class Tenants:
         if not self.is_postgresql:
             for schema in self._made:
                 self.run(f"DROP SCHEMA IF EXISTS {self.quoted(schema)}")
+
+
+@pytest.fixture(params=KINDS)
+def tenants(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[Tenants]:
+    with empty_database(request.param, database_urls, tmp_path) as url:
+        tenants = Tenants(url)
+        yield tenants
+        tenants.close()
+
+
+@pytest.fixture
+def on_postgresql(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[Tenants]:
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        tenants = Tenants(url)
+        yield tenants
+        tenants.close()
+
+
+@pytest.fixture
+def producing(memory: InMemoryServer, unique: str) -> Iterator[Callable[..., TransactionProducer]]:
+    """Makes producers of one group, which are closed at the end."""
+    made: list[TransactionProducer] = []
+    engines: set[sa.Engine] = set()
+
+    def make(engine: sa.Engine, **options: Any) -> TransactionProducer:
+        engines.add(engine)
+        options = {"half_timeout": PATIENCE_SECONDS} | options
+        made.append(TransactionProducer(memory.url, group=unique, engine=engine, **options))
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.close()
+    for engine in engines:
+        engine.dispose()
+
+
+def noted(producer: ThreadProducer) -> dict[str, list[str]]:
+    """The ids of the halves that a producer stores, by body."""
+    ids: dict[str, list[str]] = defaultdict(list)
+    store_half = producer.outgoing.store_half
+
+    def note(transaction_id: str, messages: Any, source: str) -> Any:
+        item = store_half(transaction_id, messages, source)
+        ids[messages[0].body.decode()].append(transaction_id)
+        return item
+
+    producer.outgoing.store_half = note  # type: ignore[method-assign]
+    return ids
+
+
+def state_of(server: InMemoryServer, transaction_id: str) -> str:
+    """A transaction's state, once checks have decided it."""
+    next_at = 0.0
+
+    def decided() -> str:
+        nonlocal next_at
+        if time.monotonic() > next_at:  # the server's time must not run ahead of the answer to a check
+            server.advance(60.0)
+            next_at = time.monotonic() + PATIENCE_SECONDS / 20
+        state = str(admin(server.url, "GET", f"transactions/{transaction_id}")["state"])
+        return "" if state == "PREPARED" else state
+
+    return str(eventually(decided, "a check to decide"))
+
+
+def order(tenants: Tenants, producer: TransactionProducer, schema: str, way: str, body: str) -> None:
+    with tenants.session(schema, way) as session:
+        session.add(Order(item=body))
+        producer.send(session, Message(producer.group, body))
+
+
+def received() -> ReceivedMessage:
+    return ReceivedMessage(f"{new_id()}.0", "t", 0, 0, b"x", None, None, {}, 1, "")
