@@ -99,7 +99,8 @@ class Audit:
     def _run(self) -> Result:
         started = self._mark = time.monotonic()
         result = self.result
-        result.reasons += [reason for each in (*self._inputs.databases, *self._inputs.storages) for reason in each.hidden]
+        for each in (*self._inputs.databases, *self._inputs.storages):
+            result.reasons += each.hidden
         if result.reasons:  # rows that are not seen would be LOST or GHOST, or keep others from being found
             result.totals = dict.fromkeys(measures.TOTALS, 0)
             result.seconds = round(time.monotonic() - started, 2)
