@@ -43,6 +43,7 @@ async def purge_moved(
 
     `schema`: the schema with the rows, by default where the connection finds them. `name`: the source's name that
     the bridge was given; by default the schema's source id.
+
     It is 0 if no bridge has written for this database's source, or this user may not read the position. Raises
     Unavailable if the bridge has not moved the rows after WAIT_SECONDS, InvalidRequest if its position is from another
     history.
@@ -51,10 +52,10 @@ async def purge_moved(
     sink = open_sink(url)
     rows = 0
     try:
-        of = name or await in_thread(_source, engine)
+        bridged: str = name or await in_thread(_source, engine)
         while True:
             transaction_ids, end = await in_thread(_old, engine, older_than)
-            if not transaction_ids or not await _has_passed(sink, of, end, engine):
+            if not transaction_ids or not await _has_passed(sink, bridged, end, engine):
                 return rows
             rows += await in_thread(_delete, engine, transaction_ids, older_than)
             if len(transaction_ids) < BATCH:
