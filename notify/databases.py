@@ -129,20 +129,68 @@ def drop_lost_sessions(engine: Engine) -> None:
         )
 
 
-def has_table(connection: Connection | Engine, name: str) -> bool:
-    """Whether the database has a table, or a view in its place.
+def schema_of(bound: Connection | Engine) -> str | None:
+    """The schema into which an engine or connection translates tables without one (`schema_translate_map`)."""
+    schemas = bound.get_execution_options().get("schema_translate_map") or {}
+    return str(schemas[None]) if schemas.get(None) else None
+
+
+def within_schema(engine: Engine, schema: str | None) -> Engine:
+    """The same engine, with the same pool, whose tables without a schema are in this one; None or "": as it is."""
+    return engine.execution_options(schema_translate_map={None: schema}) if schema else engine
+
+
+_NO_TABLE_CODE, _NO_TABLE_STATES = 1146, ("42P01", "3F000")
+_NO_COLUMN_CODE, _NO_COLUMN_STATE = 1054, "42703"
+
+
+def is_column_missing(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a table has no such column."""
+    if isinstance(error, sqlite3.Error):
+        return "no column named" in str(error)
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    return _state_of(error) == _NO_COLUMN_STATE or (bool(arguments) and arguments[0] == _NO_COLUMN_CODE)
+
+
+def is_table_missing(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a table, or its schema, does not exist."""
+    if isinstance(error, sqlite3.Error):
+        return "no such table" in str(error)
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    return _state_of(error) in _NO_TABLE_STATES or (bool(arguments) and arguments[0] == _NO_TABLE_CODE)
+
+
+def quoted(connection: Connection, schema: str) -> str:
+    """A schema's name in quotes, for any text but a statement that a driver formats: percent signs are as they are."""
+    mark = connection.dialect.identifier_preparer.initial_quote
+    return mark + schema.replace(mark, mark * 2) + mark
+
+
+def has_table(connection: Connection | Engine, name: str, schema: str | None = None) -> bool:
+    """Whether the database has a table, or a view in its place, in a schema; None: that of `schema_of`.
 
     SQLAlchemy asks MySQL and MariaDB to describe it, which MySQL refuses within a transaction (1684) while another
     session makes or changes the table. The list of tables is always there. SQLAlchemy's own reading of it asks for the
     kind of every table, for which MariaDB opens their files, and leaves out tables with SYSTEM VERSIONING.
     """
+    schema = schema or schema_of(connection)
     if connection.dialect.name not in _MYSQL:
-        return sa.inspect(connection).has_table(name)
+        return sa.inspect(connection).has_table(name, schema=schema)
     if isinstance(connection, Engine):
         with connection.connect() as session:
-            return has_table(session, name)
-    # An underscore stands for any character here, so there may be others.
-    return name in connection.exec_driver_sql(f"SHOW TABLES LIKE '{name}'").scalars().all()
+            return has_table(session, name, schema)
+    of_schema = f" FROM {quoted(connection, schema)}" if schema else ""
+    try:
+        # An underscore stands for any character here, so there may be others.
+        found = connection.exec_driver_sql(f"SHOW TABLES{of_schema} LIKE '{name}'".replace("%", "%%"))
+    except sa.exc.OperationalError as error:
+        if schema and error.orig is not None and error.orig.args[:1] == (_NO_SUCH_DATABASE,):
+            return False
+        raise
+    return name in found.scalars().all()
+
+
+_NO_SUCH_DATABASE = 1049
 
 
 def at_level(connection: Connection, level: str) -> Connection:

@@ -4,6 +4,8 @@
     ├── InvalidRequest            the request cannot be carried out as written (422, or 400 if it is malformed)
     │   ├── TooLarge              a body, header, batch or request above its bound (413)
     │   ├── InvalidId             a text is not an id
+    │   ├── UnsafeTable           a table of Notify's in a database cannot keep what is promised: its key or its kind
+    │   │   └── HiddenRows        rows of it may be there that this role does not see
     │   └── UnknownTopic          the topic does not exist, and `create_topics` is off (404)
     ├── Conflict                  the request contradicts what is recorded (409)
     │   ├── IdInUse               the transaction id belongs to another group or to other content
@@ -62,6 +64,14 @@ class TooLarge(InvalidRequest):
 
 class InvalidId(InvalidRequest, ValueError):
     code = "invalid_id"
+
+
+class UnsafeTable(InvalidRequest):
+    code = "unsafe_table"
+
+
+class HiddenRows(UnsafeTable):
+    code = "hidden_rows"
 
 
 class UnknownTopic(InvalidRequest):

@@ -13,8 +13,9 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client import table as local
-from notify.databases import INSTANT, REFUSED, UNSENT
+from notify.databases import INSTANT, REFUSED, UNSENT, has_table
 from notify.errors import InvalidRequest
+from notify.guarantees import SELECT, UPDATE, Need
 from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
 
@@ -137,19 +138,29 @@ SERVER = Outbox(
     server.server_half_message.c.decided_at,
 )
 OUTBOXES = (LOCAL, SERVER)
+MOVES = (
+    *(Need(outbox.table, sees=(SELECT, UPDATE)) for outbox in OUTBOXES),
+    Need(local.notify_source, sees=(SELECT,)),
+    local.LISTS_REFUSED,
+)
+"""A mover's needs of a database's tables. A key that excludes a second row is not among it, since nobody checks the
+rows of an outbox: its table may be partitioned by time."""
+READS = tuple(
+    Need(table, sees=(SELECT,), keeps=False)
+    for table in (local.half_message, local.notify_inbox, local.notify_source, server.server_half_message)
+)
+"""An audit's needs of them."""
 
 
 def present(engine: Engine | Connection) -> list[Outbox]:
-    """The outboxes whose tables the database has."""
-    tables = set(sa.inspect(engine).get_table_names())
-    return [outbox for outbox in OUTBOXES if outbox.table.name in tables]
+    """The outboxes whose tables the database has, in the schema of `notify.databases.schema_of`."""
+    return [outbox for outbox in OUTBOXES if has_table(engine, outbox.table.name)]
 
 
 def source_name(connection: Connection) -> str:
-    """The source id stored in the database, by which a queue recognizes it after a failover. Raises InvalidRequest."""
-    tables = set(sa.inspect(connection).get_table_names())
+    """The source id stored in the schema, by which a queue recognizes it after a failover. Raises InvalidRequest."""
     for column in (server.server_shard.c.source, local.notify_source.c.id):
-        source = connection.execute(sa.select(column)).scalar() if column.table.name in tables else None
+        source = connection.execute(sa.select(column)).scalar() if has_table(connection, column.table.name) else None
         if source:
             return str(source)
     raise InvalidRequest("the database has no source id: run create_tables or `notify storage upgrade`, or name it")

@@ -15,7 +15,17 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client.table import notify_refused
-from notify.databases import DROPPED, REFUSED, RELAYED, UNSENT, database_now, has_table, is_doubled
+from notify.databases import (
+    DROPPED,
+    REFUSED,
+    RELAYED,
+    UNSENT,
+    WAKE_CHANNEL,
+    database_now,
+    has_table,
+    is_doubled,
+    schema_of,
+)
 from notify.errors import InvalidRequest
 from notify.outbox import Outbox, present
 from notify.wire import BridgedTransaction, Item, RefusedReport, RefusedTransaction
@@ -163,6 +173,12 @@ def _put_back_without_rows(connection: Connection) -> None:
         connection.execute(notify_refused.update().where(condition).values(values))
 
 
+def released(connection: Connection, transaction_ids: Sequence[str]) -> set[str]:
+    """Those of the ids that an operator wants to be sent."""
+    query = sa.select(_r.transaction_id).where(_r.transaction_id.in_(transaction_ids), _r.state == RETRY)
+    return {str(transaction_id) for transaction_id in connection.scalars(query)}
+
+
 def taken(connection: Connection, transaction_ids: Sequence[str]) -> None:
     """Remove transactions from the list that the target has taken."""
     if transaction_ids:
@@ -180,6 +196,11 @@ def tidy(connection: Connection, outbox: Outbox) -> None:
 
 retried = sa.select(_r.transaction_id).where(_r.state == RETRY)
 """Selects the ids of transactions that a mover has to try again."""
+
+
+def states(connection: Connection) -> set[str]:
+    """The states of the transactions on the list; empty if there are none."""
+    return set(connection.scalars(sa.select(_r.state).distinct()))
 
 
 def count(connection: Connection) -> int:
@@ -249,4 +270,6 @@ def _decide(
             .where(columns.transaction_id.in_(decided), columns.relayed.in_(from_relayed))
             .values(relayed=relayed)
         )
+    if relayed == UNSENT and connection.dialect.name == "postgresql":  # no insert wakes the relay
+        connection.execute(sa.select(sa.func.pg_notify(WAKE_CHANNEL, schema_of(connection) or "")))
     return decided

@@ -99,6 +99,12 @@ class Audit:
     def _run(self) -> Result:
         started = self._mark = time.monotonic()
         result = self.result
+        for each in (*self._inputs.databases, *self._inputs.storages):
+            result.reasons += each.hidden
+        if result.reasons:  # rows that are not seen would be LOST or GHOST, or keep others from being found
+            result.totals = dict.fromkeys(measures.TOTALS, 0)
+            result.seconds = round(time.monotonic() - started, 2)
+            return result
         self._prepare()
         self._step("copy the log")
         coverage = cover(self._plan, self._inputs, self._inbox_groups, result)
@@ -316,10 +322,12 @@ class Audit:
         if not self._plan.effects:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
         for name, query in self._plan.effects:
-            database = next((d for d in self._inputs.databases if d.name == name or not name), None)
-            if database is None:
+            databases = self._inputs.databases
+            meant = [d for d in databases if name in (d.name, d.given) or (not name and d.given == databases[0].given)]
+            if not meant:
                 raise InvalidRequest(f"--effects names database {name!r}, which was not given with --database")
-            self._add("DUP_EFFECT", *searches.doubled(self._spark, database, query, coverage.between))
+            for database in meant:
+                self._add("DUP_EFFECT", *searches.doubled(self._spark, database, query, coverage.between))
         for kafka in self._inputs.kafka:
             self._add("CORRUPT", [c for c in kafka_searches.corrupt(self._spark, kafka) if coverage.holds(c.at_us)])
             self._add_gaps(coverage, kafka.name, kafka.bridges)

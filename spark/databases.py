@@ -18,8 +18,11 @@ from sqlalchemy.engine.url import URL
 
 from notify.client.table import half_message, has_digest, notify_inbox, notify_source
 from notify.databases import database_now, is_gone, reason_of
-from notify.errors import InvalidRequest, Unavailable
-from notify.spark import jdbc
+from notify.errors import HiddenRows, InvalidRequest, Unavailable
+from notify.guarantees import faults
+from notify.outbox import READS
+from notify.schemas import found_in, with_table
+from notify.spark import jdbc, jdbc_urls
 from notify.spark.bounds import READ_SECONDS, bounded
 from notify.spark.columns import source_of
 from notify.spark.digest import hashes
@@ -36,42 +39,81 @@ from notify.storage.sql.schema import check_version
 from notify.storage.sql.tables import server_half_message
 from notify.urls import without_secrets
 
+_OF_A_SERVICE = (half_message, notify_inbox, notify_source)
+
 
 class Database:
-    """One database, given by its SQLAlchemy URL.
+    """One schema of a database, given by the database's SQLAlchemy URL.
 
-    Raises InvalidRequest if the URL or the schema cannot be read, StorageFailed if a server's tables have another
+    Raises InvalidRequest if the URL or the tables cannot be read, StorageFailed if a server's tables have another
     version, and Unavailable if the database does not answer.
     """
 
-    def __init__(self, url: str, name: str = "", most_lag_seconds: float = 0.0) -> None:
-        """`most_lag_seconds`: each read waits until a copy lags by no more than this; 0: it does not wait."""
-        named = f"--database {name}".rstrip()
+    def __init__(
+        self,
+        url: str,
+        name: str = "",
+        most_lag_seconds: float = 0.0,
+        *,
+        schema: str = "",
+        given: str = "",
+        is_storage: bool = False,
+    ) -> None:
+        """`most_lag_seconds`: each read waits until a copy lags by no more than this; 0: it does not wait. `schema`:
+        the one that a service's tables are in; "": where the connection finds them. `given`: the name that its flag
+        has, if several schemas share the flag. `is_storage`: whether it is read for the tables of servers."""
+        named = f"{'--storage' if is_storage else '--database'} {name}".rstrip()
         # No pool: this process runs few statements, far apart.
-        self._engine = open_engine(url, named=named, pooled=False, statement_seconds=READ_SECONDS)
-        # No transactions: those of SQLite would begin with the writer's lock (`use_explicit_begin`).
-        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._engine = open_engine(
+            jdbc_urls.checked(url, named), named=named, pooled=False, statement_seconds=READ_SECONDS
+        )
         self.url: URL = self._engine.url
+        jdbc_urls.check_driver(self._engine, named)
         self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
-        if self.kind not in jdbc.DRIVERS:
-            raise InvalidRequest(
-                f"--database: the audit cannot read {self.kind}; it reads PostgreSQL, MySQL, MariaDB and SQLite"
-            )
-        jdbc.check_reachable(self.url, named)
         self._sql = Expressions(self.kind)
-        self.parts = TableParts(self.kind, self.reading)
+        self.parts = TableParts(self.kind, self.reading, self.in_schema)
         self._most_lag_us = round(most_lag_seconds * 1e6)
         self.pace = Pace(name or without_secrets(url), self._most_lag_us, self.replica, lambda: self.now_us)
         """Waits if this database is a copy that lags too much."""
         self.sound: set[str] = set()
         """The tables of which it is known that every id is well-formed."""
         self.name = name or self.url.database or self.kind
+        self.given = given or self.name
+        self.shown_url = without_secrets(url)
+        self.named_schema = schema
+        """The schema, if a flag named it."""
         try:
-            with self._reading.connect() as connection:
-                self._is_encrypted = jdbc.is_encrypted(connection, self.kind)
-                self.tables = set(sa.inspect(connection).get_table_names())
+            # No transactions: those of SQLite would begin with the writer's lock (`use_explicit_begin`).
+            with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                self.address = jdbc_urls.address_of(connection, named)
+                """How Spark reaches what this connection reached."""
+                jdbc_urls.keep_to_one(self._engine, connection)
+                self.schema = schema or self._schema(connection, is_storage=is_storage)
+                """The schema that every statement names."""
+                if not self.schema:
+                    raise InvalidRequest(
+                        f"{named}: the connection has no schema, or no database: name the one of the service's tables "
+                        "with --schema"
+                    )
+                if "%" in self.schema:  # drivers in Python take it for the beginning of a parameter
+                    raise InvalidRequest(f"{named}: an audit cannot read the schema {self.schema!r}: rename it")
+                self._engine = self._engine.execution_options(schema_translate_map={None: self.schema})
+                self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+                connection.execution_options(schema_translate_map={None: self.schema})
+                self.tables = self._tables(connection)
+                """Those of the schema; if one was named, a service's alone."""
+                if schema:
+                    self.tables &= {table.name for table in _OF_A_SERVICE}
+                    if not self.tables:
+                        raise InvalidRequest(
+                            f"{named}: schema {schema} has no table {half_message.name} or {notify_inbox.name} that "
+                            "this user may see: name another one with --schema, or make the tables with create_tables"
+                        )
                 now = connection.execute(sa.select(database_now())).scalar_one()
                 self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
+                needs = [need for need in READS if need.table.name in self.tables]
+                self.hidden = [f"database {self.name}: {fault}" for fault in faults(connection, needs, self.schema)]
+                """Why rows may be there that this user does not see: nothing can be said of them then."""
                 self._check(connection)
                 self.has_digests = half_message.name in self.tables and has_digest(connection)
             if server_half_message.name in self.tables:
@@ -79,12 +121,32 @@ class Database:
         except sa.exc.SQLAlchemyError as error:
             raise Unavailable(f"database {self.name}: {reason_of(error)}") from None
 
+    def _schema(self, connection: sa.Connection, *, is_storage: bool) -> str:
+        """The schema in which the connection finds Notify's tables, else the one in which it would make them."""
+        tables = (server_half_message, *_OF_A_SERVICE) if is_storage else (*_OF_A_SERVICE, server_half_message)
+        found = (found_in(connection, table.name) for table in tables)
+        return next(filter(None, found), "") or str(sa.inspect(connection).default_schema_name or "")
+
+    def _tables(self, connection: sa.Connection) -> set[str]:
+        """The tables and views of the schema."""
+        if self.kind == "mysql":
+            # SQLAlchemy's reading of it leaves out tables with SYSTEM VERSIONING.
+            schema = connection.dialect.identifier_preparer.quote_identifier(self.schema)
+            return set(connection.exec_driver_sql(f"SHOW TABLES FROM {schema}").scalars())
+        inspector = sa.inspect(connection)
+        return {*inspector.get_table_names(self.schema), *inspector.get_view_names(self.schema)}
+
+    def in_schema(self, table: str) -> str:
+        """A table's name in SQL, with that of its schema: the same one by every connection."""
+        quote = self._engine.dialect.identifier_preparer.quote_identifier
+        return f"{quote(self.schema)}.{quote(table)}"
+
     def _check(self, connection: sa.Connection) -> None:
         """Raises InvalidRequest if a table lacks columns."""
-        for table in (half_message, notify_inbox, notify_source):
+        for table in _OF_A_SERVICE:
             if table.name not in self.tables:
                 continue
-            present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+            present = self._columns(connection, table)
             missing = {column.name for column in table.columns if not column.nullable} - present
             if missing:
                 raise InvalidRequest(
@@ -92,8 +154,16 @@ class Database:
                     "version made it; run create_tables or the Alembic helper's upgrade (docs/reference.md)"
                 )
 
+    def _columns(self, connection: sa.Connection, table: sa.Table) -> set[str]:
+        return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=self.schema)}
+
     def close(self) -> None:
         self._engine.dispose()
+
+    def check_seen(self) -> None:
+        """Raises HiddenRows if rows may be there that this user does not see."""
+        for reason in self.hidden:
+            raise HiddenRows(reason)
 
     def connect(self) -> sa.Connection:
         """A connection with a transaction for writes; the caller commits and closes it."""
@@ -159,9 +229,9 @@ class Database:
 
     def _distinct(self, column: sa.Column[Any]) -> set[str]:
         """The distinct values of a column. If the column begins a key, each value takes one search in the index."""
-        table, name = column.table.name, column.name
-        if table not in self.tables:
+        if column.table.name not in self.tables:
             return set()
+        table, name = self.in_schema(column.table.name), column.name
         if column.primary_key:
             query = (
                 f"WITH RECURSIVE names(name) AS (SELECT min({name}) FROM {table} UNION ALL SELECT "
@@ -252,8 +322,11 @@ class Database:
         """(message_id, consumer_group, times) of effects that `query` returns more than once.
 
         `between`: only ids of that time, and texts that are no id.
-        `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups.
+        `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups. In it
+        `{schema}` stands for this database's schema.
         """
+        quoted = self._engine.dialect.identifier_preparer.quote_identifier(self.schema)
+        query = query.replace("{schema}", quoted)
         try:
             with self.reading() as connection:
                 columns = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
@@ -335,7 +408,7 @@ class Database:
         if table.name not in self.tables:
             return []
         with self.reading() as connection:
-            present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+            present = self._columns(connection, table)
             # A table that an older version made has fewer columns.
             columns: list[sa.ColumnElement[Any]] = [column for column in table.c if column.name in present]
             is_instant = sa.literal_column(self._sql.is_instant("created_at"), sa.Boolean())
@@ -352,7 +425,8 @@ class Database:
         Conditions that no row meets are left out.
         """
         conditions = [*span.odd("transaction_id"), *span.upper_case("transaction_id")] if span is not None else []
-        return [where for where in conditions if self.rows(f"SELECT 1 FROM {table.name} WHERE {where} LIMIT 1")]
+        name = self.in_schema(table.name)
+        return [where for where in conditions if self.rows(f"SELECT 1 FROM {name} WHERE {where} LIMIT 1")]
 
     def undated(self, span: Span | None) -> list[str]:
         """A condition for the inbox rows with ids of the span whose `created_at` is no time and sorts before the span.
@@ -365,7 +439,7 @@ class Database:
             f"{self._sql.is_no_instant('created_at')} AND created_at < '{text_of(span.start_us)}' "
             f"AND ({' OR '.join(span.within('message_id'))})"
         )
-        has_any = self.rows(f"SELECT 1 FROM {notify_inbox.name} WHERE {condition} LIMIT 1")
+        has_any = self.rows(f"SELECT 1 FROM {self.in_schema(notify_inbox.name)} WHERE {condition} LIMIT 1")
         return [condition] if has_any else []
 
     def _has_odd(self, table: str, column: str, edges: Sequence[str], is_sound: str) -> bool:
@@ -373,7 +447,7 @@ class Database:
         if not self._sql.is_strict:
             return False
         has_odd = any(
-            self.rows(f"SELECT 1 FROM {table} WHERE {part} AND NOT ({is_sound}) LIMIT 1")
+            self.rows(f"SELECT 1 FROM {self.in_schema(table)} WHERE {part} AND NOT ({is_sound}) LIMIT 1")
             for part in conditions_of(column, edges)
         )
         if not has_odd and not edges[0] and not edges[-1]:
@@ -383,12 +457,35 @@ class Database:
     def _read(self, spark: SparkSession, table: str, columns: str, conditions: list[str], schema: str) -> DataFrame:
         self.pace.wait()
         return jdbc.read_parts(
-            spark, self.url, self.kind, (columns, table), conditions, schema,
-            encrypted=self._is_encrypted, most_lag_us=self._most_lag_us,
+            spark, self.address, self.kind, (columns, self.in_schema(table)), conditions, schema,
+            most_lag_us=self._most_lag_us,
         )  # fmt: skip
 
     def _jdbc(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
-        return jdbc.read(spark, self.url, self.kind, table, schema, encrypted=self._is_encrypted)
+        return jdbc.read(spark, self.address, self.kind, table, schema)
+
+
+def schemas_in(url: str, named: str, patterns: str) -> list[str]:
+    """The schemas of a database that have a service's tables, and whose names match one of the patterns (`t_*,public`).
+
+    `named`: the flag that has the URL. Raises InvalidRequest if there is none, and Unavailable if the database does not
+    answer.
+    """
+    engine = open_engine(jdbc_urls.checked(url, named), named=named, pooled=False)
+    try:
+        with engine.connect() as connection:
+            found = set(with_table(connection, half_message.name, patterns))
+            found |= set(with_table(connection, notify_inbox.name, patterns))
+    except sa.exc.SQLAlchemyError as error:
+        raise Unavailable(f"{named}: {reason_of(error)}") from None
+    finally:
+        engine.dispose()
+    if not found:
+        raise InvalidRequest(
+            f"{named}: no schema matches {patterns!r} and has a table {half_message.name} or {notify_inbox.name} that "
+            "this user may see: write another pattern in --schemas"
+        )
+    return sorted(found)
 
 
 def _with_ids(rows: DataFrame) -> DataFrame:

@@ -59,11 +59,12 @@ def _within(table: str, span: Span | None, is_odd: str, is_undated: str) -> str:
 def _rows(database: Database, table: str, column: str, where: str) -> tuple[int, Sequence[Any]]:
     more = "producer_group AS name, message_no AS no" if table == half_message.name else "consumer_group AS name"
     at_us = Expressions(database.kind).microseconds("created_at")
-    query = f"SELECT {column} AS id, {at_us} AS at_us, {more} FROM {table} WHERE {where} LIMIT {MOST_SHOWN}"
+    name = database.in_schema(table)
+    query = f"SELECT {column} AS id, {at_us} AS at_us, {more} FROM {name} WHERE {where} LIMIT {MOST_SHOWN}"
     rows = database.rows(query)
     count = len(rows)
     if count == MOST_SHOWN:
-        count = database.rows(f"SELECT count(*) FROM {table} WHERE {where}")[0][0]
+        count = database.rows(f"SELECT count(*) FROM {name} WHERE {where}")[0][0]
     return count, rows
 
 

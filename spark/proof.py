@@ -262,7 +262,7 @@ def _has_committed(database: Database, span: Span) -> bool:
     if half_message.name not in database.tables:
         return False
     ids = f"transaction_id >= '{id_at(span.start_us)}' AND transaction_id < '{id_at(span.end_us)}'"
-    query = f"SELECT 1 FROM {half_message.name} WHERE {ids} AND state = 'COMMITTED' LIMIT {MANY}"
+    query = f"SELECT 1 FROM {database.in_schema(half_message.name)} WHERE {ids} AND state = 'COMMITTED' LIMIT {MANY}"
     return len(database.rows(query)) == MANY
 
 

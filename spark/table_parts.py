@@ -27,10 +27,16 @@ from notify.storage.sql.rows import microseconds_of, text_of
 class TableParts:
     """The parts of one database's tables."""
 
-    def __init__(self, kind: str, reading: Callable[[], AbstractContextManager[sa.Connection]]) -> None:
-        """`kind`: postgresql, mysql or sqlite. `reading` opens a connection."""
+    def __init__(
+        self,
+        kind: str,
+        reading: Callable[[], AbstractContextManager[sa.Connection]],
+        in_schema: Callable[[str], str] = str,
+    ) -> None:
+        """`kind`: postgresql, mysql or sqlite. `reading` opens a connection. `in_schema`: a table's name in SQL."""
         self._kind = kind
         self._reading = reading
+        self._in_schema = in_schema
 
     def by_id(self, column: sa.Column[Any], span: Span | None) -> list[str]:
         """Edges of ranges of ids, which are in order of time.
@@ -69,7 +75,7 @@ class TableParts:
 
             def rows_between(start: int, end: int) -> int:
                 (condition,) = conditions_of(column.name, [text(start), text(end)])
-                return self._estimated(connection, column.table.name, condition)
+                return self._estimated(connection, self._in_schema(column.table.name), condition)
 
             return edges_by_rows(low, high, rows_between, most)
 

@@ -9,26 +9,34 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
-from notify.check.question import ask, read_source, short_waits
+from notify.check.question import ask, short_waits
+from notify.check.sources import Sources
 
 log = logging.getLogger("notify.check")
 
 
 class LocalTransactionCheck(CheckMessageListener):
-    """Answers checks from the database of `engine`."""
+    """Answers checks from the database of `engine`: from the schema whose source a half names."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, schema: str | None = None) -> None:
+        """`schema`: the only schema to answer for; None: all schemas of the database that have Notify's tables."""
         self.engine = engine
+        self._sources = Sources(schema)
 
     def check(self, half: HalfMessage) -> Outcome:
         """COMMIT or ROLLBACK according to the local row. Raises CheckUnavailable if the database cannot tell now."""
-        try:
-            with self.engine.connect() as connection:
-                return answer(connection, half)
-        except CheckUnavailable:
-            raise
-        except Exception as error:
-            raise out_of_reach(error) from error
+        return check(self.engine, half, self._sources)
+
+
+def check(engine: Engine, half: HalfMessage, sources: Sources) -> Outcome:
+    """`answer` on a connection of an engine. Raises CheckUnavailable."""
+    try:
+        with engine.connect() as connection:
+            return answer(connection, half, sources)
+    except CheckUnavailable:
+        raise
+    except Exception as error:
+        raise out_of_reach(error) from error
 
 
 def out_of_reach(error: Exception) -> CheckUnavailable:
@@ -38,29 +46,33 @@ def out_of_reach(error: Exception) -> CheckUnavailable:
     return CheckUnavailable(f"the database cannot be reached: {type(error).__name__}")
 
 
-def answer(connection: Connection, half: HalfMessage) -> Outcome:
-    """The outcome of a half according to the local table on this connection.
+def answer(connection: Connection, half: HalfMessage, sources: Sources | None = None) -> Outcome:
+    """The outcome of a half according to the local tables on this connection.
 
     Raises CheckUnavailable if the half names another database, if the row may have been purged, or if the database
     does not answer in time.
     """
     with short_waits(connection):
-        return _answer(connection, half)
+        return _answer(connection, half, Sources() if sources is None else sources)
 
 
-def _answer(connection: Connection, half: HalfMessage) -> Outcome:
+def _answer(connection: Connection, half: HalfMessage, sources: Sources) -> Outcome:
     try:
-        source, _ = read_source(connection)
-        connection.rollback()
+        sources.freshen(connection)
+        asked = sources.schemas_of(half.source)
+        # A copied schema has the same source id: the row is in one of them, and a tombstone in each of the others.
+        for schema in asked:
+            sources.verify(connection, schema)
+            row = ask(connection, half.id, half.producer_group, schema, half.source)
+            if row.state == "COMMITTED" and half.shard in row.shards:
+                return Outcome.COMMIT
+        for state, shards in sources.elsewhere(connection, half.id, asked):
+            if state == "COMMITTED" and half.shard in shards.split(","):
+                return Outcome.COMMIT
     except SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
-    if source != half.source:
-        raise CheckUnavailable(
-            f"this database is source {source}, but the half came from source {half.source or '(none)'}"
-        )
-    row = ask(connection, half.id, half.producer_group)
-    if row.state == "COMMITTED" and half.shard in row.shards:
-        return Outcome.COMMIT
+    if not asked:
+        raise CheckUnavailable(sources.unknown(half.source))
     # The row is a tombstone, or a retry stored the transaction's half on another shard, and this half is left over.
     return Outcome.ROLLBACK
 

@@ -1,8 +1,9 @@
 """The atomic question whether a transaction committed in this database; if it did not, asking prevents its commit.
 
 In a new READ COMMITTED transaction on the primary, a tombstone with the transaction's id is inserted; a conflict is
-ignored. Then the row is read. A running transaction holds the row's lock, so that the question waits for it, or gives
-up after a lock timeout without an answer. The answer comes from the SELECT, never from the row count.
+ignored. Then the row is read. All statements name one schema, whose source id is compared in the same transaction. A
+running transaction holds the row's lock, so that the question waits for it, or gives up after a lock timeout without an
+answer. The answer comes from the SELECT, never from the row count.
 https://www.postgresql.org/docs/15/sql-insert.html
 """
 
@@ -19,26 +20,26 @@ from sqlalchemy.engine import Connection
 from notify import ids
 from notify.check.listener import CheckUnavailable
 from notify.databases import commits_by_itself
+from notify.schemas import named_by, qualified
 
 LOCK_TIMEOUT_MS = 300
 """How long a question waits for a running transaction; on MariaDB and MySQL it is rounded up to a second."""
 
 _TOMBSTONE = (
-    "INSERT INTO half_message"
+    "INSERT INTO {half}"
     " (transaction_id, message_no, producer_group, mode, state, shards, topic, relayed, created_at)"
     " VALUES (:id, 0, :producer_group, 'half', 'ROLLED_BACK', '', '', 1, {now}) {ignore}"
 )
-_LOCAL_ROW = sa.text("SELECT state, shards FROM half_message WHERE transaction_id = :id AND message_no = 0")
-_SOURCE = sa.text("SELECT id, purged_before FROM notify_source")
-_PURGED = sa.text("SELECT purged_before FROM notify_source")
+_LOCAL_ROW = "SELECT state, shards FROM {half} WHERE transaction_id = :id AND message_no = 0"
+_SOURCE = "SELECT id, purged_before FROM {source}"
 
 _ON_CONFLICT = "ON CONFLICT DO NOTHING"
-_ON_DUPLICATE_KEY = sa.text(_TOMBSTONE.format(now="UTC_TIMESTAMP(6)", ignore="ON DUPLICATE KEY UPDATE state=state"))
+_ON_DUPLICATE_KEY = {"now": "UTC_TIMESTAMP(6)", "ignore": "ON DUPLICATE KEY UPDATE state=state"}
 _TOMBSTONES = {
-    "postgresql": sa.text(_TOMBSTONE.format(now="clock_timestamp() AT TIME ZONE 'utc'", ignore=_ON_CONFLICT)),
+    "postgresql": {"now": "clock_timestamp() AT TIME ZONE 'utc'", "ignore": _ON_CONFLICT},
     "mysql": _ON_DUPLICATE_KEY,
     "mariadb": _ON_DUPLICATE_KEY,
-    "sqlite": sa.text(_TOMBSTONE.format(now="strftime('%Y-%m-%d %H:%M:%f', 'now')", ignore=_ON_CONFLICT)),
+    "sqlite": {"now": "strftime('%Y-%m-%d %H\\:%M\\:%f', 'now')", "ignore": _ON_CONFLICT},
 }
 
 
@@ -50,32 +51,50 @@ class LocalRow:
     shards: tuple[str, ...]
 
 
-def read_source(connection: Connection) -> tuple[str, int]:
-    """The database's source id, and the time in milliseconds before which its rows were purged by force.
+def _sql(connection: Connection, statement: str, schema: str | None, **parts: str) -> sa.TextClause:
+    named = named_by(connection, schema)
+    names = {
+        "half": qualified(connection, "half_message", named),
+        "source": qualified(connection, "notify_source", named),
+    }
+    return sa.text(statement.format(**names, **parts))
 
-    Raises CheckUnavailable if notify_source is empty, SQLAlchemy's error if the table is missing.
+
+def read_source(connection: Connection, schema: str | None = None) -> tuple[str, int]:
+    """The source id of a schema, and the time in milliseconds before which its rows were purged by force.
+
+    `schema`: None: where the connection finds the table. Raises CheckUnavailable if notify_source is empty,
+    SQLAlchemy's error if the table is missing.
     """
-    row = connection.execute(_SOURCE).one_or_none()
+    row = connection.execute(_sql(connection, _SOURCE, schema)).one_or_none()
     if row is None:
         raise CheckUnavailable("the table notify_source is empty: run create_tables on this database")
     return str(row[0]), int(row[1])
 
 
-def ask(connection: Connection, transaction_id: str, producer_group: str) -> LocalRow:
+def ask(
+    connection: Connection,
+    transaction_id: str,
+    producer_group: str,
+    schema: str | None = None,
+    source: str | None = None,
+) -> LocalRow:
     """Ask in a new transaction; the connection must not have an open one.
 
-    Raises CheckUnavailable on a lock timeout or another error of the database. Raises it also if there is no committed
-    row and rows of that time were purged by force: then the outcome is unknown, and no tombstone remains.
+    `schema`: None: where the connection finds the table; `source`: the source id that the schema must have. Raises
+    CheckUnavailable on a lock timeout or another error of the database. Raises it also if the schema has another source
+    id, or if there is no committed row and rows of that time were purged by force: then the outcome is unknown, and no
+    tombstone remains.
     """
     name = connection.dialect.name
-    parameters = {"id": transaction_id, "producer_group": producer_group}
     if name not in _TOMBSTONES:
         raise CheckUnavailable(f"checks do not support {name}: write a CheckMessageListener")
+    tombstone = _sql(connection, _TOMBSTONE, schema, **_TOMBSTONES[name])
     try:
         with _own_transaction(connection):
             with _short_lock_waits(connection):
-                connection.execute(_TOMBSTONES[name], parameters)
-            return _read(connection, parameters)
+                connection.execute(tombstone, {"id": transaction_id, "producer_group": producer_group})
+            return _read(connection, transaction_id, schema, source)
     except sa.exc.SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
 
@@ -138,18 +157,20 @@ def _short_lock_waits(connection: Connection) -> Iterator[None]:
 _LOCK_WAITS = "SET SESSION innodb_lock_wait_timeout = {}, lock_wait_timeout = {}"
 
 
-def _read(connection: Connection, parameters: dict[str, str]) -> LocalRow:
+def _read(connection: Connection, transaction_id: str, schema: str | None, source: str | None) -> LocalRow:
     """Read the row after the insert.
 
-    `purged_before` is read last. A purge that deleted the row during this transaction has set it by then. In this case
-    the transaction is rolled back, so that no tombstone replaces the row.
+    The source is read last. A purge that deleted the row during this transaction has set `purged_before` by then. In
+    this case the transaction is rolled back, so that no tombstone replaces the row.
     """
-    row = connection.execute(_LOCAL_ROW, parameters).one_or_none()
+    row = connection.execute(_sql(connection, _LOCAL_ROW, schema), {"id": transaction_id}).one_or_none()
     if row is None:
         raise CheckUnavailable("the row is missing after its insert")
     local_row = LocalRow(str(row[0]), tuple(shard for shard in str(row[1]).split(",") if shard))
-    purged_before = int(connection.execute(_PURGED).scalar_one())
-    if local_row.state != "COMMITTED" and ids.milliseconds(ids.from_text(parameters["id"])) <= purged_before:
+    its_source, purged_before = read_source(connection, schema)
+    if source is not None and its_source != source:
+        raise CheckUnavailable(f"the schema {schema!r} has become source {its_source}: it was {source} a moment ago")
+    if local_row.state != "COMMITTED" and ids.milliseconds(ids.from_text(transaction_id)) <= purged_before:
         raise CheckUnavailable("rows of that time were purged by force: an operator has to decide")
     return local_row
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from notify.cli.api import DRY_RUN, URL, call
 from notify.cli.audit_failures import never_one, spark_errors
 from notify.cli.audit_flags import AS_JSON, commands_of
-from notify.cli.audit_inputs import is_small, opened, opened_here, session
+from notify.cli.audit_inputs import Schemas, is_small, opened, opened_here, session
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
 from notify.cli.audit_results import RESULTS, concluded, keep
@@ -21,6 +21,9 @@ from notify.cli.audit_text import published, show, show_explained
 from notify.cli.printed import say, say_json
 from notify.ending import heeding_signals
 from notify.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from notify.spark.result import Inputs
 
 DATABASE = typer.Option(
     [], "--database", envvar="NOTIFY_AUDIT_DATABASE", help="A service's database as `NAME=URL` or URL (repeatable): "
@@ -40,6 +43,15 @@ STORAGE = typer.Option(
     envvar="NOTIFY_AUDIT_STORAGE",
     help="A server's SQL storage, with halves and outcomes (repeatable).",
 )
+SCHEMA = typer.Option(
+    [], "--schema", envvar="NOTIFY_AUDIT_SCHEMA", help="The schema of a service's tables, as `NAME=SCHEMA` with a "
+    "database's name, or alone for each database (repeatable: each schema is a source); default: where the URL's user "
+    "finds them.",
+)  # fmt: skip
+SCHEMAS = typer.Option(
+    [], "--schemas", envvar="NOTIFY_AUDIT_SCHEMAS", help="Each schema with a service's tables whose name matches "
+    "(`t_*,public`) is a source, as `NAME=PATTERNS` or alone (repeatable).",
+)  # fmt: skip
 MASTER = typer.Option("", "--master", help="Spark's master, or sc://host:port of Spark Connect; default: this machine.")
 MEMORY = typer.Option("3g", "--memory", help="Memory of Spark's driver and of each executor.")
 LONGEST = typer.Option(
@@ -51,7 +63,7 @@ DELIVER = typer.Option(
 BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="The step of the report's plots and counts.")
 EFFECTS = typer.Option(
     [], "--effects", help="A query for the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
-    "a database's name; without it doubled effects are not found.",
+    "a database's name; `{schema}` in it is the database's schema; without it doubled effects are not found.",
 )  # fmt: skip
 OBJECTIVE = typer.Option(
     99.99, "--objective", min=0, max=100,
@@ -100,8 +112,9 @@ def instant_us(option: str, text: str) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6)
 
 
-def effect_queries(given: list[str], names: list[str]) -> tuple[tuple[str, str], ...]:
+def effect_queries(given: list[str], inputs: Inputs) -> tuple[tuple[str, str], ...]:
     """The (name, query) of each `NAME:SQL`; the name "" means the first database."""
+    names = {name for database in inputs.databases for name in (database.name, database.given)}
     pairs = []
     for text in given:
         name, colon, query = text.partition(":")
@@ -120,6 +133,8 @@ def run(
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
+    schema: list[str] = SCHEMA,
+    schemas: list[str] = SCHEMAS,
     since: str = SINCE,
     to: str = typer.Option("", "--to", help="The end; default: now."),
     max_transaction_seconds: float = LONGEST,
@@ -148,7 +163,8 @@ def run(
     """Audit once. Exit code 0: nothing is wrong; 1: something is wrong; 2: inconclusive, or the audit failed."""
     with never_one(as_json):
         check_files(plan_file, repair)
-        given, copies = (database, log, kafka, storage, most_lag_seconds), scratch or str(report / "segments")
+        given = (database, log, kafka, storage, most_lag_seconds, Schemas(schema, schemas))
+        copies = scratch or str(report / "segments")
         if repair is not None:
             with spark_errors(), opened_here(*given) as inputs:
                 rows = carry_out(inputs, repair, url, reason, scratch=copies, force=force, dry_run=dry_run)
@@ -159,7 +175,7 @@ def run(
             from notify.spark.causes.told import tell_causes
             from notify.spark.result import Plan
 
-            queries = effect_queries(effects, [d.name for d in inputs.databases])
+            queries = effect_queries(effects, inputs)
             bounds = (instant_us("--from", since), instant_us("--to", to), max_transaction_seconds, deliver_seconds)
             plan = Plan(*bounds, bucket_seconds, queries, tuple(fail_on), objective, "full" if full else "")
             plan, before = proved.begun(plan, report, inputs, goes_on=goes_on)
@@ -183,6 +199,8 @@ def explain(
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
+    schema: list[str] = SCHEMA,
+    schemas: list[str] = SCHEMAS,
     plan_file: list[Path] = typer.Option(
         [], "--plan", help="A plan that was carried out, whose journal says by whom and why (repeatable)."
     ),
@@ -197,7 +215,8 @@ def explain(
     Exit code 0: nothing is wrong with it, or it is repaired; 1: something is wrong, or no source knows it; 2: failed.
     """
     with never_one(as_json):
-        with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+        given = (database, log, kafka, storage, 0.0, Schemas(schema, schemas))
+        with spark_errors(), opened_here(*given) as inputs:
             from notify.spark.explain.explained import explain as explained
 
             times = (max_transaction_seconds, deliver_seconds)
@@ -215,6 +234,8 @@ def watch(
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
+    schema: list[str] = SCHEMA,
+    schemas: list[str] = SCHEMAS,
     window_seconds: float = typer.Option(60.0, "--window-seconds", min=1, help="The length of a window."),
     since: str = typer.Option("", "--from", help="The start of the first window; default: now, before Spark starts."),
     windows: int = typer.Option(0, "--windows", min=0, help="Stop after this number of windows; 0: never."),
@@ -243,14 +264,14 @@ def watch(
     import threading
 
     stop = threading.Event()
-    opening = opened_here(database, log, kafka, storage)
+    given = (database, log, kafka, storage, 0.0, Schemas(schema, schemas))
+    opening = opened_here(*given)
     with heeding_signals(stop.set), never_one(as_json), alarmed(state, alarm_url), opening as checked:
         from notify.spark.result import Plan
         from notify.spark.watch.watching import Auditing, Watch
 
-        names = [d.name for d in checked.databases]
         bounds = (instant_us("--from", since or "0s"), 0, max_transaction_seconds, deliver_seconds)
-        plan = Plan(*bounds, effects=effect_queries(effects, names), fail_on=tuple(fail_on))
+        plan = Plan(*bounds, effects=effect_queries(effects, checked), fail_on=tuple(fail_on))
         if metrics_port:
             from prometheus_client import start_http_server
 
@@ -259,9 +280,7 @@ def watch(
         # window in its middle.
         with session(master, memory) as spark, heeding_signals(stop.set):
             watching = Watch(
-                Auditing(
-                    spark, lambda: opened(database, log, kafka, storage), scratch or str(state / "segments"), results
-                ),
+                Auditing(spark, lambda: opened(*given), scratch or str(state / "segments"), results),
                 plan,
                 state,
                 window_seconds=window_seconds,

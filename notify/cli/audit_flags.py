@@ -21,7 +21,7 @@ AS_JSON = typer.Option(
 """Like `--json` of other commands, except that a failure is a kind of verdict here."""
 INPUTS = {
     "database": "--database", "log": "--log", "kafka": "--kafka", "storage": "--storage", "report": "--report",
-    "scratch": "--scratch",
+    "scratch": "--scratch", "schema": "--schema", "schemas": "--schemas",
 }  # fmt: skip
 TIMES = {"max_transaction_seconds": "--max-transaction-seconds", "deliver_seconds": "--deliver-seconds"}
 BOUNDS = {"since": "--from", "to": "--to", "effects": "--effects"}
@@ -33,14 +33,12 @@ def commands_of(context: typer.Context, inputs: Inputs) -> Commands:
     from notify.spark.causes.commands import Commands
 
     flags = context.params
-    urls = [_url(text) for text in flags["database"]]
-    sources = [database.source_id() for database in inputs.databases]
     return Commands(
         tuple(_words(context, INPUTS)),
         tuple(_words(context, TIMES)),
         tuple(_words(context, BOUNDS)),
         tuple(_words(context, {"url": "--url"})),
-        tuple(zip(sources, urls, strict=True)),
+        tuple((each.source_id(), each.shown_url, each.named_schema) for each in inputs.databases),
         without_secrets(flags["kafka"][0]) if flags["kafka"] and not flags["log"] else "",
     )
 
@@ -55,9 +53,3 @@ def _words(context: typer.Context, flags: dict[str, str]) -> Iterable[str]:
             is_path = name in PATHS and "://" not in str(each)
             text = str(Path(each).absolute()) if is_path else without_secrets(str(each))
             yield from (flag, text)
-
-
-def _url(text: str) -> str:
-    """The URL of `NAME=URL`."""
-    name, equals, url = text.partition("=")
-    return without_secrets(url if equals and "://" not in name else text)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy.exc import ArgumentError
 
 from notify.errors import InvalidRequest, Unavailable
+
+MOST_SCHEMAS = 200
+"""Spark plans the reads of every schema at once."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from notify.spark.databases import Database
     from notify.spark.log_files import SegmentFile
     from notify.spark.result import Inputs
 
@@ -27,9 +33,49 @@ def named_logs(given: list[str]) -> list[tuple[str, str]]:
     return [(name if names.count(name) == 1 else place, place) for name, place in pairs]
 
 
+class Schemas(NamedTuple):
+    """The flags that name schemas of the databases, as they were given: `--schema` and `--schemas`."""
+
+    named: list[str]
+    patterns: list[str]
+
+    def of(self, name: str) -> tuple[list[str], str]:
+        """The schemas, and the patterns, of the database of a flag, by its name."""
+        return _of_name(self.named, name), ",".join(_of_name(self.patterns, name))
+
+    def check(self, names: set[str]) -> None:
+        """Raises InvalidRequest for a flag that names a database which was not given."""
+        for flag, texts in (("--schema", self.named), ("--schemas", self.patterns)):
+            for text in texts:
+                name, equals, _ = text.partition("=")
+                if equals and name not in names:
+                    raise InvalidRequest(
+                        f"{flag} {text}: no database {name} was given: name it with --database {name}=URL"
+                    )
+
+
+def _of_name(texts: list[str], name: str) -> list[str]:
+    """The values for a name among texts such as `NAME=VALUE`, or `VALUE` for every name."""
+    parts = [text.partition("=") for text in texts]
+    return [value if equals else first for first, equals, value in parts if not equals or first == name]
+
+
+def named_url(text: str) -> tuple[str, str]:
+    """The (name, URL) of `NAME=URL`, or of a URL: then the name is the database's."""
+    name, equals, url = text.partition("=")
+    if equals and "://" not in name:
+        return name, url
+    return "", text
+
+
 @contextmanager
 def opened(
-    database: list[str], log: list[str], kafka: list[str], storage: list[str], most_lag_seconds: float = 0.0
+    database: list[str],
+    log: list[str],
+    kafka: list[str],
+    storage: list[str],
+    most_lag_seconds: float = 0.0,
+    schemas: Schemas | None = None,
 ) -> Iterator[Inputs]:
     """Open the inputs that the flags name. Raises the errors of the inputs."""
     from notify.spark.databases import Database
@@ -37,21 +83,49 @@ def opened(
     from notify.spark.result import Inputs
 
     databases: list[Database] = []
+    storages: list[Database] = []
     try:
-        for text in (*database, *storage):
-            name, equals, url = text.partition("=")
-            is_named = equals and "://" not in name
-            databases.append(Database(url if is_named else text, name if is_named else "", most_lag_seconds))
+        for text in database:
+            for each in _sources(text, most_lag_seconds, schemas or Schemas([], [])):
+                databases.append(each)
+        if schemas is not None:
+            schemas.check({each.given for each in databases})
+        for text in storage:
+            name, url = named_url(text)
+            storages.append(Database(url, name, most_lag_seconds, is_storage=True))
         readers: list[Any] = []
         if kafka:
             from notify.spark.kafka_input import KafkaInput
 
             readers = [KafkaInput(url) for url in kafka]
         logs = [LogInput(directory, name) for name, directory in named_logs(log)]
-        yield Inputs(databases[: len(database)], logs, readers, databases[len(database) :])
+        yield Inputs(databases, logs, readers, storages)
     finally:
-        for opened_database in databases:
+        for opened_database in (*databases, *storages):
             opened_database.close()
+
+
+def _sources(text: str, most_lag_seconds: float, schemas: Schemas) -> Iterator[Database]:
+    """The databases of one flag: one for each schema."""
+    from notify.spark.databases import Database, schemas_in
+    from notify.storage.sql.engines import parsed_url
+
+    name, url = named_url(text)
+    given = name
+    if not given and (schemas.named or schemas.patterns):
+        with suppress(ArgumentError):  # `Database` says what is wrong with the URL
+            given = parsed_url(url).database or ""
+    named, patterns = schemas.of(given)
+    found = schemas_in(url, f"--database {name}".rstrip(), patterns) if patterns else []
+    several = list(dict.fromkeys([*named, *found]))
+    if len(several) > MOST_SCHEMAS:
+        raise InvalidRequest(
+            f"--schemas: {len(several):,} schemas of database {given} match, and an audit reads at most "
+            f"{MOST_SCHEMAS}: write narrower patterns, and audit the others apart"
+        )
+    for schema in several or [""]:
+        shown = f"{given}.{schema}" if patterns or len(several) > 1 else name
+        yield Database(url, shown, most_lag_seconds, schema=schema, given=given)
 
 
 @contextmanager
@@ -90,7 +164,12 @@ def _bytes_since(segment: SegmentFile, from_us: int) -> int:
 
 
 def opened_here(
-    database: list[str], log: list[str], kafka: list[str], storage: list[str], most_lag_seconds: float = 0.0
+    database: list[str],
+    log: list[str],
+    kafka: list[str],
+    storage: list[str],
+    most_lag_seconds: float = 0.0,
+    schemas: Schemas | None = None,
 ) -> Any:
     """`opened`, after checking the flags, and that pyspark is installed."""
     if not database:
@@ -102,4 +181,4 @@ def opened_here(
         import pyspark  # noqa: F401
     except ModuleNotFoundError as error:
         raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
-    return opened(database, log, kafka, storage, most_lag_seconds)
+    return opened(database, log, kafka, storage, most_lag_seconds, schemas)

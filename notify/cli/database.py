@@ -8,27 +8,45 @@ import dataclasses
 import logging
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
 import typer
 
 from notify.check.listener import CheckUnavailable
-from notify.check.question import read_source
+from notify.check.sources import ALL, Sources
 from notify.cli import of_database
 from notify.cli.api import AS_JSON, URL
 from notify.cli.printed import say, say_json
-from notify.client import TransactionProducer
 from notify.client.purge import Purged, purge, purge_by_force
+from notify.client.running import Plan
+from notify.client.table import half_message
+from notify.client.thread_outgoing import ThreadOutgoing
+from notify.databases import within_schema
 from notify.ending import heeding_signals, run_until_told
-from notify.errors import NotifyError, Unavailable
+from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
 from notify.relay.relay import Relay
+from notify.schemas import with_table
 from notify.sinks.sink import running_beside
 from notify.storage.sql.engines import visitor_engine
 from notify.told.form import transactions as counted
 
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAlchemy URL. [env: NOTIFY_DSN]")
+SCHEMA = typer.Option(
+    None,
+    "--schema",
+    envvar="NOTIFY_SCHEMA",
+    help="The schema with the tables (MySQL: the database); default: where the connection finds them. "
+    "[env: NOTIFY_SCHEMA]",
+)
+SCHEMAS = typer.Option(
+    None,
+    "--schemas",
+    envvar="NOTIFY_SCHEMAS",
+    help="Patterns of schemas, separated by commas (`t_*,shop`), instead of one; those made later are found. "
+    "[env: NOTIFY_SCHEMAS]",
+)
 
 
 @contextlib.contextmanager
@@ -50,14 +68,22 @@ def register(app: typer.Typer) -> None:
 def relay(
     dsn: str = DSN,
     url: str = URL,
-    interval: float = typer.Option(0.2, min=0.01, max=60, help="Seconds between polls of an empty outbox."),
+    schema: str | None = SCHEMA,
+    schemas: str | None = SCHEMAS,
+    interval: float = typer.Option(
+        0.2,
+        min=0.01,
+        max=86_400,
+        help="Seconds between polls of an empty outbox where no commit wakes the relay. More than 300: no session is "
+        "kept in between, so that a database may pause.",
+    ),
     once: bool = typer.Option(False, "--once", help="Stop when the outbox is empty."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Move outbox messages (mode=outbox) from a database to the server."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     with opened(dsn) as engine, running_beside(url):
-        mover = Relay(engine, url)
+        mover = Relay(engine, url, schema=schema, schemas=schemas)
         try:
             run_until_told(lambda: mover.run(interval=interval, once=once))
         except NotifyError:
@@ -76,19 +102,36 @@ def check(
     dsn: str = DSN,
     group: str = typer.Option(..., envvar="NOTIFY_GROUP", help="The producer group to answer for."),
     url: str = URL,
+    schema: str | None = SCHEMA,
+    schemas: str | None = SCHEMAS,
 ) -> None:
-    """Answer checks from a database's half_message table while its application is down."""
+    """Answer checks from a database's half_message tables while its application is down.
+
+    It answers for all schemas that have the tables, or for those that --schema or --schemas name; later ones are found.
+    """
+    one_way(schema, schemas)
     stop = threading.Event()
     with heeding_signals(stop.set), opened(dsn) as engine:
-        _check_ready(engine)
-        with TransactionProducer(url, group=group, engine=engine) as producer:
-            say(f"answers checks of group {group} ({producer.instance}) at {url}, until Ctrl-C", err=True)
+        sources = Sources(schema, schemas or ALL)
+        _check_ready(engine, sources)
+        plan = Plan(url=url, group=group, engine=engine, sources=sources)
+        with contextlib.closing(ThreadOutgoing(plan)) as answering:
+            answering.start()
+            say(f"answers checks of group {group} ({plan.instance}) at {url}, until Ctrl-C", err=True)
             stop.wait()
+
+
+def one_way(schema: str | None, schemas: str | None) -> None:
+    """Raises InvalidRequest if both a schema and patterns of schemas are given."""
+    if schema and schemas:
+        raise InvalidRequest("give --schema for one schema, or --schemas for those that match a pattern, not both")
 
 
 def purge_rows(
     dsn: str = DSN,
     url: str = URL,
+    schema: str | None = SCHEMA,
+    schemas: str | None = SCHEMAS,
     older_than: float = typer.Option(86_400.0, min=0, help="Only rows older than this, in seconds."),
     force: bool = typer.Option(
         False, "--force", help="Do not ask the server; checks can no longer decide older halves."
@@ -96,24 +139,41 @@ def purge_rows(
     as_json: bool = AS_JSON,
 ) -> None:
     """Delete old half_message rows whose transactions are decided on the server, or that a bridge has moved there."""
+    one_way(schema, schemas)
+    result = Purged()
     with opened(dsn) as engine:
-        if force:
-            result = purge_by_force(engine, older_than=older_than)
-        else:
-            result = asyncio.run(_purge(engine, url, older_than))
-    done = dataclasses.asdict(result)
-    say_json(done) if as_json else say(f"{done['rows']} rows deleted, {counted(done['kept'])} kept")
+        for place in _places(engine, schema, schemas):
+            if force:
+                done = purge_by_force(engine, older_than=older_than, schema=place)
+            else:
+                done = asyncio.run(_purge(engine, url, older_than, place))
+            result.looked_at += done.looked_at
+            result.rows += done.rows
+            result.kept += done.kept
+    told = dataclasses.asdict(result)
+    say_json(told) if as_json else say(f"{told['rows']} rows deleted, {counted(told['kept'])} kept")
 
 
-async def _purge(engine: sa.Engine, url: str, older_than: float) -> Purged:
+def _places(engine: sa.Engine, schema: str | None, schemas: str | None) -> Sequence[str | None]:
+    """The schemas to purge. Raises NotFound if the patterns match none."""
+    if not schemas:
+        return [schema]
+    with engine.connect() as connection:
+        found = with_table(connection, half_message.name, schemas)
+    if not found:
+        raise NotFound(f"no schema that matches {schemas} has a table {half_message.name}: nothing is purged")
+    return found
+
+
+async def _purge(engine: sa.Engine, url: str, older_than: float, schema: str | None) -> Purged:
     moved = 0
     if engine.dialect.name in ("mysql", "mariadb"):
         from notify.binlog_bridge.purge import purge_moved
 
-        moved = await purge_moved(engine, url, older_than=older_than)
+        moved = await purge_moved(within_schema(engine, schema), url, older_than=older_than)
     if url.startswith(SCHEME):
         return Purged(rows=moved)
-    result = await purge(engine, url, older_than=older_than)
+    result = await purge(engine, url, older_than=older_than, schema=schema)
     result.rows += moved
     return result
 
@@ -141,14 +201,17 @@ def not_ready(error: Exception) -> str:
     return f"the database is not ready: {detail}. `notify doctor --dsn … --create-tables` makes the tables."
 
 
-def _check_ready(engine: sa.Engine) -> None:
-    """Raises Unavailable if the database cannot answer checks."""
+def _check_ready(engine: sa.Engine, sources: Sources) -> None:
+    """Raises Unavailable if the database cannot answer checks, UnsafeTable if its answers would be wrong."""
     try:
         engine.connect().close()
     except sa.exc.SQLAlchemyError as error:
         raise Unavailable(away(error)) from None
     try:
         with engine.connect() as connection:
-            read_source(connection)
-    except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
+            sources.look(connection)
+            sources.verify_all(connection)
+    except sa.exc.SQLAlchemyError as error:
         raise Unavailable(not_ready(error)) from None
+    if not sources.ids:
+        raise Unavailable(not_ready(CheckUnavailable("no schema here has the tables half_message and notify_source")))

@@ -9,19 +9,22 @@ from typing import Any
 import sqlalchemy as sa
 import typer
 
+from notify import guarantees
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.cli.api import AS_JSON, URL, call
 from notify.cli.bridge import by_name
-from notify.cli.database import away, not_ready, opened
+from notify.cli.database import SCHEMA, away, not_ready, opened
 from notify.cli.kafka.line import Line
 from notify.cli.printed import say, say_json
 from notify.client.making_tables import create_tables, new_source
 from notify.client.purge import counts
+from notify.client.table import EVERYTHING
+from notify.databases import schema_of, within_schema
 from notify.errors import InvalidRequest, NotifyError
 from notify.outbox import LOCAL, SERVER
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
-from notify.storage.sql import checkup
+from notify.storage.sql import checkup, schema
 from notify.urls import without_secrets
 
 
@@ -38,6 +41,7 @@ def doctor(
         "cluster.",
     ),
     url: str = URL,
+    schema: str | None = SCHEMA,
     create: bool = typer.Option(False, "--create-tables", help="Make missing tables in the database."),
     bridge: bool = typer.Option(False, "--bridge", help="Also check whether its binlog can be bridged without gaps."),
     fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a new source id."),
@@ -50,7 +54,9 @@ def doctor(
     """Check the server or Kafka, and databases; each finding says what to do. Exit code 1 if there are findings."""
     if role and not kafka:
         raise InvalidRequest("--as goes with --kafka: name the cluster")
-    for flag, is_given in (("--create-tables", create), ("--bridge", bridge), ("--new-source", fresh_source)):
+    for flag, is_given in (
+        ("--create-tables", create), ("--bridge", bridge), ("--new-source", fresh_source), ("--schema", bool(schema)),
+    ):  # fmt: skip
         if is_given and not dsn:
             raise InvalidRequest(f"{flag} goes with --dsn: name the database")
     addresses = [(name, each) for name, urls in by_name(dsn).items() for each in urls]
@@ -65,7 +71,8 @@ def doctor(
     nodes: list[checkup.Node] = []
     for name, address in addresses:
         its_facts: dict[str, Any] = {}
-        with opened(address) as engine:
+        with opened(address) as opened_engine:
+            engine = within_schema(opened_engine, schema)
             if create:
                 create_tables(engine)
             if fresh_source:
@@ -233,7 +240,7 @@ def _bridge_findings(engine: sa.Engine, name: str) -> list[str]:
 
 
 def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[checkup.Node]) -> list[str]:
-    """Findings about lost durability, clusters and missing tables.
+    """Findings about lost durability, clusters, and tables that are missing or cannot keep what is promised.
 
     `facts` gets the source id and the counts of the tables, `nodes` the database if it is a node of Galera.
     """
@@ -246,10 +253,15 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
     except sa.exc.SQLAlchemyError as error:
         return [away(error)]
     try:
-        tables = set(sa.inspect(engine).get_table_names())
+        tables = set(sa.inspect(engine).get_table_names(schema=schema_of(engine)))
         # A database of `notify serve --storage` needs no tables of a service.
         is_of_a_service = LOCAL.table.name in tables or SERVER.table.name not in tables
         with engine.connect() as connection:
+            faults = guarantees.faults(connection, EVERYTHING if is_of_a_service else ())
+            faults += guarantees.faults(connection, schema.NEEDS) if SERVER.table.name in tables else []
+            findings += map(str, faults)
+            if any(fault.hides for fault in faults):
+                return findings  # what is counted below would be less than there is
             if is_of_a_service:
                 facts["source"] = read_source(connection)[0]
         if mode := pool_mode(engine):

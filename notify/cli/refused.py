@@ -15,12 +15,13 @@ from notify import refused
 from notify.actor import signed
 from notify.cli import undelivered
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, WIDE, fields, show, show_rows
-from notify.cli.database import opened
+from notify.cli.database import SCHEMA, opened
 from notify.client.table import notify_refused
-from notify.databases import has_table
+from notify.databases import has_table, within_schema
 from notify.errors import InvalidRequest
+from notify.guarantees import verify
 from notify.kafka.records import SCHEME
-from notify.outbox import present
+from notify.outbox import MOVES, present
 
 group = typer.Typer(help="Outbox transactions that the target will never take unchanged.", no_args_is_help=True)
 
@@ -43,6 +44,7 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_refused(
     dsn: str = DSN,
+    schema: str | None = SCHEMA,
     state: str | None = typer.Option(None, help="Only this state: WAITING, RETRY (Kafka: SENT) or DROPPED."),
     after: str = typer.Option("", help="Only transactions with ids above this one."),
     max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
@@ -57,7 +59,7 @@ def list_refused(
         raise typer.Exit(1 if waiting else 0)
     if state is not None and state not in refused.STATES:
         raise InvalidRequest(f"--state {state}: it is one of {', '.join(refused.STATES)}")
-    with _database(dsn) as engine:
+    with _database(dsn, schema) as engine:
         with engine.connect() as connection:
             waiting = refused.count(connection)
             rows = refused.listed(connection, state=state, after=after, limit=max)
@@ -70,6 +72,7 @@ def list_refused(
 @group.command("retry")
 def retry_refused(
     dsn: str = DSN,
+    schema: str | None = SCHEMA,
     id: list[str] = IDS,
     all: bool = ALL,
     reason: str = REASON,
@@ -77,12 +80,13 @@ def retry_refused(
     as_json: bool = AS_JSON,
 ) -> None:
     """Let the relay or bridge send transactions again. They come after later messages of their keys."""
-    _decide(dsn, id, all, reason, dry_run, as_json, refused.retry)
+    _decide(dsn, schema, id, all, reason, dry_run, as_json, refused.retry)
 
 
 @group.command("drop")
 def drop_refused(
     dsn: str = DSN,
+    schema: str | None = SCHEMA,
     id: list[str] = IDS,
     all: bool = ALL,
     reason: str = REASON,
@@ -90,11 +94,12 @@ def drop_refused(
     as_json: bool = AS_JSON,
 ) -> None:
     """Drop transactions: they are never sent, and their rows may be purged. The list keeps the reason."""
-    _decide(dsn, id, all, reason, dry_run, as_json, refused.drop)
+    _decide(dsn, schema, id, all, reason, dry_run, as_json, refused.drop)
 
 
 def _decide(
     dsn: str,
+    schema: str | None,
     ids: Sequence[str],
     all: bool,
     reason: str,
@@ -110,7 +115,7 @@ def _decide(
         has_failed = any(message["status"] != 200 for message in answer["messages"])
         raise typer.Exit(1 if answer["not_on_the_list"] or has_failed else 0)
     done: list[str] = []
-    with _database(dsn) as engine:
+    with _database(dsn, schema) as engine:
         chosen = list(ids) or _waiting(engine)
         for begin in range(0, len(chosen), refused.MOST_AT_ONCE):
             with engine.connect() as connection:
@@ -135,10 +140,11 @@ def _waiting(engine: sa.Engine) -> list[str]:
 
 
 @contextlib.contextmanager
-def _database(dsn: str) -> Iterator[sa.Engine]:
+def _database(dsn: str, schema: str | None) -> Iterator[sa.Engine]:
     """An engine whose database has the list. Raises InvalidRequest if the list is missing and cannot be created, or if
     the database has no outbox either."""
-    with opened(dsn) as engine:
+    with opened(dsn) as opened_engine:
+        engine = within_schema(opened_engine, schema)
         if not present(engine) and not has_table(engine, notify_refused.name):
             raise InvalidRequest(
                 "the database has neither half_message nor server_half_message: name one that a relay or bridge reads"
@@ -148,4 +154,6 @@ def _database(dsn: str) -> Iterator[sa.Engine]:
                 "the database has no table notify_refused, and this user may not create it: "
                 "run `notify doctor --dsn … --create-tables` with a user that may"
             )
+        with engine.connect() as connection:
+            verify(connection, MOVES)
         yield engine

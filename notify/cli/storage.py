@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,6 +14,9 @@ from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest
 from notify.limits import check_name
 from notify.wire import instant
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
 
 STORAGE = typer.Option(
     ..., "--storage", envvar="NOTIFY_STORAGE", help="The database's SQLAlchemy URL. [env: NOTIFY_STORAGE]"
@@ -30,6 +35,17 @@ MEMBERS: Columns = {
 }
 
 app = typer.Typer(help="The server's tables in a database.", no_args_is_help=True)
+
+
+@contextmanager
+def _verified(storage: str) -> Iterator[Engine]:
+    """An engine for a server's tables. Raises UnsafeTable if this role may not see all of them."""
+    from notify.storage.sql import schema
+    from notify.storage.sql.engines import opened
+
+    with opened(storage) as engine:
+        schema.verify(engine)
+        yield engine
 
 
 def register(root: typer.Typer) -> None:
@@ -70,11 +86,10 @@ def change_key_map(
     Meanwhile, keys that move are refused (producers retry): for some seconds, or while bridges or relays are behind.
     """
     from notify.storage.sql import key_map
-    from notify.storage.sql.engines import opened
 
     if take_back and shards is not None:
         raise InvalidRequest("give --shards or --take-back, not both")
-    with opened(storage) as engine:
+    with _verified(storage) as engine:
         with engine.begin() as connection:
             if take_back:
                 key_map.take_back(connection)
@@ -104,9 +119,8 @@ def change_key_map(
 def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     """List servers, bridges, relays and consumers by their heartbeats."""
     from notify.storage.sql import registry
-    from notify.storage.sql.engines import opened
 
-    with opened(storage) as engine, engine.begin() as connection:
+    with _verified(storage) as engine, engine.begin() as connection:
         present = registry.members(connection, within=registry.FORGOTTEN_SECONDS, with_lost_bridges=True)
     rows = [
         {"name": m.name, "kind": m.kind, "url": m.url, "roles": list(m.roles), "shards": list(m.shards), "room": m.room}
@@ -124,9 +138,8 @@ def forget(
 ) -> None:
     """Remove a bridge, relay or server that will not come back: retention and the key map wait for it no more."""
     from notify.storage.sql import registry
-    from notify.storage.sql.engines import opened
 
-    with opened(storage) as engine, engine.begin() as connection:
+    with _verified(storage) as engine, engine.begin() as connection:
         registry.forget(connection, name)
     say_json({"forgotten": name}) if as_json else say(f"{name} is forgotten")
 

@@ -20,14 +20,14 @@ from notify.client.making_tables import create_tables, drop_tables
 from notify.client.table import metadata
 
 
-def upgrade() -> None:
-    """Create the tables and the database's source id."""
-    create_tables(op.get_bind())
+def upgrade(schema: str | None = None) -> None:
+    """Create the tables, and the source id of their schema; see `create_tables`."""
+    create_tables(op.get_bind(), schema)
 
 
-def downgrade() -> None:
-    """Drop the tables. Undecided halves of this database can then only be resolved by an operator."""
-    drop_tables(op.get_bind())
+def downgrade(schema: str | None = None) -> None:
+    """Drop the tables. Undecided halves of this schema can then only be resolved by an operator."""
+    drop_tables(op.get_bind(), schema)
 
 
 def include_object(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:

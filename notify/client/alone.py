@@ -56,13 +56,13 @@ class Alone:
 
     # --- halves -----------------------------------------------------------------------------------------------
 
-    def store_half(self, transaction_id: str, messages: list[PackedMessage]) -> Item | None:
+    def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item | None:
         """Send a half, wait, and return its item; None if the loop has to send it. Raises Timeout."""
         if not self._taking_half.acquire(blocking=False):
             return None
         try:
             server = self._line_to()
-            body = None if server is None else self._running.client.half_alone(transaction_id, messages)
+            body = None if server is None else self._running.client.half_alone(transaction_id, messages, source)
             return None if server is None or body is None else self._ask(server, transaction_id, body)
         except OSError:
             self._close_outcome_line()  # a failure of one line has most likely cut both

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from notify import tracing
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
+from notify.check.sources import Sources
 from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_factory, check_made, check_transactional
 from notify.client.carrier import Carrier
@@ -20,9 +21,11 @@ from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
 from notify.client.loop_outgoing import LoopOutgoing
 from notify.client.packing import pack, pack_all
+from notify.client.places import Places
 from notify.client.rows import Mode
 from notify.client.running import Plan, check_check_after
 from notify.client.sending import Sending, refuse_commit
+from notify.client.table import SENDS
 from notify.client.transactions import HALF_SECONDS
 from notify.databases import check_engine
 from notify.errors import BindingRefused
@@ -46,6 +49,7 @@ class AsyncTransactionProducer:
         *,
         group: str,
         engine: Any = None,
+        schema: str | None = None,
         mode: Mode = "half",
         keep_messages: bool = False,
         batching: bool = True,
@@ -77,12 +81,18 @@ class AsyncTransactionProducer:
             token=token,
             tls=tls,
             chooser=chooser,
+            sources=Sources(schema),
         )
         self.outgoing = LoopOutgoing(self._plan)
         self._binding = (
             None
             if engine is None
-            else Binding(engine.sync_engine, Carrier(self.outgoing, group, mode, keep_messages=keep_messages))
+            else Binding(
+                engine.sync_engine,
+                Carrier(
+                    self.outgoing, group, mode, Places(self._plan.sources, SENDS[mode]), keep_messages=keep_messages
+                ),
+            )
         )
         if engine is not None:
             self.outgoing.start_in_a_loop()

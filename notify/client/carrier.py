@@ -11,15 +11,14 @@ import time
 from collections.abc import Sequence
 
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError
 
 from notify import ids, tracing
-from notify.check.question import read_source
 from notify.client.bound import BoundTransaction
 from notify.client.outgoing import CLOSED, Outgoing
 from notify.client.packing import give_key, size_of_message
+from notify.client.places import Place, Places
 from notify.client.rows import HalfRows, Mode
-from notify.client.table import MAKE_TABLES
 from notify.databases import commits_by_itself, has_ended_on_sqlite
 from notify.errors import (
     Backpressure,
@@ -34,6 +33,9 @@ from notify.limits import LIMITS, check_delay
 from notify.message import Message
 from notify.wire import PackedMessage
 
+MOST_PLACES = 4
+"""How often a transaction may turn out to be in another schema before it is refused."""
+
 
 class Carrier:
     """Carries the messages of one producer with transactions of one database."""
@@ -43,16 +45,14 @@ class Carrier:
         outgoing: Outgoing,
         group: str,
         mode: Mode,
+        places: Places,
         *,
         keep_messages: bool = False,
-        make_tables: str = MAKE_TABLES,
     ) -> None:
-        """`make_tables`: the part of an error text that says how to create Notify's tables."""
         self._outgoing = outgoing
         self._mode = mode
         self._rows = HalfRows(group, mode, keep_messages=keep_messages)
-        self._make_tables = make_tables
-        self._source = ""
+        self._places = places
         self.is_closed = False
         """Whether messages and commits are refused."""
 
@@ -98,27 +98,45 @@ class Carrier:
             if late is not None:
                 give_key(packed, late)
         messages = [packed for _, packed, _ in bound.sends]
-        bound.id = ids.to_text(ids.new_id())
-        if not self._source:
-            self._source = self._read_source(connection)
         if self._mode == "outbox":
             with tracing.sending(messages):
                 pass  # the row carries the context; a bridge or relay moves it
-        else:
-            self._store_half(bound, messages)
-        try:
-            self._insert(connection, bound, messages)
-        except BaseException:
-            # No COMMIT follows after this, so the outcome is ROLLBACK.
-            if bound.shard is not None:
-                self._outgoing.outcome_soon(bound.id, bound.shard, "ROLLBACK")
-            raise
-        bound.prepared = True
+        place = self._places.of(connection)
+        for _ in range(MOST_PLACES):
+            if self._is_written(connection, bound, messages, place):
+                bound.prepared = True
+                return
+            place = self._places.again(connection, place)
+        raise BindingRefused(
+            f"nothing is committed: the row of half_message goes to another schema than {place.schema!r}, although the "
+            "connection finds the table there: name the schema, with schema= or a schema_translate_map"
+        )
 
-    def _store_half(self, bound: BoundTransaction, messages: list[PackedMessage]) -> None:
+    def _is_written(
+        self, connection: Connection, bound: BoundTransaction, messages: list[PackedMessage], place: Place
+    ) -> bool:
+        """Store the half with the place's source, and insert the rows; False if they would not go to this place."""
+        bound.id = ids.to_text(ids.new_id())
+        if self._mode == "half":
+            self._store_half(bound, messages, place.source)
+        is_written = False
+        try:
+            is_written = self._insert(connection, bound, messages, place)
+        except DBAPIError as error:
+            refused = self._places.wrong_table(error)
+            if refused is None:
+                raise
+            raise refused from error
+        finally:
+            # No COMMIT follows for a half without its rows, so the outcome is ROLLBACK.
+            if not is_written and bound.shard is not None:
+                self._outgoing.outcome_soon(bound.id, bound.shard, "ROLLBACK")
+        return is_written
+
+    def _store_half(self, bound: BoundTransaction, messages: list[PackedMessage], source: str) -> None:
         try:
             with tracing.sending(messages):
-                item = self._outgoing.store_half(bound.id, messages, self._source)
+                item = self._outgoing.store_half(bound.id, messages, source)
         except NotifyError as error:
             detail = f"the half message was not stored, so nothing is committed: {error}"
             if isinstance(error, Backpressure):
@@ -128,19 +146,10 @@ class Carrier:
             raise refused from error
         bound.shard = item.shard
 
-    def _insert(self, connection: Connection, bound: BoundTransaction, messages: list[PackedMessage]) -> None:
-        self._rows.insert(connection, bound.id, bound.shard, messages)
-
-    def _read_source(self, connection: Connection) -> str:
-        """The source id of the database. Raises BindingRefused if Notify's tables are missing."""
-        try:
-            return read_source(connection)[0]
-        except (ProgrammingError, OperationalError) as error:
-            if "notify_source" not in str(error.orig):
-                raise
-            raise BindingRefused(
-                f"nothing is committed: the database has no table notify_source; {self._make_tables}"
-            ) from error
+    def _insert(
+        self, connection: Connection, bound: BoundTransaction, messages: list[PackedMessage], place: Place
+    ) -> bool:
+        return self._rows.insert(connection, bound.id, bound.shard, messages, place)
 
     def committed(self, bound: BoundTransaction) -> None:
         """Send the outcome COMMIT to the server, in the background. Call it once the database's COMMIT has returned."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,11 +13,13 @@ from typing import Any
 from notify import tracing
 from notify.backoff import Backoff
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
-from notify.check.local import LocalTransactionCheck, answer, is_async, out_of_reach
-from notify.check.question import read_source
+from notify.check.local import answer, is_async, out_of_reach
+from notify.check.local import check as check_locally
+from notify.check.sources import Sources
 from notify.client.http import NO_SERVERS_ANSWER
 from notify.client.transactions import TransactionClient, call
 from notify.errors import NotifyError
+from notify.limits import LIMITS
 from notify.sources import NO_DATABASE
 from notify.wire import Check, Checks, OutcomeItem, Poll
 
@@ -31,6 +35,10 @@ WAITING = 64
 """The most checks that wait for such a thread; a further one is answered UNKNOWN, and the server sends it again."""
 PLACES_SECONDS = 2.0
 """How often a checker looks whether servers with separate logs were added or removed."""
+LOOK_SECONDS = 60.0
+"""How often a checker looks for the schemas of its database, since another process may send from a new one."""
+SHORT_POLL_SECONDS = 1.0
+"""The least time of a poll, where one cannot name all sources."""
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
 
@@ -85,6 +93,8 @@ class _Room:
     def _left(self, future: asyncio.Future[Any]) -> None:
         self.running.discard(future)
         self._free.release()
+        if not future.cancelled():
+            future.exception()  # retrieved, even if its caller was cancelled: asyncio would complain
 
 
 def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
@@ -124,25 +134,42 @@ def _raised(raised: BaseException) -> CheckUnavailable:
     return CheckUnavailable(f"the listener raised {type(raised).__name__}")
 
 
+async def _cancelled(asking: asyncio.Future[Any]) -> None:
+    """Cancel a request, unless it is answered, and wait until its connection is free."""
+    if not asking.done():
+        asking.cancel()
+        await asyncio.wait([asking])
+    if not asking.cancelled():
+        asking.exception()
+
+
 class Checker:
     """Polls for checks of one producer group and answers them. Belongs to one event loop."""
 
-    def __init__(self, client: TransactionClient, engine: Any, listeners: list[CheckMessageListener]) -> None:
+    def __init__(
+        self, client: TransactionClient, engine: Any, listeners: list[CheckMessageListener], sources: Sources
+    ) -> None:
         self._client = client
         self._engine = engine
         self._listeners = listeners
+        self._sources = sources
         self._permits = asyncio.Semaphore(UNDER_WAY)
         self._answers: set[asyncio.Task[None]] = set()
         self._local = _Room("the local table")
         self._rooms: dict[int, _Room] = {}
         """The room of each listener, by the listener's id()."""
         self._complaint = ""
-        self.source = ""
+        self._looking = asyncio.Lock()
+        self._met: asyncio.Future[None] | None = None
+        """Done once a transaction has met a source that the polls do not name."""
         self.answered = 0
 
     async def run(self) -> None:
         """Poll until cancelled: one server, or each server with a separate log, because only it knows its halves."""
         http = self._client.http
+        loop, process = asyncio.get_running_loop(), os.getpid()
+        self._met = loop.create_future()
+        self._sources.told = lambda: self._tell_met(loop, process)
         polling: dict[str | None, asyncio.Task[None]] = {}
         try:
             await http.known()
@@ -151,21 +178,34 @@ class Checker:
                 for shard in polling.keys() - shards:
                     polling.pop(shard).cancel()
                 for shard in shards - polling.keys():
-                    polling[shard] = asyncio.get_running_loop().create_task(self._poll_for_ever(shard))
+                    polling[shard] = loop.create_task(self._poll_for_ever(shard))
                 await asyncio.sleep(PLACES_SECONDS)
         finally:
             for task in polling.values():
                 task.cancel()
             await asyncio.gather(*polling.values(), return_exceptions=True)
 
+    def _tell_met(self, loop: asyncio.AbstractEventLoop, process: int) -> None:
+        """Called in any thread; a fork's copy of this object says nothing to its parent's loop."""
+        if process == os.getpid():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._poll_anew, loop)
+
+    def _poll_anew(self, loop: asyncio.AbstractEventLoop) -> None:
+        met, self._met = self._met, loop.create_future()
+        if met is not None and not met.done():
+            met.set_result(None)
+
     async def _poll_for_ever(self, shard: str | None) -> None:
         """Poll until cancelled; retry while the server or the database is unreachable."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        turn = 0
         while True:
             try:
-                if self._engine is not None and not self.source:
-                    self.source = await self._read_source()
-                for check in await self._poll(shard):
+                if self._engine is not None:
+                    await self._look()
+                turn += 1
+                for check in await self._poll(shard, turn):
                     await self._permits.acquire()
                     task = asyncio.get_running_loop().create_task(self._answer(check))
                     self._answers.add(task)
@@ -199,41 +239,67 @@ class Checker:
             exc_info=None if isinstance(error, NotifyError | CheckUnavailable) else error,
         )
 
-    async def _poll(self, shard: str | None) -> list[Check]:
+    async def _poll(self, shard: str | None, turn: int) -> list[Check]:
+        """One long poll, which ends early when a transaction meets a source that it does not name.
+
+        `turn`: the number of the poll: if one cannot name all sources, they take turns.
+        """
         topics = sources = None
-        if self.source:
+        wait = POLL_SECONDS
+        if self._engine is not None:
+            known = self._sources.ids
+            if not known:
+                raise CheckUnavailable(self._sources.unknown(""))
+            parts = -(-len(known) // (LIMITS.topics - 1))
             # Only a listener knows the outcome of a transaction that is in no database.
-            sources = [self.source, *([NO_DATABASE] if self._listeners else [])]
-        if self._engine is None:
+            sources = [*known[turn % parts :: parts], *([NO_DATABASE] if self._listeners else [])]
+            wait = max(POLL_SECONDS / parts, SHORT_POLL_SECONDS)
+        else:
             topics = [topic for listener in self._listeners for topic in listener.topics]
         poll = Poll(
             producer_group=self._client.group,
             instance=self._client.instance,
             sources=sources,
             topics=topics,
-            wait=POLL_SECONDS,
+            wait=wait,
             max=100,
         )
-        polled: Checks = await call(self._client.http, "/v1/checks/poll", poll, Checks, POLL_SECONDS + 5, shard)
-        return polled.checks
-
-    async def _read_source(self) -> str:
+        met = self._met
+        asking = asyncio.ensure_future(call(self._client.http, "/v1/checks/poll", poll, Checks, wait + 5, shard))
         try:
-            if is_async(self._engine):
-                return str((await self._local.on_loop(self._on_connection, read_source))[0])
-            return str(await self._local.in_thread(self._read_source_sync))
-        except CheckUnavailable:
-            raise
-        except Exception as error:
-            raise out_of_reach(error) from error
+            await asyncio.wait([asking] if met is None else [asking, met], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                return []
+            polled: Checks = asking.result()
+            return polled.checks
+        finally:
+            await _cancelled(asking)
+
+    async def _look(self) -> None:
+        """Look for the schemas of the database, every LOOK_SECONDS; polls of several logs share a look."""
+        async with self._looking:
+            if self._sources.seconds_since_look() <= LOOK_SECONDS and self._sources.ids:
+                return
+            try:
+                if is_async(self._engine):
+                    await self._local.on_loop(self._on_connection, self._sources.look)
+                else:
+                    await self._local.in_thread(self._look_sync)
+            except CheckUnavailable:
+                raise
+            except Exception as error:
+                if self._sources.ids:
+                    log.debug("looking for schemas failed, and the known ones are asked about", exc_info=error)
+                    return
+                raise out_of_reach(error) from error
 
     async def _on_connection(self, function: Callable[..., Any], *arguments: Any) -> Any:
         async with self._engine.connect() as connection:
             return await connection.run_sync(function, *arguments)
 
-    def _read_source_sync(self) -> str:
+    def _look_sync(self) -> None:
         with self._engine.connect() as connection:
-            return read_source(connection)[0]
+            self._sources.look(connection)
 
     async def _answer(self, check: Check) -> None:
         reason = None
@@ -287,9 +353,9 @@ class Checker:
         if self._engine is None:
             raise CheckUnavailable(f"no listener for topic {half.topic!r}")
         if is_async(self._engine):
-            async_outcome: Outcome = await self._local.on_loop(self._on_connection, answer, half)
+            async_outcome: Outcome = await self._local.on_loop(self._on_connection, answer, half, self._sources)
             return async_outcome
-        local_outcome: Outcome = await self._local.in_thread(LocalTransactionCheck(self._engine).check, half)
+        local_outcome: Outcome = await self._local.in_thread(check_locally, self._engine, half, self._sources)
         return local_outcome
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.table import notify_inbox
+from notify.client.table import CLAIMS, notify_inbox
 from notify.databases import (
     begins_explicitly,
     commits_by_itself,
@@ -22,7 +22,9 @@ from notify.databases import (
     is_savepoint_gone,
 )
 from notify.errors import DeadLetter, InvalidRequest
+from notify.guarantees import verify_once
 from notify.message import REPLAY, ReceivedMessage
+from notify.schemas import in_schema
 
 Row = tuple[str, int]
 """The message id and the replay number of an inbox row."""
@@ -56,33 +58,39 @@ def check_transactions(connection: sa.Connection) -> None:
         )
 
 
-def claim(connection: sa.Connection, group: str, message: ReceivedMessage) -> bool:
+def claim(connection: sa.Connection, group: str, message: ReceivedMessage, schema: str | None = None) -> bool:
     """Insert the message's inbox row; False if it exists already. Waits for a transaction that inserts the same row.
+
+    `schema`: the schema of the inbox; None: where the connection finds the table.
 
     A redriven dead letter has a new id. Its effect may be recorded under either id, so rows are inserted for both.
     Raises InvalidRequest like `check_transactions`. If this returns True, run the handler within a Guard.
     """
     check_transactions(connection)
-    return _claim(connection, group, message, is_guarded=True)
+    verify_once(connection, CLAIMS, schema)
+    return _claim(connection, group, message, schema, is_guarded=True)
 
 
-def claim_all(connection: sa.Connection, group: str, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+def claim_all(
+    connection: sa.Connection, group: str, messages: Sequence[ReceivedMessage], schema: str | None = None
+) -> list[ReceivedMessage]:
     """Claim messages like `claim`, with few statements. Returns those that have not taken effect yet, in order.
 
     A message that is contained twice, or under its new id and its first one, is claimed and returned once. If any are
     returned, run the handler within a Guard.
     """
     check_transactions(connection)
+    verify_once(connection, CLAIMS, schema)
     # Sorted, so that two transactions that insert the same rows wait for each other, but do not deadlock.
     rows = sorted({row for message in messages for row in _rows_of(message)})
     existing: set[Row] = set()
     # For most batches no row exists, and this one statement is enough.
-    if not _insert(connection, group, rows, is_guarded=True):
-        existing = _existing(connection, group, rows)
-        if not _insert(connection, group, [row for row in rows if row not in existing], is_guarded=True):
+    if not _insert(connection, group, rows, schema, is_guarded=True):
+        existing = _existing(connection, group, rows, schema)
+        if not _insert(connection, group, [row for row in rows if row not in existing], schema, is_guarded=True):
             # Another transaction has committed some of the rows since.
             numbers = sorted(range(len(messages)), key=lambda n: messages[n].id)
-            claimed = [n for n in numbers if _claim(connection, group, messages[n])]
+            claimed = [n for n in numbers if _claim(connection, group, messages[n], schema)]
             connection.exec_driver_sql(_SAVEPOINT)
             return [messages[n] for n in sorted(claimed)]
     seen = set(existing)
@@ -95,11 +103,13 @@ def claim_all(connection: sa.Connection, group: str, messages: Sequence[Received
     return fresh
 
 
-def _claim(connection: sa.Connection, group: str, message: ReceivedMessage, *, is_guarded: bool = False) -> bool:
+def _claim(
+    connection: sa.Connection, group: str, message: ReceivedMessage, schema: str | None, *, is_guarded: bool = False
+) -> bool:
     first_row, *more_rows = _rows_of(message)
-    is_new = _insert(connection, group, [first_row], is_guarded=is_guarded)
+    is_new = _insert(connection, group, [first_row], schema, is_guarded=is_guarded)
     for row in more_rows:  # even if the first row exists
-        is_new = _insert(connection, group, [row]) and is_new
+        is_new = _insert(connection, group, [row], schema) and is_new
     return is_new
 
 
@@ -109,7 +119,7 @@ def _rows_of(message: ReceivedMessage) -> tuple[Row, ...]:
     return (row,) if message.first_id == message.id else (row, (message.first_id, replay))
 
 
-def _existing(connection: sa.Connection, group: str, rows: Iterable[Row]) -> set[Row]:
+def _existing(connection: sa.Connection, group: str, rows: Iterable[Row], schema: str | None) -> set[Row]:
     """The rows in the inbox with the ids of these rows."""
     columns = notify_inbox.c
     ids = sorted({message_id for message_id, _ in rows})
@@ -117,12 +127,21 @@ def _existing(connection: sa.Connection, group: str, rows: Iterable[Row]) -> set
     for begin in range(0, len(ids), ASKED_AT_ONCE):
         page = ids[begin : begin + ASKED_AT_ONCE]
         condition = sa.and_(columns.consumer_group == group, columns.message_id.in_(page))
-        result = connection.execute(sa.select(columns.message_id, columns.replay).where(condition))
+        query = sa.select(columns.message_id, columns.replay).where(condition)
+        result = connection.execute(query, execution_options=_options(schema))
         existing.update((message_id, replay) for message_id, replay in result)
     return existing
 
 
-def _insert(connection: sa.Connection, group: str, rows: Sequence[Row], *, is_guarded: bool = False) -> bool:
+def _options(schema: str | None) -> dict[str, Any]:
+    """The execution options of a statement on the inbox. A handler may have changed the session's search_path or
+    current database, also for its pool's next user: a named schema is the same for each delivery of a message."""
+    return in_schema(schema) if schema else {}
+
+
+def _insert(
+    connection: sa.Connection, group: str, rows: Sequence[Row], schema: str | None, *, is_guarded: bool = False
+) -> bool:
     """Insert rows, all or none; False if one of them exists already. `is_guarded`: the savepoint, which the insert
     needs anyway, stays open.
 
@@ -141,7 +160,15 @@ def _insert(connection: sa.Connection, group: str, rows: Sequence[Row], *, is_gu
         values = [row | {"created_at": now} for row in values]
     try:
         with _until_failure(connection) if is_guarded else connection.begin_nested():
-            connection.execute(insert, values if len(values) > 1 else values[0])
+            many_or_one = values if len(values) > 1 else values[0]
+            options = _options(schema) | {"preserve_rowcount": True}
+            written = connection.execute(insert, many_or_one, execution_options=options).rowcount
+            if 0 <= written < len(values):  # drivers that do not know it say -1
+                raise InvalidRequest(
+                    f"{written} of {len(values)} rows of {notify_inbox.name} were written: a trigger of that table "
+                    "leaves out the others, and their messages would take effect again; drop it",
+                    "unsafe_table",
+                )
     except sa.exc.IntegrityError as error:
         if not is_doubled(error.orig):
             raise
@@ -204,10 +231,12 @@ class Guard:
             pass  # the transaction is rolled back and closed
 
 
-def is_claimed(connection: sa.Connection, group: str, messages: Sequence[ReceivedMessage]) -> bool:
+def is_claimed(
+    connection: sa.Connection, group: str, messages: Sequence[ReceivedMessage], schema: str | None = None
+) -> bool:
     """Whether the inbox has a claim of one of these messages, with the number of the same replay."""
     rows = [row for message in messages for row in _rows_of(message)]
-    return not _existing(connection, group, rows).isdisjoint(rows)
+    return not _existing(connection, group, rows, schema).isdisjoint(rows)
 
 
 def refuse_partial(is_claimed: bool, error: BaseException) -> None:

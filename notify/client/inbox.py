@@ -14,11 +14,13 @@ from notify.check.local import is_async as is_async_engine
 from notify.client.claims import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.handlers import call_to_the_end, refuse_unfinished
 from notify.client.old_rows import CLOCK_SKEW, instant_before, note_purged
-from notify.client.table import MAKE_TABLES, has_replay, notify_inbox, notify_source
+from notify.client.table import CLAIMS, MAKE_TABLES, PURGES_INBOX, has_replay, notify_inbox, notify_source
 from notify.databases import check_engine, has_table, in_transaction, in_transaction_async, roll_back_driver
 from notify.errors import InvalidRequest
+from notify.guarantees import verify, verify_once
 from notify.limits import check_whole
 from notify.message import ReceivedMessage, number_of_seconds
+from notify.schemas import found_in, named_by, naming
 
 T = TypeVar("T")
 DAY = 86_400.0
@@ -71,8 +73,13 @@ class Inbox:
     make_tables: ClassVar[str] = MAKE_TABLES
     """The part of an error text that says how to create Notify's tables."""
 
-    def __init__(self, engine: Any, *, purge_after: float | None = PURGE_AFTER_SECONDS) -> None:
-        """`purge_after` (seconds, at least a day): consumers of a queue server delete older rows; None: the rows stay.
+    def __init__(
+        self, engine: Any, *, schema: str | None = None, purge_after: float | None = PURGE_AFTER_SECONDS
+    ) -> None:
+        """`schema`: the schema (on MySQL and MariaDB the database) of the tables; None: where the engine finds them
+        when the consumer starts. It stays the same, whatever a handler or a pool makes of a session's search_path.
+
+        `purge_after` (seconds, at least a day): consumers of a queue server delete older rows; None: the rows stay.
 
         Consumers of Kafka delete no rows: see `purge`.
         """
@@ -81,6 +88,8 @@ class Inbox:
             _check_age("purge_after", purge_after)
         self.engine = engine
         self.purge_after = purge_after
+        self._place = schema or ""
+        """The schema of the tables; "" until it is found."""
 
     def check(self) -> None:
         """Raises InvalidRequest if an inbox cannot work in its database: missing tables, or SQLite's transactions."""
@@ -91,12 +100,23 @@ class Inbox:
         await self.call_async(check, self.make_tables)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call `function(connection, *arguments)` in a new transaction and return the result."""
-        return in_transaction(self.engine, function, *arguments)
+        """Call `function(connection, *arguments)` in a new transaction, whose statements name the inbox's schema, and
+        return the result."""
+        return in_transaction(self.engine, self._named, function, *arguments)
 
     async def call_async(self, function: Callable[..., T], *arguments: Any) -> T:
         """`call` for an AsyncEngine."""
-        return await in_transaction_async(self.engine, function, *arguments)
+        return await in_transaction_async(self.engine, self._named, function, *arguments)
+
+    def _named(self, connection: sa.Connection, function: Callable[..., T], *arguments: Any) -> T:
+        with naming(connection, self.place(connection)):
+            return function(connection, *arguments)
+
+    def place(self, connection: sa.Connection) -> str:
+        """The schema of the tables, which the first call finds; "" if there are none yet."""
+        if not self._place:
+            self._place = found_in(connection, notify_inbox.name)
+        return self._place
 
     def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """Call `handler(message, session)` and commit its effect; False if the message took effect before.
@@ -108,7 +128,7 @@ class Inbox:
         try:
             with InboxSession(self.engine) as session, session.begin() as transaction:
                 connection = _guarded(session.connection(), session)
-                if not claim(connection, group, message):
+                if not self._claim(connection, group, message):
                     _allow_commit(session, transaction)
                     return False
                 with Guard(connection) as guard:
@@ -130,7 +150,7 @@ class Inbox:
         try:
             with InboxSession(self.engine) as session, session.begin() as transaction:
                 connection = _guarded(session.connection(), session)
-                fresh = claim_all(connection, group, messages)
+                fresh = self._claim_all(connection, group, messages)
                 if not fresh:
                     _allow_commit(session, transaction)
                     return 0
@@ -142,6 +162,14 @@ class Inbox:
                 refuse_partial(self.call(is_claimed, group, fresh), error)
             raise
         return len(fresh)
+
+    def _claim(self, connection: sa.Connection, group: str, message: ReceivedMessage) -> bool:
+        return claim(connection, group, message, self.place(connection))
+
+    def _claim_all(
+        self, connection: sa.Connection, group: str, messages: Sequence[ReceivedMessage]
+    ) -> list[ReceivedMessage]:
+        return claim_all(connection, group, messages, self.place(connection))
 
     def purge(self, older_than: float, *, batch: int = MOST_PURGED) -> int:
         """Delete rows older than `older_than` seconds, in transactions of `batch` rows; returns their number.
@@ -175,7 +203,7 @@ class Inbox:
             async with _session(self.engine) as session, session.begin():
                 connection = await session.connection()
                 await connection.run_sync(_guarded, session.sync_session)
-                if not await connection.run_sync(claim, group, message):
+                if not await connection.run_sync(self._claim, group, message):
                     _allow_commit(session.sync_session, session.sync_session.get_transaction())
                     return False
                 guard = Guard(connection.sync_connection)
@@ -195,7 +223,7 @@ class Inbox:
             async with _session(self.engine) as session, session.begin():
                 connection = await session.connection()
                 await connection.run_sync(_guarded, session.sync_session)
-                fresh = await connection.run_sync(claim_all, group, messages)
+                fresh = await connection.run_sync(self._claim_all, group, messages)
                 if not fresh:
                     _allow_commit(session.sync_session, session.sync_session.get_transaction())
                     return 0
@@ -251,6 +279,7 @@ def whole_from(connection: sa.Connection) -> datetime:
 
 def note_old(connection: sa.Connection, older_than: float) -> bool:
     """Note that rows older than `older_than` seconds may be gone; False if there are no such rows."""
+    verify_once(connection, PURGES_INBOX)
     created_at = notify_inbox.c.created_at
     cutoff = instant_before(connection, older_than)
     if connection.execute(sa.select(created_at).where(created_at < cutoff).limit(1)).first() is None:
@@ -268,6 +297,7 @@ def delete_noted(connection: sa.Connection, batch: int) -> int:
 
 def _note_cutoff(connection: sa.Connection, older_than: float) -> datetime:
     """Note that rows older than `older_than` seconds may be gone; returns the instant before which they are deleted."""
+    verify_once(connection, PURGES_INBOX)
     note_purged(connection, notify_source.c.inbox_from, older_than)
     return instant_before(connection, older_than)
 
@@ -300,11 +330,12 @@ def _check_purge(older_than: float, batch: int) -> None:
 def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:
     """Raises InvalidRequest if an inbox cannot work in this database; `make_tables` says how to create the tables."""
     check_transactions(connection)
-    if not has_table(connection, notify_inbox.name):
-        raise InvalidRequest(
-            f"the inbox's database has no table {notify_inbox.name}: {make_tables}",
-            "no_inbox_table",
-        )
+    for table in (notify_inbox, notify_source):
+        if not has_table(connection, table.name):
+            schema = named_by(connection)
+            where = f"schema {schema!r}" if schema and table is notify_source else "database"
+            raise InvalidRequest(f"the inbox's {where} has no table {table.name}: {make_tables}", "no_inbox_table")
+    verify(connection, CLAIMS)
     if not has_replay(connection):
         raise InvalidRequest(
             f"the table {notify_inbox.name} was made by an older version and has no column replay: call "

@@ -76,8 +76,7 @@ class LoopOutgoing:
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
         """Send a half, wait in SQLAlchemy's greenlet, and return its item. Raises the errors of `accepted`."""
         client = self.start().client
-        client.source = source
-        return accepted(await_only(client.half_soon(transaction_id, messages)))
+        return accepted(await_only(client.half_soon(transaction_id, messages, source)))
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome; does nothing after `close`, or before the first half."""

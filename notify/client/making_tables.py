@@ -9,16 +9,20 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.client.table import columns_of, half_message, has_replay, metadata, notify_inbox, notify_source
+from notify.client.table import MAKES, columns_of, half_message, has_replay, metadata, notify_inbox, notify_source
 from notify.databases import WAKE_CHANNEL, has_table
 from notify.errors import InvalidRequest
+from notify.guarantees import verify
+from notify.schemas import found_in, named_by, naming, qualified
 
 
-def create_tables(engine: Engine | Connection) -> str:
-    """Create the tables that are missing, and give the database a source id. Returns the source id.
+def create_tables(engine: Engine | Connection, schema: str | None = None) -> str:
+    """Create the tables that are missing in a schema, and give it a source id. Returns the source id.
 
-    With an AsyncEngine, write `await connection.run_sync(create_tables)` in `async with engine.begin() as connection`.
-    Raises InvalidRequest for an AsyncEngine.
+    `schema`: the schema (on MySQL and MariaDB the database), which exists; None: that of the `schema_translate_map`,
+    or where the connection finds the tables, or else where it creates tables. With an AsyncEngine, write
+    `await connection.run_sync(create_tables)` in `async with engine.begin() as connection`. Raises InvalidRequest for
+    an AsyncEngine, and for a schema that does not exist.
     """
     if hasattr(engine, "sync_engine"):
         raise InvalidRequest(
@@ -26,18 +30,37 @@ def create_tables(engine: Engine | Connection) -> str:
             "as connection: await connection.run_sync(create_tables)"
         )
     if isinstance(engine, Connection):
-        return _create(engine)
+        return _create(engine, schema)
     with engine.begin() as connection:
-        return _create(connection)
+        return _create(connection, schema)
 
 
-def _create(connection: Connection) -> str:
-    _make_missing(connection)
-    _add_columns(connection)
-    _add_replay(connection)
-    if connection.dialect.name == "postgresql":
-        _wake_relays(connection)
-    return ensure_source(connection)
+def _create(connection: Connection, schema: str | None) -> str:
+    # Every statement names the schema, so that all tables are in one.
+    with naming(connection, _where_to_create(connection, schema)):
+        _make_missing(connection)
+        _add_columns(connection)
+        _add_replay(connection)
+        if connection.dialect.name == "postgresql":
+            _wake_relays(connection)
+        return ensure_source(connection)
+
+
+def _where_to_create(connection: Connection, schema: str | None) -> str:
+    if named := named_by(connection, schema):
+        # Quotes protect a name from a dialect that would look for it in capitals, or with dots as two.
+        if not sa.inspect(connection).has_schema(named):
+            kind = "database" if connection.dialect.name in ("mysql", "mariadb") else "schema"
+            raise InvalidRequest(f"there is no {kind} {named!r} here: create it first, then Notify's tables in it")
+        return named
+    found = found_in(connection, half_message.name)
+    if not found and connection.dialect.name == "postgresql":
+        found = str(connection.execute(sa.text("SELECT current_schema()")).scalar() or "")
+    if not found:
+        raise InvalidRequest(
+            "the connection has no current schema or database to create tables in: name one with schema=, or in the URL"
+        )
+    return found
 
 
 def _make_missing(connection: Connection) -> None:
@@ -83,11 +106,16 @@ def _add_column(connection: Connection, column: sa.Column[Any]) -> None:
     ddl = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
     try:
         with _savepoint(connection):
-            connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {ddl}")
+            connection.execute(sa.text(f"ALTER TABLE {_here(connection, column.table.name)} ADD COLUMN {ddl}"))
     except sa.exc.DBAPIError:
         # Another process may have added the column meanwhile; anything else is an error.
         if column.name not in columns_of(connection, column.table):
             raise
+
+
+def _here(connection: Connection, table: str) -> str:
+    """A table's name for a statement as text, in the schema that the connection's other statements name."""
+    return qualified(connection, table, named_by(connection))
 
 
 _KEY = "PRIMARY KEY (consumer_group, message_id, replay)"
@@ -101,14 +129,16 @@ def _add_replay(connection: Connection) -> None:
         _rebuild_inbox(connection)
         return
     if connection.dialect.name == "postgresql":
-        name = sa.inspect(connection).get_pk_constraint(notify_inbox.name)["name"]
+        place = named_by(connection) or None
+        name = sa.inspect(connection).get_pk_constraint(notify_inbox.name, schema=place)["name"]
         drop = "DROP CONSTRAINT " + connection.dialect.identifier_preparer.quote(str(name))
     else:
         drop = "DROP PRIMARY KEY"
-    ddl = f"ALTER TABLE {notify_inbox.name} ADD COLUMN replay INTEGER DEFAULT 0 NOT NULL, {drop}, ADD {_KEY}"
+    table = _here(connection, notify_inbox.name)
+    ddl = f"ALTER TABLE {table} ADD COLUMN replay INTEGER DEFAULT 0 NOT NULL, {drop}, ADD {_KEY}"
     try:
         with _savepoint(connection):
-            connection.exec_driver_sql(ddl)
+            connection.execute(sa.text(ddl))
     except sa.exc.DBAPIError:
         # Another process may have changed the table meanwhile; anything else is an error.
         if not has_replay(connection):
@@ -119,64 +149,82 @@ def _rebuild_inbox(connection: Connection) -> None:
     """Rebuild notify_inbox, in one transaction, because SQLite cannot change a primary key otherwise."""
     # A write takes SQLite's lock: once it returns, no other process is changing the table.
     connection.execute(notify_source.update().values(purged_before=notify_source.c.purged_before))
-    columns = connection.exec_driver_sql(f"PRAGMA table_info({notify_inbox.name})").all()
+    columns = connection.execute(sa.text(f"PRAGMA {_here(connection, 'table_info')}({notify_inbox.name})")).all()
     if any(column[1] == "replay" for column in columns):
         return
-    old = f"{notify_inbox.name}_before_replay"
-    connection.exec_driver_sql(f"ALTER TABLE {notify_inbox.name} RENAME TO {old}")
-    connection.exec_driver_sql("DROP INDEX IF EXISTS notify_inbox_created_at")
+    before = f"{notify_inbox.name}_before_replay"
+    inbox, old = _here(connection, notify_inbox.name), _here(connection, before)
+    connection.execute(sa.text(f"ALTER TABLE {inbox} RENAME TO {before}"))
+    connection.execute(sa.text(f"DROP INDEX IF EXISTS {_here(connection, 'notify_inbox_created_at')}"))
     notify_inbox.create(connection)
     copied = "consumer_group, message_id, created_at"
-    connection.exec_driver_sql(f"INSERT INTO {notify_inbox.name} ({copied}) SELECT {copied} FROM {old}")
-    connection.exec_driver_sql(f"DROP TABLE {old}")
+    connection.execute(sa.text(f"INSERT INTO {inbox} ({copied}) SELECT {copied} FROM {old}"))
+    connection.execute(sa.text(f"DROP TABLE {old}"))
 
 
-_WAKE_FUNCTION = f"""
-CREATE OR REPLACE FUNCTION half_message_wake() RETURNS trigger LANGUAGE plpgsql AS $$
+_WAKE_BODY = f"""
 BEGIN
-    IF pg_try_advisory_xact_lock(74003, 0) THEN PERFORM pg_notify('{WAKE_CHANNEL}', ''); END IF;
+    IF pg_catalog.pg_try_advisory_xact_lock(TG_RELID::int4, 74003) THEN
+        PERFORM pg_catalog.pg_notify(
+            '{WAKE_CHANNEL}', CASE TG_TABLE_NAME WHEN 'half_message' THEN TG_TABLE_SCHEMA ELSE '' END
+        );
+    END IF;
     RETURN NULL;
-END $$
-"""
-
-_WAKE_TRIGGER = """
-CREATE TRIGGER half_message_wake AFTER INSERT ON half_message
-FOR EACH ROW WHEN (NEW.relayed = 0) EXECUTE FUNCTION half_message_wake()
-"""
-
-_HAS_WAKE_TRIGGER = (
-    "SELECT count(*) FROM pg_trigger WHERE tgname = 'half_message_wake' AND tgrelid = 'half_message'::regclass"
+END """
+"""The notification names the schema, so that a relay of other schemas sleeps on. A partition of the table may be in
+another schema than the table: then it names none, which wakes every relay of the database."""
+_WAKE_FUNCTION = (
+    "CREATE OR REPLACE FUNCTION {schema}.half_message_wake() RETURNS trigger LANGUAGE plpgsql AS $${body}$$"
 )
+_WAKE_TRIGGER = """
+CREATE TRIGGER half_message_wake AFTER INSERT ON {schema}.half_message
+FOR EACH ROW WHEN (NEW.relayed = 0) EXECUTE FUNCTION {schema}.half_message_wake()
+"""
+_HAS_WAKE_TRIGGER = sa.text(
+    "SELECT p.prosrc, pg_catalog.quote_ident(n.nspname) FROM pg_catalog.pg_trigger t "
+    "JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace "
+    "WHERE t.tgname = 'half_message_wake' AND t.tgrelid = pg_catalog.to_regclass(:name)"
+)
+"""The body of the trigger's function, and the function's schema."""
 
 
 def _wake_relays(connection: Connection) -> None:
     """Create the trigger with which an outbox row wakes the relay when its transaction commits.
 
     PostgreSQL commits transactions that call pg_notify one after the other. Therefore only one of several concurrent
-    transactions notifies: the one that gets the advisory lock. If it wakes the relay before the others have committed,
-    the relay finds their rows at its next look.
+    transactions of a table notifies: the one that gets the advisory lock. If it wakes the relay before the others have
+    committed, the relay sees that they are open, and looks again until they have ended.
 
     The trigger is created only if it is missing, because creating it waits for every open transaction that has inserted
-    rows, and blocks new ones.
+    rows, and blocks new ones. The function of an older version is replaced, which waits for nobody.
     """
-    if connection.exec_driver_sql(_HAS_WAKE_TRIGGER).scalar():
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    schema = quote(found_in(connection, half_message.name))
+    place = {"name": f"{schema}.{quote(half_message.name)}"}
+    there = connection.execute(_HAS_WAKE_TRIGGER, place).first()
+    if there is not None and there[0] == _WAKE_BODY:
         return
     try:
         with connection.begin_nested():
-            connection.exec_driver_sql(_WAKE_FUNCTION)
-            connection.exec_driver_sql(_WAKE_TRIGGER)
-    except sa.exc.ProgrammingError:
-        # Another process may have created the trigger meanwhile; anything else is an error.
-        if not connection.exec_driver_sql(_HAS_WAKE_TRIGGER).scalar():
+            function_schema = schema if there is None else str(there[1])
+            connection.exec_driver_sql(_WAKE_FUNCTION.format(schema=function_schema, body=_WAKE_BODY))
+            if there is None:
+                connection.exec_driver_sql(_WAKE_TRIGGER.format(schema=schema))
+    except (sa.exc.ProgrammingError, sa.exc.InternalError):
+        # Another process may have created the trigger or replaced its function meanwhile; anything else is an error.
+        # A user who does not own the function of an older version leaves it: relays then look more often.
+        if connection.execute(_HAS_WAKE_TRIGGER, place).first() is None:
             raise
 
 
-def drop_tables(connection: Connection) -> None:
-    """Undo `create_tables`. Undecided halves of this database can then only be resolved by an operator."""
-    there = metadata.tables.keys() - _missing(connection)
-    metadata.drop_all(connection, [metadata.tables[name] for name in there], checkfirst=False)
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("DROP FUNCTION IF EXISTS half_message_wake()")
+def drop_tables(connection: Connection, schema: str | None = None) -> None:
+    """Undo `create_tables`. Undecided halves of this schema can then only be resolved by an operator."""
+    place = found_in(connection, half_message.name, schema)
+    with naming(connection, place):
+        there = metadata.tables.keys() - _missing(connection)
+        metadata.drop_all(connection, [metadata.tables[name] for name in there], checkfirst=False)
+        if connection.dialect.name == "postgresql" and place:
+            connection.execute(sa.text(f"DROP FUNCTION IF EXISTS {_here(connection, 'half_message_wake')}()"))
 
 
 _UNNAMED = "00000000-0000-0000-0000-000000000000"
@@ -184,14 +232,16 @@ _UNNAMED = "00000000-0000-0000-0000-000000000000"
 
 
 def ensure_source(connection: Connection) -> str:
-    """The database's source id. Creates it if there is none; several processes at the same time create only one."""
+    """The schema's source id. Creates it if there is none; several processes at the same time create only one."""
     source = connection.execute(sa.select(notify_source.c.id)).scalar_one_or_none()
     if source is not None:
         return str(source)
+    verify(connection, MAKES)  # a source id that this role may not see would get a second one beside it
     # Every process inserts this row first, and so waits until the transaction of a faster process has ended.
     is_mysql = connection.dialect.name in ("mysql", "mariadb")
     ignore = "ON DUPLICATE KEY UPDATE purged_before = 0" if is_mysql else "ON CONFLICT DO NOTHING"
-    insert = sa.text(f"INSERT INTO {notify_source.name} (id, purged_before) VALUES (:id, 0) {ignore}")
+    table = _here(connection, notify_source.name)
+    insert = sa.text(f"INSERT INTO {table} (id, purged_before) VALUES (:id, 0) {ignore}")
     connection.execute(insert, {"id": _UNNAMED})
     # A locking read sees rows that were committed meanwhile, even in REPEATABLE READ on MySQL and MariaDB.
     others = sa.select(notify_source.c.id).where(notify_source.c.id != _UNNAMED).with_for_update()
@@ -206,7 +256,8 @@ def ensure_source(connection: Connection) -> str:
 
 
 def new_source(connection: Connection) -> str:
-    """Give a cloned database a new source id."""
+    """Give a copied database, or schema, a new source id."""
+    verify(connection, MAKES)
     fresh = str(uuid.uuid4())
     connection.execute(notify_source.update().values(id=fresh))
     return fresh

@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify import ids
-from notify.client.table import half_message, notify_source
+from notify.client.table import PURGES, half_message, notify_source
 from notify.databases import DROPPED, RELAYED, UNSENT, database_now
+from notify.guarantees import verify_once
 
 CLOCK_SKEW = timedelta(minutes=10)
 """How far a producer's clock may run ahead of its database's; beyond that, its rows are purged later."""
@@ -47,6 +48,7 @@ def oldest_transactions(
 
     Ids rise with time, so the primary key finds the oldest rows. An index of times would cost every commit a write.
     """
+    verify_once(connection, PURGES)
     cutoff = instant_before(connection, before_seconds)
     last_ms = max(0, round((cutoff + CLOCK_SKEW).replace(tzinfo=UTC).timestamp() * 1000))
     columns = half_message.c

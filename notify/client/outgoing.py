@@ -15,7 +15,7 @@ class Outgoing(Protocol):
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
         """Send a half, wait until it is stored, and return its item. Raises NotifyError.
 
-        `source`: the id of the database that holds the local transaction.
+        `source`: the id of the schema that holds the local transaction.
         """
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from notify.check.local import is_async
+from notify.check.sources import Sources
 from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_factory, check_made, check_transactional, refuse_coroutine
 from notify.client.carrier import Carrier
@@ -19,8 +20,10 @@ from notify.client.choosing import Chooser, room_then_load
 from notify.client.handles import TransactionHandle
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
+from notify.client.places import Places
 from notify.client.rows import Mode
 from notify.client.running import Plan
+from notify.client.table import SENDS
 from notify.client.thread_producer import ThreadProducer
 from notify.client.transactions import HALF_SECONDS
 from notify.databases import check_engine
@@ -35,10 +38,11 @@ class TransactionProducer(ThreadProducer):
     """Sends messages with the transactions of a SQLAlchemy engine, from threads.
 
     `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
-    transactions run; `mode`: `half` (a half message is stored with the server before the commit) or `outbox` (the
-    messages are rows of a table, which `notify relay` moves to the server). `keep_messages`: in mode `half` the local
-    rows keep the whole messages too, so that `notify audit --repair` can publish messages again that a server lost
-    with its disk.
+    transactions run; `schema`: the schema (on MySQL and MariaDB the database) of Notify's tables; None: where each
+    transaction's connection finds them, by its `schema_translate_map`, search_path or current database. `mode`: `half`
+    (a half message is stored with the server before the commit) or `outbox` (the messages are rows of a table, which
+    `notify relay` moves to the server). `keep_messages`: in mode `half` the local rows keep the whole messages too, so
+    that `notify audit --repair` can publish messages again that a server lost with its disk.
     `half_timeout`: seconds to wait for the server to store a half (0.01 to 3,600). `check_after`: seconds until the
     server asks for the outcome of a half; None: the server's default of 5. `batching`: whether halves of several
     threads share a request. `answer_checks`: whether this process answers checks, from its construction on.
@@ -57,6 +61,7 @@ class TransactionProducer(ThreadProducer):
         *,
         group: str,
         engine: Engine | None = None,
+        schema: str | None = None,
         mode: Mode = "half",
         keep_messages: bool = False,
         batching: bool = True,
@@ -85,9 +90,12 @@ class TransactionProducer(ThreadProducer):
             token=token,
             tls=tls,
             chooser=chooser,
+            sources=Sources(schema),
         )
         super().__init__(plan)
-        self._carrier = Carrier(self.outgoing, group, mode, keep_messages=keep_messages)
+        self._carrier = Carrier(
+            self.outgoing, group, mode, Places(plan.sources, SENDS[mode]), keep_messages=keep_messages
+        )
         self._binding = None if engine is None else Binding(engine, self._carrier)
         if engine is not None:
             self.outgoing.start()

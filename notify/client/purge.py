@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
+from notify.check.sources import Sources
 from notify.client.http import items_for
 from notify.client.inbox import DAY
 from notify.client.old_rows import (
@@ -27,9 +28,10 @@ from notify.client.old_rows import (
     oldest_transactions,
 )
 from notify.client.servers import Servers
-from notify.client.table import notify_source
+from notify.client.table import half_message, notify_source
 from notify.databases import REFUSED, RELAYED, UNSENT, in_transaction, in_transaction_async
 from notify.errors import InvalidRequest, NotifyError
+from notify.schemas import found_in, named_by, naming
 from notify.wire import Item, OutcomeItem, Outcomes, States, encode_msgpack
 
 log = logging.getLogger("notify.client")
@@ -70,25 +72,28 @@ async def purge(
     url: str,
     *,
     older_than: float,
+    schema: str | None = None,
     ids_retention: float = IDS_RETENTION_SECONDS,
     max_batches: int = 1000,
 ) -> Purged:
     """Delete rows older than `older_than` seconds whose transactions are final on the server.
 
-    Each transaction is looked up on the shard that its row names, because other shards do not know it. If its shard
-    does not know it, its rows are deleted only if it is older than `ids_retention` by the database's clock: a younger
-    one may be a half that is still on its way. Rows that wait in the outbox are deleted only if the server says that
-    they are committed. Raises Unavailable if the server does not answer; nothing is lost then.
+    `schema`: whose rows; None: where the engine's connections find them. Each transaction is looked up on the shard
+    that its row names, because other shards do not know it. If its shard does not know it, its rows are deleted only
+    if it is older than `ids_retention` by the database's clock: a younger one may be a half that is still on its way.
+    Rows that wait in the outbox are deleted only if the server says that they are committed. Raises Unavailable if the
+    server does not answer; nothing is lost then.
     """
     http = Servers(url, "transactions")
     result = Purged()
     after = ""
     try:
         for _ in range(max_batches):
-            with engine.connect() as connection:
+            with engine.connect() as connection, naming(connection, found_in(connection, half_message.name, schema)):
                 rows, forgotten_ms = _read_old(connection, older_than, ids_retention, BATCH, after)
+                schema = named_by(connection)  # a pool's next connection may find the table elsewhere
             final = await _final(http, rows, forgotten_ms)
-            with engine.begin() as connection:
+            with engine.begin() as connection, naming(connection, schema):
                 result.rows += _delete(connection, final, older_than)
             result.looked_at += len(rows)
             result.kept += len(rows) - len(final)
@@ -132,14 +137,32 @@ def _delete(connection: Connection, transaction_ids: Sequence[str], older_than: 
     return delete_transactions(connection, transaction_ids)
 
 
+def _named(connection: Connection, schema: str, function: Callable[..., T], *arguments: Any) -> T:
+    with naming(connection, schema):
+        return function(connection, *arguments)
+
+
+def _look(engine: Engine, sources: Sources) -> None:
+    with engine.connect() as connection:
+        sources.look(connection)
+
+
+async def _look_async(engine: Any, sources: Sources) -> None:
+    async with engine.connect() as connection:
+        await connection.run_sync(sources.look)
+
+
 class RowPurge:
     """Purges a producer's rows while it runs: once an hour, in small batches, beside its transactions.
 
     It purges only rows of its own group, because it may have no right to ask for other groups.
     """
 
-    def __init__(self, http: Servers, group: str, engine: Any, purge_after: float) -> None:
-        """`engine`: an Engine or an AsyncEngine; `purge_after` in seconds."""
+    def __init__(
+        self, http: Servers, group: str, engine: Any, purge_after: float, sources: Sources | None = None
+    ) -> None:
+        """`engine`: an Engine or an AsyncEngine; `purge_after` in seconds; `sources`: whose rows are purged."""
+        self._sources = Sources() if sources is None else sources
         self._http, self._group, self._engine, self._purge_after = http, group, engine, purge_after
         self._current_call: asyncio.Future[Any] | None = None
 
@@ -156,36 +179,50 @@ class RowPurge:
             await asyncio.sleep(EVERY_SECONDS)
 
     async def once(self) -> Purged:
-        """Look at every old row once. Raises Unavailable, and the errors of the database."""
+        """Look at every old row of every schema once. Raises Unavailable, and the errors of the database."""
         result = Purged()
+        await self._look()
+        for schema in self._sources.schemas:
+            await self._purge(schema, result)
+        return result
+
+    async def _purge(self, schema: str, result: Purged) -> None:
         after = ""
         # A server keeps ids for this time by default, even if rows are purged earlier.
         ids_retention = max(self._purge_after, IDS_RETENTION_SECONDS)
         while True:
-            rows, forgotten_ms = await self._call(_read_old, self._purge_after, ids_retention, SMALL_BATCH, after)
+            rows, forgotten_ms = await self._call(
+                _read_old, self._purge_after, ids_retention, SMALL_BATCH, after, schema=schema
+            )
             own_rows = [row for row in rows if row.producer_group == self._group]
             final = await _final(self._http, own_rows, forgotten_ms)
             if final:
-                result.rows += await self._call(_delete, final, self._purge_after)
+                result.rows += await self._call(_delete, final, self._purge_after, schema=schema)
             result.looked_at += len(own_rows)
             result.kept += len(own_rows) - len(final)
             if len(rows) < SMALL_BATCH:
-                return result
+                return
             after = rows[-1].id
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call `function(connection, *arguments)` in a new transaction and return the result.
-
-        If the purge is cancelled, the call still runs to its end: a connection that is interrupted within a statement
-        would be lost to its pool.
-        """
+    async def _call(self, function: Callable[..., T], *arguments: Any, schema: str) -> T:
+        """Call `function(connection, *arguments)` in a new transaction, in a schema, and return the result."""
         if hasattr(self._engine, "sync_engine"):
-            self._current_call = asyncio.ensure_future(in_transaction_async(self._engine, function, *arguments))
+            return await self._to_its_end(in_transaction_async(self._engine, _named, schema, function, *arguments))
+        return await self._to_its_end(
+            asyncio.to_thread(in_transaction, self._engine, _named, schema, function, *arguments)
+        )
+
+    async def _look(self) -> None:
+        if hasattr(self._engine, "sync_engine"):
+            await self._to_its_end(_look_async(self._engine, self._sources))
         else:
-            self._current_call = asyncio.ensure_future(
-                asyncio.to_thread(in_transaction, self._engine, function, *arguments)
-            )
+            await self._to_its_end(asyncio.to_thread(_look, self._engine, self._sources))
+
+    async def _to_its_end(self, call: Coroutine[Any, Any, T]) -> T:
+        """If the purge is cancelled, the call still runs to its end: a connection that is interrupted within a
+        statement would be lost to its pool."""
+        self._current_call = asyncio.ensure_future(call)
         self._current_call.add_done_callback(_retrieve)
         result: T = await asyncio.shield(self._current_call)
         return result
@@ -227,7 +264,7 @@ def _retrieve(done: asyncio.Future[Any]) -> None:
         done.exception()
 
 
-def purge_by_force(engine: Engine, *, older_than: float) -> Purged:
+def purge_by_force(engine: Engine, *, older_than: float, schema: str | None = None) -> Purged:
     """Delete rows older than `older_than` seconds, without asking the server.
 
     In the same transaction the database notes up to which id rows are gone. A check for a half up to this id, without a
@@ -235,7 +272,7 @@ def purge_by_force(engine: Engine, *, older_than: float) -> Purged:
     because they contain the time of the producer's own clock.
     """
     result = Purged()
-    with engine.begin() as connection:
+    with engine.begin() as connection, naming(connection, found_in(connection, half_message.name, schema)):
         note_purged(connection, notify_source.c.rows_from, older_than)
         highest_ms = 0
         while rows := oldest_transactions(connection, older_than, BATCH):
@@ -248,10 +285,10 @@ def purge_by_force(engine: Engine, *, older_than: float) -> Purged:
     return result
 
 
-def counts(engine: Engine) -> dict[str, int]:
+def counts(engine: Engine, schema: str | None = None) -> dict[str, int]:
     """The number of rows in half_message by their state, for `notify doctor`."""
-    with engine.connect() as connection:
-        rows = connection.execute(sa.text("SELECT relayed, COUNT(*) FROM half_message GROUP BY relayed"))
+    with engine.connect() as connection, naming(connection, named_by(connection, schema)):
+        rows = connection.execute(sa.select(half_message.c.relayed, sa.func.count()).group_by(half_message.c.relayed))
         by_state = {int(relayed): int(count) for relayed, count in rows}
     return {
         "waiting_for_relay": by_state.get(UNSENT, 0),

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from notify.check.listener import CheckMessageListener, Outcome
+from notify.check.sources import Sources
 from notify.client.checker import Checker
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.http import error_of
+from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.instance import instance_name
 from notify.client.login import Shown
 from notify.client.purge import RowPurge, check_purge_after
 from notify.client.rows import MODES, Mode
-from notify.client.transactions import TransactionClient
+from notify.client.transactions import HALF_SECONDS, TransactionClient
 from notify.errors import InvalidRequest, Unavailable
 from notify.limits import LIMITS, check_between, check_name
 from notify.message import number_of_seconds
@@ -33,15 +35,17 @@ class Plan:
     group: str
     engine: Any
     """The user's engine: an Engine, an AsyncEngine or None."""
-    mode: Mode
-    batching: bool
-    answer_checks: bool
-    half_timeout: float
-    check_after: float | None
-    purge_after: float | None
-    token: Shown
-    tls: ssl.SSLContext | None
+    mode: Mode = "half"
+    batching: bool = True
+    answer_checks: bool = True
+    half_timeout: float = HALF_SECONDS
+    check_after: float | None = None
+    purge_after: float | None = PURGE_AFTER_SECONDS
+    token: Shown = None
+    tls: ssl.SSLContext | None = None
     chooser: Chooser = room_then_load
+    sources: Sources = field(default_factory=Sources)
+    """The schemas that the producer sends from and answers for."""
     instance: str = field(default_factory=instance_name)
     listeners: list[CheckMessageListener] = field(default_factory=list)
 
@@ -109,10 +113,10 @@ class Running:
         if self._checker is not None or not plan.answer_checks or (plan.engine is None and not plan.listeners):
             return
         loop = asyncio.get_running_loop()
-        self._checker = Checker(self.client, plan.engine, plan.listeners)
+        self._checker = Checker(self.client, plan.engine, plan.listeners, plan.sources)
         self._tasks.append(loop.create_task(self._checker.run()))
         if plan.engine is not None and plan.purge_after is not None:
-            self._purging = RowPurge(self.client.http, plan.group, plan.engine, plan.purge_after)
+            self._purging = RowPurge(self.client.http, plan.group, plan.engine, plan.purge_after, plan.sources)
             self._tasks.append(loop.create_task(self._purging.run()))
 
     def queue_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> None:

@@ -6,6 +6,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT
+from notify.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
+from notify.schemas import named_by
 
 metadata = sa.MetaData()
 MAKE_TABLES = "call notify.client.create_tables(engine) once, or make the tables with the Alembic helper"
@@ -94,17 +96,37 @@ notify_refused = sa.Table(
 the decision of an operator (`state`, `reason`): see notify/refused.py."""
 
 
-def columns_of(connection: Connection, table: sa.Table) -> set[str]:
-    """The names of a table's columns, in the schema that the connection's schema_translate_map gives."""
-    schemas = connection.get_execution_options().get("schema_translate_map") or {}
-    return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=schemas.get(None))}
+def columns_of(connection: Connection, table: sa.Table, schema: str | None = None) -> set[str]:
+    """The names of a table's columns, in a schema, or in the one that the connection's schema_translate_map gives."""
+    named = named_by(connection, schema) or None
+    return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=named)}
 
 
-def has_digest(connection: Connection) -> bool:
+def has_digest(connection: Connection, schema: str | None = None) -> bool:
     """Whether half_message has the column digest; a table of an older version lacks it."""
-    return half_message.c.digest.name in columns_of(connection, half_message)
+    return half_message.c.digest.name in columns_of(connection, half_message, schema)
 
 
-def has_replay(connection: Connection) -> bool:
+def has_replay(connection: Connection, schema: str | None = None) -> bool:
     """Whether notify_inbox has the column replay; a table of an older version lacks it."""
-    return notify_inbox.c.replay.name in columns_of(connection, notify_inbox)
+    return notify_inbox.c.replay.name in columns_of(connection, notify_inbox, schema)
+
+
+_LATE = "a check could not exclude a commit that comes late, and its messages would be lost"
+_TWICE = "a message that is delivered again would take effect again"
+_SOURCE = Need(notify_source, sees=(SELECT,))
+SENDS = {"half": (Need(half_message, _LATE), _SOURCE), "outbox": (Need(half_message), _SOURCE)}
+"""A producer's needs, by its mode. It need not see its rows: the role that checks or moves them does."""
+CHECKS = (Need(half_message, _LATE, (SELECT, INSERT)), _SOURCE)
+CLAIMS = (Need(notify_inbox, _TWICE, (SELECT, INSERT)), _SOURCE)
+PURGES = (Need(half_message, sees=(SELECT, DELETE)), Need(notify_source, sees=(SELECT, UPDATE)))
+PURGES_INBOX = (Need(notify_inbox, sees=(SELECT, DELETE)), Need(notify_source, sees=(SELECT, UPDATE)))
+MAKES = (Need(notify_source, sees=(SELECT, INSERT, UPDATE, DELETE), keeps=False),)
+LISTS_REFUSED = Need(notify_refused, "a refused message could be listed twice", (SELECT, INSERT, UPDATE, DELETE))
+EVERYTHING = (
+    Need(half_message, _LATE, (SELECT, INSERT, UPDATE, DELETE)),
+    Need(notify_source, sees=(SELECT, UPDATE)),
+    Need(notify_inbox, _TWICE, (SELECT, INSERT, DELETE)),
+    LISTS_REFUSED,
+)
+"""The needs of all of them together."""

@@ -70,10 +70,9 @@ class ThreadOutgoing:
         """Send a half, wait, and return its item. Raises Timeout, and the errors of `accepted`."""
         thread, running = self.start()
         client = running.client
-        client.source = source
         alone = self._alone
         try:
-            item = None if alone is None else alone.store_half(transaction_id, messages)
+            item = None if alone is None else alone.store_half(transaction_id, messages, source)
         except Timeout:
             raise
         except BaseException:
@@ -83,7 +82,7 @@ class ThreadOutgoing:
             return accepted(item)
         seconds = self._plan.half_timeout + 1
         try:
-            item = accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages), seconds))
+            item = accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages, source), seconds))
         except TimeoutError:
             raise Timeout("the half was not answered in time") from None
         if self._alone is not None:

@@ -86,15 +86,14 @@ class TransactionClient:
         self.http = Servers(url, "transactions", tls=tls, token=token, chooser=chooser)
         self.group = group
         self.instance = instance
-        self.source = ""
         self._half_seconds = half_seconds
         self._check_after = check_after
         self._deadlines: dict[str, float] = {}
         """The deadline (in the loop's time) of each item that will be sent again, by id."""
-        self._halves: Lanes[PackedTransaction, Item] = Lanes(
+        self._halves: Lanes[tuple[PackedTransaction, str], Item] = Lanes(
             self._send_halves,
             self._count_key_shards,
-            size_of=_size,
+            size_of=_size_with_source,
             max_items=MOST_ITEMS if batching else 1,
             in_flight=8 if batching else 128,
         )
@@ -129,41 +128,51 @@ class TransactionClient:
         return accepted(await self._prepared.submit(half, self.http.shard_of(messages)))
 
     def half_soon(
-        self, transaction_id: str, messages: list[PackedMessage], *, check_after: float | None = None
+        self, transaction_id: str, messages: list[PackedMessage], source: str = "", *, check_after: float | None = None
     ) -> asyncio.Future[Item]:
         """Queue a half. The future's item says whether the half was `accepted`.
 
-        The future raises Unavailable or Timeout if the result is unknown.
+        `source`: the id of the schema that has the local transaction. The future raises Unavailable or Timeout if the
+        result is unknown.
         """
         half = self._half(transaction_id, messages, check_after)
-        return self._halves.submit(half, self.http.shard_of(messages))
+        return self._halves.submit((half, source), self.http.shard_of(messages))
 
-    def half_alone(self, transaction_id: str, messages: list[PackedMessage]) -> bytes | None:
+    def half_alone(self, transaction_id: str, messages: list[PackedMessage], source: str) -> bytes | None:
         """The body of a request for one half that the calling thread sends itself; None while other halves are sent."""
-        return self._body_of_halves([self._half(transaction_id, messages, None)]) if self._halves.is_idle else None
+        if not self._halves.is_idle:
+            return None
+        return self._body_of_halves([self._half(transaction_id, messages, None)], source)
 
     def _half(self, transaction_id: str, messages: list[PackedMessage], after: float | None) -> PackedTransaction:
         after = self._check_after if after is None else after
         return PackedTransaction(id=transaction_id, messages=messages, check_after=after)
 
     def _body_of_halves(
-        self, halves: list[PackedTransaction], outcomes: list[OutcomeItem] | None = None, source: str | None = None
+        self, halves: list[PackedTransaction], source: str, outcomes: list[OutcomeItem] | None = None
     ) -> bytes:
-        """`source`: None: the database that this client's other halves come from."""
         return encode_msgpack(
             PackedTransactions(
                 producer_group=self.group,
                 transactions=halves,
-                source=source or self.source or None,
+                source=source or None,
                 instance=self.instance,
                 outcomes=outcomes or [],
             )
         )
 
-    async def _send_halves(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
-        return await self._send_to_shards(shard, halves, lambda half: half.messages, self._send_halves_to)
+    async def _send_halves(self, shard: str | None, halves: list[tuple[PackedTransaction, str]]) -> Answers:
+        return await self._send_to_shards(shard, halves, lambda half: half[0].messages, self._send_halves_by_source)
 
-    async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
+    async def _send_halves_by_source(self, shard: str | None, halves: list[tuple[PackedTransaction, str]]) -> Answers:
+        """Send halves in a request for each source, because a request has one."""
+
+        async def send(source: str | None, its_halves: list[tuple[PackedTransaction, str]]) -> Answers:
+            return await self._send_halves_to(shard, [half for half, _ in its_halves], source or "")
+
+        return await by_shard(halves, lambda half: half[1], send)
+
+    async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction], source: str) -> Answers:
         shard = self._shard_for_all_attempts(shard, len(halves))
         half_ids = [half.id for half in halves]
         if self.http.takes_outcomes and len(halves) < MOST_TOGETHER:
@@ -178,20 +187,20 @@ class TransactionClient:
                         return items
 
                     try:
-                        body = self._body_of_halves(halves, along.items)
+                        body = self._body_of_halves(halves, source, along.items)
                         return await self._items(HALVES, body, half_ids, self._half_seconds, shard, items_of_both)
                     except InvalidRequest:
                         # The server is an older version, or one of the halves is invalid.
                         self.http.takes_outcomes = False
                         self.http.look_again()
-        return await self._items(HALVES, self._body_of_halves(halves), half_ids, self._half_seconds, shard)
+        return await self._items(HALVES, self._body_of_halves(halves, source), half_ids, self._half_seconds, shard)
 
     async def _send_prepared(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
         return await self._send_to_shards(shard, halves, lambda half: half.messages, self._send_prepared_to)
 
     async def _send_prepared_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
         shard = self._shard_for_all_attempts(shard, len(halves))
-        body = self._body_of_halves(halves, source=NO_DATABASE)
+        body = self._body_of_halves(halves, NO_DATABASE)
         return await self._items(HALVES, body, [half.id for half in halves], self._half_seconds, shard)
 
     async def _send_to_shards(
@@ -364,6 +373,10 @@ class TransactionClient:
 
 def _is_for_later(item: Item) -> bool:
     return item.status in (500, 503) or item.code == "wrong_shard"
+
+
+def _size_with_source(half: tuple[PackedTransaction, str]) -> int:
+    return _size(half[0])
 
 
 def _size(half: PackedTransaction) -> int:

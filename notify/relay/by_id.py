@@ -32,14 +32,15 @@ class ById:
         self._total = total
 
     async def move(self, outbox: Outbox) -> bool:
-        """Move waiting transactions; False if there were none. Raises Backpressure if the target accepts none now."""
+        """Move waiting transactions; False if none are left. Raises Backpressure if the target accepts none now."""
         held_back = HeldBack()
         reason = ""
         wait = 0.0
-        moved = False
+        moved = is_last = False
         last: Place | None = None
         for _ in range(PAGES):
             page: Page = await in_thread(self._rows.page, outbox, last, held_back.topics)
+            is_last = page.is_last
             if page.end is None:
                 break
             last = page.end
@@ -66,4 +67,7 @@ class ById:
                 held_back.widen()
         if held_back and not moved:
             raise Backpressure(f"the target takes nothing for now: {reason}", retry_after=wait)
-        return moved
+        return moved and not (is_last and not held_back)
+
+    async def rest(self) -> None:
+        """Does nothing: the server sees this relay by its reports."""

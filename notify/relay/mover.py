@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from notify.errors import Unavailable
 from notify.outbox import Outbox
 
 
@@ -16,12 +17,21 @@ class Relayed:
     refused: int = 0
 
 
+class MovesElsewhere(Unavailable):
+    """Another relay moves what this source has; other sources are not concerned."""
+
+
 class Mover(Protocol):
     """Moves transactions to one kind of target."""
 
     async def move(self, outbox: Outbox) -> bool:
-        """Read, send and mark transactions; False if there was nothing to move.
+        """Read, send and mark transactions; False if nothing is left to move.
 
-        Raises Unavailable if the source or the target is away, or accepts nothing for now.
+        Raises Unavailable if the source or the target is away, Backpressure if the target accepts nothing for now,
+        MovesElsewhere if another relay moves what this source has.
         """
+        ...
+
+    async def rest(self) -> None:
+        """Show the target that this relay runs although it has nothing to move. No database is asked."""
         ...

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -13,10 +14,12 @@ from sqlalchemy.engine import Connection, Engine
 from notify import refused
 from notify.databases import REFUSED, RELAYED, is_gone
 from notify.errors import InvalidRequest, TooLarge
-from notify.outbox import LOCAL, OUTBOXES, SERVER, Outbox, Place, present, source_name
+from notify.outbox import OUTBOXES, Outbox, Place, source_name
 from notify.pages import cut, readable
 from notify.refused import Refusal
 from notify.relay.leases import Leases
+from notify.returned import is_returned, returned
+from notify.storage.sql import registry
 from notify.wire import BridgedTransaction, RefusedReport
 
 log = logging.getLogger("notify.relay")
@@ -44,17 +47,24 @@ class Page:
 
 
 class Rows:
-    """The outboxes of one database, limited to the keys that a relay's leases cover."""
+    """The outboxes of one schema, limited to the keys that a relay's leases cover."""
 
-    def __init__(self, engine: Engine, leases: Leases, mover: str) -> None:
-        """`mover`: the relay's name on the list of refused messages."""
+    def __init__(self, engine: Engine, leases: Leases, mover: str, schema: str) -> None:
+        """`engine`: its tables are those of `schema`. `mover`: the relay's name on the list of refused messages."""
         self._engine = engine
         self._leases = leases
         self._mover = mover
+        self.schema = schema
         self._has_list = False
         self._source = ""
-        """The database's source id as it was read last; "" if it had none."""
+        """The schema's source id as it was read last; "" if it had none."""
+        self._prepared: list[Outbox] = []
+        """The outboxes whose unlisted refused transactions are on the list."""
         self.outboxes: list[Outbox] = []
+        self.waiting = 0
+        """How many refused transactions wait for a decision, as the list was read last."""
+        self.has_listed = self.is_undecided = True
+        """Whether the list may have any transaction, and any that was not dropped for good."""
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -63,30 +73,30 @@ class Rows:
             self._leases.limit(connection)
             yield connection
 
-    def find(self) -> None:
-        """Look for outboxes, until both kinds are found: a service or server may make its tables at any time.
+    def has(self, tables: Collection[str]) -> None:
+        """Take the names of the outboxes that the schema has."""
+        self.outboxes = [outbox for outbox in OUTBOXES if outbox.table.name in tables]
+        self._source = ""  # an operator may have given a cloned database another one
 
-        Raises InvalidRequest if the database has no outbox.
-        """
-        if self._has_list and len(self.outboxes) == len(OUTBOXES):
+    @property
+    def is_prepared(self) -> bool:
+        """Whether there is nothing to do for `find`."""
+        return self._has_list and self._prepared == self.outboxes
+
+    def find(self) -> None:
+        """Prepare what was found since the last call: the outboxes' list of refused messages."""
+        if self.is_prepared:
             return
-        outboxes = present(self._engine)
-        if self._has_list and outboxes and len(outboxes) == len(self.outboxes):
-            return
-        if not outboxes:
-            raise InvalidRequest(
-                f"the database has neither {LOCAL.table.name} nor {SERVER.table.name}: run create_tables in the "
-                "service, or `notify storage upgrade`"
-            )
         self._has_list = refused.ensure(self._engine)
         if self._has_list:
-            self._adopt(outboxes)
-        elif not self.outboxes:
+            self._adopt(self.outboxes)
+        elif not self._prepared:
             log.warning(
-                "the database has no table notify_refused, and this user may not make it: refused messages are in "
-                "this log only, and in their table with relayed = 2; run create_tables with a user that may"
+                "%s has no table notify_refused, and this user may not make it: refused messages are in this log only, "
+                "and in their table with relayed = 2; run create_tables with a user that may",
+                self.schema,
             )
-        self.outboxes = outboxes
+        self._prepared = list(self.outboxes)
 
     def _adopt(self, outboxes: list[Outbox]) -> None:
         """Put transactions on the list that were refused while there was no list."""
@@ -100,6 +110,11 @@ class Rows:
                     "%d transactions of %s were refused without a list, and are on it now", adopted, outbox.table.name
                 )
 
+    def beat(self, member: registry.Member) -> None:
+        """Write a heartbeat to the registry of the server whose table is here."""
+        with self.begin() as connection:
+            registry.heartbeat(connection, member)
+
     def source(self) -> str:
         """The database's source id, read again; "" if it has none."""
         with self.begin() as connection:
@@ -112,8 +127,18 @@ class Rows:
             self._source = ""
         return self._source
 
-    def page(self, outbox: Outbox, after: Place | None = None, left_out: Collection[str] = ()) -> Page:
-        """Transactions that wait in an outbox after a place, without those of the topics in `left_out`."""
+    def page(
+        self,
+        outbox: Outbox,
+        after: Place | None = None,
+        left_out: Collection[str] = (),
+        sent_until: datetime | None = None,
+    ) -> Page:
+        """Transactions that wait in an outbox after a place, without those of the topics in `left_out`.
+
+        `sent_until`: for a target that knows no ids, the time of the newest transaction that it got. Transactions that
+        it may have got already are among the unreadable ones: see notify/returned.py.
+        """
         with self.begin() as connection:
             condition = self._leases.condition(outbox.table)
             if left_out:
@@ -122,17 +147,33 @@ class Rows:
             if not places:
                 return Page()
             chosen = next(cut(places, PAGE_BYTES))
-            ids = [place.id for place in chosen if place.size <= MOST_READ_BYTES]
+            returned = self._returned(connection, outbox, chosen, sent_until)
+            ids = [place.id for place in chosen if place.size <= MOST_READ_BYTES and place.id not in returned]
             is_last = len(chosen) == len(places) < PAGE_TRANSACTIONS
             transactions, unreadable = readable(connection, outbox, ids)
+            unreadable += returned.values()
             for place in chosen:
-                if place.size > MOST_READ_BYTES:
+                if place.size > MOST_READ_BYTES and place.id not in returned:
                     detail = f"its bodies have {place.size:,} bytes: no target takes so many, and they are not read"
                     group_topic_count = outbox.whose(connection, place.id)
                     unreadable.append(
                         Refusal(place.id, *group_topic_count, TooLarge.status, "request_too_large", detail)
                     )
             return Page(transactions, unreadable, chosen[-1], is_last, self._source or self._read_source(connection))
+
+    def _returned(
+        self, connection: Connection, outbox: Outbox, places: Sequence[Place], sent_until: datetime | None
+    ) -> dict[str, Refusal]:
+        """Refusals of transactions that may have come back with a dump, except of those that an operator released."""
+        suspects = [place.id for place in places if is_returned(place.id, place.at, sent_until)]
+        if not suspects:
+            return {}
+        released = refused.released(connection, suspects) if self._has_list else set()
+        return {
+            suspect: returned(suspect, *outbox.whose(connection, suspect), knows_ids=sent_until is None)
+            for suspect in suspects
+            if suspect not in released
+        }
 
     def note(self, outbox: Outbox, sent: Sequence[str], refusals: Sequence[Refusal]) -> None:
         """In one transaction, mark the ids that the target has, and list the refused transactions."""
@@ -146,12 +187,20 @@ class Rows:
 
     def listed(self) -> RefusedReport:
         """The refused transactions that wait for a decision; removes those from the list that were sent since."""
-        if not self._has_list:
-            return RefusedReport(waiting=0)
-        with self.begin() as connection:
-            for outbox in self.outboxes:
-                refused.tidy(connection, outbox)
-            return refused.report(connection)
+        self.find()
+        report = RefusedReport(waiting=0)
+        states: set[str] = set()
+        if self._has_list:
+            with self.begin() as connection:
+                states = refused.states(connection)
+                if states:
+                    for outbox in self.outboxes:
+                        refused.tidy(connection, outbox)
+                    report = refused.report(connection)
+        self.has_listed = bool(states) or not self._has_list
+        self.is_undecided = self.has_listed and states != {refused.DROPPED_STATE}
+        self.waiting = report.waiting
+        return report
 
 
 def is_away(error: sa.exc.SQLAlchemyError) -> bool:

@@ -251,6 +251,7 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
     if settings.registry:
         engine = open_engine(settings.registry, named="--registry")
         try:
+            schema.verify(engine)
             schema.check_version(engine)
         except faults.DATABASE_AWAY as error:
             faults.note("registry_not_checked", error)

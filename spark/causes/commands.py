@@ -29,8 +29,8 @@ class Commands:
     """Those that say which transactions are audited."""
     server: tuple[str, ...] = ()
     """Those that name the server."""
-    databases: tuple[tuple[str, str], ...] = ()
-    """The id of each database (as bridges name their sources by default) and its URL."""
+    databases: tuple[tuple[str, str, str], ...] = ()
+    """The id of each database (as bridges name their sources by default), its URL, and the schema that a flag named."""
     kafka: str = ""
     """The URL of Kafka, if that has the queues: nothing is planned there."""
 
@@ -57,12 +57,18 @@ class Commands:
 
     def _backfill(self, source: str, since_us: int) -> list[str]:
         """Take from the table of a source again what came since an instant; nothing if its URL is not known."""
-        urls = [url for name, url in self.databases if name == source] or [url for _, url in self.databases]
-        if len(urls) != 1:
+        own = [database for database in self.databases if database[0] == source] or self.databases
+        if len(own) != 1:
             return []
-        dsn = f"{source}={urls[0]}" if source else urls[0]
+        _, url, schema = own[0]
+        dsn = f"{source}={url}" if source else url
+        in_schema = ("--schema", schema) if schema else ()
         to = ("--url", self.kafka) if self.kafka else self.server
-        return [self._line("bridge", "--dsn", dsn, "--backfill-from", instant_text(since_us).replace(" ", "T"), *to)]
+        return [
+            self._line(
+                "bridge", "--dsn", dsn, *in_schema, "--backfill-from", instant_text(since_us).replace(" ", "T"), *to
+            )
+        ]
 
     def again(self) -> tuple[str, ...]:
         """The same audit, once its inputs are put right."""

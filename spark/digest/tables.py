@@ -135,7 +135,8 @@ class TableDigest:
         return self._database.parts.by_time(notify_inbox.c.created_at, self._span)
 
     def _extent(self, column: sa.Column[Any], condition: str) -> Sequence[Any]:
-        query = f"SELECT min({column.name}), max({column.name}) FROM {column.table.name} WHERE {condition}"
+        table = self._database.in_schema(column.table.name)
+        query = f"SELECT min({column.name}), max({column.name}) FROM {table} WHERE {condition}"
         return self._database.rows(query)[0]
 
     # --- queries ----------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class TableDigest:
             f"COUNT(*) AS n, {self._xor(self._hash(join(*message)))} AS x, "
             f"{'COUNT(digest)' if has_digests else '0'} AS digests, MIN(created_at) AS low, MAX(created_at) AS high, "
             f"SUM({self._is_undated}) AS undated "
-            f"FROM half_message WHERE {condition} GROUP BY 1, 2, 3, 4"
+            f"FROM {self._database.in_schema(half_message.name)} WHERE {condition} GROUP BY 1, 2, 3, 4"
         )
         of_topic = self._hash(join(self._text("x"), "':'", self._text("n"), "':'", "topic"))
 
@@ -192,7 +193,7 @@ class TableDigest:
             f"{self._xor(of_effect)}, "
             f"SUM(CASE WHEN replay = 0 THEN 0 ELSE 1 END), SUM({self._is_undated}), "
             f"{self._sql.microseconds('MIN(created_at)')}, {self._sql.microseconds('MAX(created_at)')} "
-            f"FROM notify_inbox WHERE {condition} GROUP BY 1, 2"
+            f"FROM {self._database.in_schema(notify_inbox.name)} WHERE {condition} GROUP BY 1, 2"
         )
 
     def _text(self, number: str) -> str:

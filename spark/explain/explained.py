@@ -102,12 +102,14 @@ def explain(
     times: tuple[float, float] = (600.0, 600.0),
     plans: Sequence[Path] = (),
 ) -> Explained:
-    """Explain a transaction or a message by its id. Raises InvalidRequest for anything else.
+    """Explain a transaction or a message by its id. Raises InvalidRequest for anything else, and HiddenRows.
 
     `times`: the seconds that a transaction, and a delivery, may take. `plans`: plans that may have been carried out;
     their journals say by whom and why. `scratch`: for copies of the logs' segments.
     """
     transaction, number = ids.parse_message_id(text)
+    for database in (*inputs.databases, *inputs.storages):
+        database.check_seen()
     for log in inputs.logs:
         log.prepare(None, scratch)
     for kafka in inputs.kafka:

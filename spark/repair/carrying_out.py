@@ -62,8 +62,10 @@ class Repair:
 
         `path`: the plan's, beside which the journal stands. `say` gets each row as it is known. With `dry_run` nothing
         changes. Raises Conflict where another process carries out this plan, Unavailable where an input is away,
-        InvalidRequest where an input of the plan's audit is not given.
+        InvalidRequest where an input of the plan's audit is not given, and HiddenRows.
         """
+        for database in (*self._inputs.databases, *self._inputs.storages):
+            database.check_seen()
         plan.check_inputs(names_of(self._inputs), identities_of(self._inputs))
         self._known_unread = plan.unread
         self._dry_run = dry_run

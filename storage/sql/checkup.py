@@ -123,7 +123,11 @@ _OF_CLUSTERS = (
 
 
 def standby_findings(connection: Connection) -> list[Finding]:
-    """A finding if servers and services cannot write to a database of MySQL or MariaDB. Raises SQLAlchemyError."""
+    """A finding if servers and services cannot write to a database. Raises SQLAlchemyError."""
+    if connection.dialect.name == "postgresql":
+        if not connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar():
+            return []
+        return [Finding("this server is a standby and takes no writes", "name the primary, or promote this one")]
     if connection.dialect.name not in ("mysql", "mariadb"):
         return []
     values = variables(connection, ("read_only", "super_read_only"))

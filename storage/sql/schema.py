@@ -17,20 +17,32 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, Engine
 
+from notify import guarantees
 from notify.errors import InvalidRequest, StorageFailed
+from notify.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
 from notify.storage.sql import administration
 from notify.storage.sql.tables import metadata, server_half_message, server_shard
 
 log = structlog.get_logger("notify.sql")
 
 VERSION_TABLE = "server_schema_version"
+NEEDS = tuple(
+    Need(table, "two servers could both write what only one of them may", (SELECT, INSERT, UPDATE, DELETE))
+    for table in (
+        sa.Table(VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)),
+        *metadata.sorted_tables,
+        *administration.metadata.sorted_tables,
+    )
+)
+"""A server's needs of its tables: see notify/guarantees.py."""
 
 
 def upgrade(engine: Engine, shard: str) -> None:
     """Bring the tables to this version, and name the database as a shard if it has no name yet.
 
-    Safe to run from several servers at once. Raises StorageFailed for a shard of another name.
+    Safe to run from several servers at once. Raises StorageFailed for a shard of another name, and UnsafeTable.
     """
+    verify(engine)  # a version that this role may not see would be taken for none
     with engine.connect() as connection:
         with _alone(connection):
             current = _revision_of(connection)
@@ -46,7 +58,9 @@ def upgrade(engine: Engine, shard: str) -> None:
 
 
 def check(engine: Engine, shard: str) -> None:
-    """Raises StorageFailed where the tables are missing, of a version that cannot be used, or of another shard."""
+    """Raises StorageFailed where the tables are missing, of a version that cannot be used, or of another shard; and
+    UnsafeTable."""
+    verify(engine)
     check_version(engine)
     with engine.connect() as connection:
         name = connection.execute(sa.select(server_shard.c.name)).scalar_one_or_none()
@@ -55,6 +69,12 @@ def check(engine: Engine, shard: str) -> None:
                 f"this database is shard {name!r}, and the server was told that it is {shard!r}: the DSN is of another "
                 f"shard, or --storage should say {name}=…"
             )
+
+
+def verify(engine: Engine) -> None:
+    """Raises UnsafeTable if a table that is there cannot keep what a server promises."""
+    with engine.connect() as connection:
+        guarantees.verify(connection, NEEDS)
 
 
 def check_version(engine: Engine, *, exactly: bool = False) -> None:

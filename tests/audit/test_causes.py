@@ -32,7 +32,7 @@ COMMANDS = Commands(
     ("--max-transaction-seconds", "5", "--deliver-seconds", "7"),
     ("--from", "2026-11-23T10:00:00Z"),
     ("--url", "http://127.0.0.1:7401"),
-    (("the source", "postgresql://app:***@db.example/shop"),),
+    (("the source", "postgresql://app:***@db.example/shop", ""),),
 )
 
 
@@ -55,6 +55,14 @@ def lost(at_us: int, group: str = "bank", **evidence: Any) -> Found:
     return Found(
         "LOST", new_id(), topic="orders", producer_group=group, at_us=at_us, database="shop", evidence=evidence
     )
+
+
+def test_a_backfill_names_the_schema_of_its_source() -> None:
+    tenants = tuple((source, COMMANDS.databases[0][1], f"t_{source}") for source in "ab")
+    lines = replace(COMMANDS, databases=tenants)._backfill("b", T0)
+    assert [line.partition(" --backfill")[0] for line in lines] == [
+        "notify bridge --dsn 'b=postgresql://app:***@db.example/shop' --schema t_b"
+    ]
 
 
 def test_a_group_that_stands_still() -> None:

@@ -21,12 +21,14 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from notify.check import CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import answer
 from notify.check.question import read_source
+from notify.check.sources import Sources
 from notify.client import create_tables, use_explicit_begin
 from notify.client.claims import Guard, claim, claim_all
 from notify.client.inbox import check as check_inbox
 from notify.client.old_rows import delete_transactions, note_purged, oldest_transactions
+from notify.client.places import Places
 from notify.client.rows import MODES, HalfRows
-from notify.client.table import half_message, notify_source
+from notify.client.table import SENDS, half_message, notify_source
 from notify.databases import database_now
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
@@ -316,7 +318,8 @@ def sending(connection: sa.Connection) -> None:
     """The rows that a producer inserts into the service's transaction."""
     with connection.begin():
         for mode in MODES:
-            HalfRows("g", mode).insert(connection, new_id(), "main", [PackedMessage(topic="t", body=b"x")])
+            place = Places(Sources(), SENDS[mode]).of(connection)
+            HalfRows("g", mode).insert(connection, new_id(), "main", [PackedMessage(topic="t", body=b"x")], place)
 
 
 def purging(connection: sa.Connection) -> int:

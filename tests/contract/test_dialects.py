@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -332,6 +333,11 @@ def longest(database: str, database_urls: Mapping[str, str]) -> Iterator[Callabl
         yield make
 
 
+def schema_in(engine: sa.Engine) -> str:
+    """The schema with the tables of a database that has no others."""
+    return "public" if engine.dialect.name == "postgresql" else str(engine.url.database)
+
+
 def test_a_relay_works_whatever_its_database_is_called(
     longest: Callable[[str], sa.Engine], database: str, memory: InMemoryServer, unique: str
 ) -> None:
@@ -343,15 +349,20 @@ def test_a_relay_works_whatever_its_database_is_called(
             insert(connection, topic=unique, producer_group=unique, key=None, tag=None)
         held = [leases_of(each) for each in (engine, engine)]
         try:
-            assert [lease.renew() for lease in held] == [True, False]
+            schema = schema_in(engine)
+            assert [lease.renew(schema) for lease in held] == [True, False]
             held[0].close()
-            eventually(held[1].renew, "the database to notice that the first relay's session has ended")
+            eventually(
+                partial(held[1].renew, schema), "the database to notice that the first relay's session has ended"
+            )
         finally:
             for lease in held:
                 lease.close()
     first, second, _ = (leases_of(engine) for engine in engines)
-    for lease in (first, second):  # their databases' names differ in case only
-        eventually(lease.renew, "the database to notice that the last relay's session has ended")
+    for lease, engine in zip((first, second), engines, strict=False):  # their databases' names differ in case only
+        eventually(
+            partial(lease.renew, schema_in(engine)), "the database to notice that the last relay's session has ended"
+        )
     for lease in (first, second):
         lease.close()
     for engine in engines:
@@ -633,10 +644,12 @@ VARIABLES = {
     "innodb_rollback_on_timeout": BOTH,
     "lock_wait_timeout": BOTH,
     "log_slave_updates": BOTH,
+    "lower_case_table_names": BOTH,
     "read_only": BOTH,
     "replica_net_timeout": MYSQL,
     "server_id": BOTH,
     "slave_net_timeout": BOTH,
+    "sql_mode": BOTH,
     "wait_timeout": BOTH,
 }
 """The variables that the product reads or sets, and the servers that have them."""
@@ -651,6 +664,12 @@ STATEMENTS = {
     "SHOW SLAVE HOSTS": (1064, 0),
     "SHOW GRANTS": (0, 0),
     "SHOW TABLES LIKE 'x'": (0, 0),
+    "SHOW TABLES FROM `mysql` LIKE 'x'": (0, 0),
+    "SHOW TABLES FROM `nowhere` LIKE 'x'": (1049, 1049),
+    "SELECT 1 FROM DUAL WHERE EXISTS (SELECT 1) UNION ALL SELECT 2 FROM DUAL WHERE EXISTS (SELECT 1)": (0, 0),
+    "SELECT GET_LOCK('x', 0), RELEASE_LOCK('x')": (0, 0),
+    "DO 0": (0, 0),
+    "SHOW TABLES FROM mysql": (0, 0),
     "SHOW STATUS LIKE 'binlog_snapshot_%'": (0, 0),
     "SHOW GLOBAL STATUS LIKE 'x'": (0, 0),
     "SHOW SESSION STATUS LIKE 'x'": (0, 0),

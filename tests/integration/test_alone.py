@@ -180,7 +180,7 @@ def test_a_half_that_is_not_answered_in_time(frozen: InMemoryServer, unique: str
         impatient.loop_was_answered()
         proxy.drop_answers = True
         with pytest.raises(Timeout):
-            impatient.store_half(ids.to_text(ids.new_id()), [pack(Message(unique, "1"))])
+            impatient.store_half(ids.to_text(ids.new_id()), [pack(Message(unique, "1"))], "")
         eventually(lambda: [half.text for half in frozen.halves(unique)] == ["1"], "the half to be stored")
         proxy.drop_answers = False
         impatient.close(0.0)

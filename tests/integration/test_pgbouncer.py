@@ -134,7 +134,7 @@ def test_a_relay_is_woken_in_session_mode_and_refuses_transaction_mode(
 
     async def run(through: sa.Engine) -> None:
         relay = Relay(through, server.url)
-        task = asyncio.create_task(relay.run(interval=3600.0))
+        task = asyncio.create_task(relay.run(interval=300.0))
         for n in range(3):
             await asyncio.to_thread(send, str(n))
             await eventually_async(lambda n=n: relay.total.sent == n + 1, "the relay to be woken")  # type: ignore[misc]

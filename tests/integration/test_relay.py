@@ -32,8 +32,9 @@ from tests.support.http import call
 from tests.support.servers import Started, make_storage, stop_if_running
 from tests.support.shop import Base, Order, make_engine
 
-NEVER = 3600.0
-"""An interval between two looks, in seconds, so long that only a notification makes a relay move a message."""
+NEVER = 300.0
+"""An interval between two looks, in seconds, so long that only a notification makes a relay move a message; the longest
+with which a relay listens."""
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +124,13 @@ def test_several_relays_share_the_keys_and_keep_their_order(
 
 def test_buckets_are_shared_and_come_back(engines: list[sa.Engine]) -> None:
     first, second, third = (PostgreSqlLeases(engine) for engine in engines[1:])
-    assert first.renew() and first.all()
-    second.renew()
+    assert first.renew("public") and first.all()
+    second.renew("public")
     for leases in (first, second, first, second):
-        leases.renew()
+        leases.renew("public")
     assert len(first.held) == len(second.held) == BUCKETS // 2 and not first.held & second.held
     first.close()
-    eventually(lambda: second.renew() and second.all(), "the session of the first to end")
+    eventually(lambda: second.renew("public") and second.all(), "the session of the first to end")
     third.close()
     second.close()
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify import ids
-from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, local
+from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, local, question
 from notify.check.question import read_source
 from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
 from notify.client import purge as purging
@@ -89,13 +89,11 @@ def test_what_stands_after_a_forced_purge_is_answered(engine: sa.Engine) -> None
 def test_a_purge_between_the_parts_of_a_question(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     half = commit_row(engine, id_of(2 * HOUR), 2 * HOUR)
 
-    def read_then_purge(connection: sa.Connection) -> tuple[str, int]:
-        row = read_source(connection)
-        connection.rollback()
+    def purge_then_ask(*given: Any) -> question.LocalRow:
         purge_by_force(engine, older_than=HOUR)
-        return row
+        return question.ask(*given)
 
-    monkeypatch.setattr(local, "read_source", read_then_purge)
+    monkeypatch.setattr(local, "ask", purge_then_ask)
     with pytest.raises(CheckUnavailable, match="purged"):
         LocalTransactionCheck(engine).check(half)
     assert rows(engine) == set()

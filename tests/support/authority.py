@@ -25,7 +25,7 @@ class Authority:
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def _signed(
-        self, subject: x509.Name, key: Any, is_authority: bool = False, address: str = "127.0.0.1", days: int = 1
+        self, subject: x509.Name, key: Any, is_authority: bool = False, addresses: str = "127.0.0.1", days: int = 1
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         builder = (
@@ -35,16 +35,16 @@ class Authority:
             .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
         )  # fmt: skip
         if not is_authority:
-            names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
-            builder = builder.add_extension(names, critical=False)
+            names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses.split(",")]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
-    def issue(self, name: str, address: str = "127.0.0.1", days: int = 1) -> Path:
-        """Make a file with a certificate for this common name and address, and its key. It is valid for so many days
-        more, or has not been for so many."""
+    def issue(self, name: str, addresses: str = "127.0.0.1", days: int = 1) -> Path:
+        """Make a file with a certificate for this common name and these addresses, separated by commas, and its key. It
+        is valid for so many days more, or has not been for so many."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._signed(subject, key, address=address, days=days)
+        certificate = self._signed(subject, key, addresses=addresses, days=days)
         file = self.directory / f"{name}-issued.pem"
         file.write_bytes(
             certificate.public_bytes(serialization.Encoding.PEM)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from notify.check.listener import Outcome
+from notify.check.sources import Sources
 from notify.client.bound import BoundTransaction
 from notify.client.carrier import Carrier
 from notify.client.django.lender import Lender, django_errors
+from notify.client.places import Places
 from notify.client.rows import Mode
+from notify.client.table import SENDS
 from notify.client.thread_outgoing import ThreadOutgoing
 from notify.wire import PackedMessage
 
@@ -19,9 +22,17 @@ class DjangoCarrier(Carrier):
     """Carries messages with transactions of Django's connections to one database."""
 
     def __init__(
-        self, outgoing: ThreadOutgoing, group: str, mode: Mode, lender: Lender, *, keep_messages: bool
+        self,
+        outgoing: ThreadOutgoing,
+        group: str,
+        mode: Mode,
+        lender: Lender,
+        sources: Sources,
+        *,
+        keep_messages: bool,
     ) -> None:
-        super().__init__(outgoing, group, mode, keep_messages=keep_messages, make_tables=MAKE_TABLES)
+        places = Places(sources, SENDS[mode], MAKE_TABLES, "call notify.client.django.create_tables(schema={})")
+        super().__init__(outgoing, group, mode, places, keep_messages=keep_messages)
         self._threads = outgoing
         self._lender = lender
 
@@ -34,7 +45,7 @@ class DjangoCarrier(Carrier):
         if not self.is_closed:
             self._threads.start()
         with django_errors(wrapper):
-            self.prepare(self._lender.borrow(wrapper), bound)
+            self.prepare(self._lender.borrow_in_place(wrapper), bound)
 
     def deliver(self, messages: list[PackedMessage]) -> None:
         """Send messages as those of a committed transaction; for tests whose own transaction never commits."""

@@ -14,6 +14,7 @@ from notify.client.django.producer import DjangoProducer
 from notify.message import Message
 
 OPTIONS = (
+    "SCHEMA",
     "MODE",
     "KEEP_MESSAGES",
     "BATCHING",

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from notify.client.claims import Guard, claim, claim_all, has_ended, is_claimed, refuse_partial
+from notify.client.claims import Guard, has_ended, is_claimed, refuse_partial
 from notify.client.django.carrier import MAKE_TABLES
 from notify.client.django.lender import django_errors, lender_of
 from notify.client.handlers import call_to_the_end
@@ -27,11 +27,17 @@ class DjangoInbox(Inbox):
     gives_session = False
     make_tables = MAKE_TABLES
 
-    def __init__(self, using: str = DEFAULT_DB_ALIAS, *, purge_after: float | None = PURGE_AFTER_SECONDS) -> None:
-        """`using`: the database's alias; `purge_after`: see Inbox. Raises BindingRefused, and InvalidRequest."""
+    def __init__(
+        self,
+        using: str = DEFAULT_DB_ALIAS,
+        *,
+        schema: str | None = None,
+        purge_after: float | None = PURGE_AFTER_SECONDS,
+    ) -> None:
+        """`using`: the database's alias; `schema`, `purge_after`: see Inbox. Raises BindingRefused, InvalidRequest."""
         self.using = using
         self._lender = lender_of(using)
-        super().__init__(self._lender.engine, purge_after=purge_after)
+        super().__init__(self._lender.engine, schema=schema, purge_after=purge_after)
 
     def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """Call `handler(message)` in a transaction and commit its effect; False if the message took effect before.
@@ -43,7 +49,7 @@ class DjangoInbox(Inbox):
         try:
             with self._transaction() as wrapper:
                 with django_errors(wrapper):
-                    is_new = claim(connection := self._lender.borrow(wrapper), group, message)
+                    is_new = self._claim(connection := self._lender.borrow(wrapper), group, message)
                 if is_new:
                     with Guard(connection) as guard:
                         call_to_the_end(handler, message)
@@ -64,7 +70,7 @@ class DjangoInbox(Inbox):
         try:
             with self._transaction() as wrapper:
                 with django_errors(wrapper):
-                    fresh = claim_all(connection := self._lender.borrow(wrapper), group, messages)
+                    fresh = self._claim_all(connection := self._lender.borrow(wrapper), group, messages)
                 if fresh:
                     with Guard(connection) as guard:
                         call_to_the_end(handler, fresh)

@@ -93,6 +93,12 @@ class Lender:
         self._lock = threading.Lock()
         self._knows_server = False
 
+    def borrow_in_place(self, wrapper: Any) -> sa.Connection:
+        """`borrow`, after Django has set what it sets before a statement of its own: django-tenants sets the
+        search_path only when a cursor is made."""
+        wrapper.cursor().close()
+        return self.borrow(wrapper)
+
     def borrow(self, wrapper: Any) -> sa.Connection:
         """A SQLAlchemy connection over Django's open connection, within Django's current transaction.
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.asyncio import async_unsafe
 
+from notify.check.sources import Sources
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.django.carrier import DjangoCarrier
 from notify.client.django.lender import lender_of
@@ -24,7 +25,8 @@ from notify.message import Message
 class DjangoProducer(ThreadProducer):
     """Sends messages with the transactions of one of Django's databases, from threads.
 
-    `using`: the database's alias. The other arguments are those of TransactionProducer. The producer starts its
+    `using`: the database's alias; `schema`: the schema of Notify's tables; None: where each transaction's connection
+    finds them, also with django-tenants. The other arguments are those of TransactionProducer. The producer starts its
     threads, and so begins to answer checks, with `start` or when the first transaction with a message commits.
     Raises InvalidRequest, and BindingRefused for a database that cannot carry messages.
     """
@@ -35,6 +37,7 @@ class DjangoProducer(ThreadProducer):
         *,
         group: str,
         using: str = DEFAULT_DB_ALIAS,
+        schema: str | None = None,
         mode: Mode = "half",
         keep_messages: bool = False,
         batching: bool = True,
@@ -60,10 +63,13 @@ class DjangoProducer(ThreadProducer):
             token=token,
             tls=tls,
             chooser=chooser,
+            sources=Sources(schema),
         )
         super().__init__(plan)
         self.using = using
-        self._carrier: DjangoCarrier = DjangoCarrier(self.outgoing, group, mode, lender, keep_messages=keep_messages)
+        self._carrier: DjangoCarrier = DjangoCarrier(
+            self.outgoing, group, mode, lender, plan.sources, keep_messages=keep_messages
+        )
 
     def start(self) -> None:
         """Begin to answer checks, if the producer does not answer them yet. Raises Closed after `close`."""
