@@ -13,9 +13,9 @@ from notify.backoff import Backoff
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck, answer, is_async, out_of_reach
 from notify.check.question import read_source
-from notify.client.http import NO_SERVERS_ANSWER
+from notify.client.foreign import PollTime
 from notify.client.transactions import TransactionClient, call
-from notify.errors import NotifyError
+from notify.errors import ForeignAnswer, NotifyError
 from notify.sources import NO_DATABASE
 from notify.wire import Check, Checks, OutcomeItem, Poll
 
@@ -137,6 +137,7 @@ class Checker:
         self._rooms: dict[int, _Room] = {}
         """The room of each listener, by the listener's id()."""
         self._complaint = ""
+        self._poll_time = PollTime(POLL_SECONDS)
         self.source = ""
         self.answered = 0
 
@@ -184,8 +185,10 @@ class Checker:
 
     def _complain(self, error: Exception, wait: float) -> None:
         """Log why polling fails: as a warning, once, if a retry alone does not help; otherwise at level debug."""
+        # The client's log tells of foreign answers, but for a 200.
+        is_foreign_content = isinstance(error, ForeignAnswer) and error.answered == 200
         is_passing = isinstance(error, CheckUnavailable) or (
-            isinstance(error, NotifyError) and error.retryable and error.code != NO_SERVERS_ANSWER
+            isinstance(error, NotifyError) and error.retryable and not is_foreign_content
         )
         is_loud = not is_passing and str(error) != self._complaint
         if is_loud:
@@ -211,10 +214,16 @@ class Checker:
             instance=self._client.instance,
             sources=sources,
             topics=topics,
-            wait=POLL_SECONDS,
+            wait=self._poll_time.seconds,
             max=100,
         )
-        polled: Checks = await call(self._client.http, "/v1/checks/poll", poll, Checks, POLL_SECONDS + 5, shard)
+        began = asyncio.get_running_loop().time()
+        try:
+            polled: Checks = await call(self._client.http, "/v1/checks/poll", poll, Checks, POLL_SECONDS + 5, shard)
+        except ForeignAnswer as error:
+            if self._poll_time.was_cut(error, asyncio.get_running_loop().time() - began):
+                return []
+            raise
         return polled.checks
 
     async def _read_source(self) -> str:
