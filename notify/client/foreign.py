@@ -68,15 +68,17 @@ class Foreign:
 def foreign_content(why: str) -> ForeignAnswer:
     """The error for a 200 answer whose content is not a server's."""
     return ForeignAnswer(
-        f"a 200 answer is not in a Notify server's format ({why}): look at the proxy in between, which answers itself or "
-        "changes answers, or correct the address",
+        f"a 200 answer is not in a Notify server's format ({why}): look at the proxy in between, which answers itself "
+        "or changes answers, or correct the address",
         200,
     )
 
 
 def _sentence(request: str, size: int, status: int, head: bytes, body: bytes) -> str:
     server, kind, place = (_field(head, name) for name in (b"server", b"content-type", b"location"))
-    who = ", ".join(part for part in (server and f"Server: {server}", kind.partition(";")[0] or "no content type") if part)
+    who = ", ".join(
+        part for part in (server and f"Server: {server}", kind.partition(";")[0] or "no content type") if part
+    )
     words = _words(body)
     said = f"{request} was answered with {status} ({who}), and not by a Notify server"
     if words:

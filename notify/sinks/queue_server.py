@@ -47,7 +47,7 @@ from notify.wire import (
 POST_SECONDS = 30.0
 LOOK_SECONDS = 5.0
 """How long to wait for the answer that shows whether the server is reachable."""
-NOT_PASSED_SECONDS = 10.0
+NOT_PASSED_SECONDS = 5.0
 """How long a transaction waits that a proxy did not pass on alone."""
 NOT_PASSED_MOST = 10_000
 """The most such transactions that are remembered."""
@@ -255,8 +255,8 @@ class _Putting:
     async def put(self, group: str, transactions: Sequence[BridgedTransaction]) -> None:
         """Put transactions of one producer group, one request after the other.
 
-        A request that is refused because of its content, or that a proxy does not pass on, is sent again in halves, down
-        to a single transaction. Raises Unavailable if the server has not answered for any transaction yet.
+        A request that is refused because of its content, or that a proxy does not pass on, is sent again in halves,
+        down to a single transaction. Raises Unavailable if the server has not answered for any transaction yet.
         """
         waiting = deque(self._encoded(transactions))
         most = REQUEST_ITEMS

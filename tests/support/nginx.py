@@ -54,7 +54,15 @@ class Nginx:
 
     def start(self) -> Nginx:
         """Start it, and wait until it answers."""
-        command = [self._program, "-c", str(self._file), "-p", str(self._directory), "-e", f"{self._directory}/error.log"]
+        command = [
+            self._program,
+            "-c",
+            str(self._file),
+            "-p",
+            str(self._directory),
+            "-e",
+            f"{self._directory}/error.log",
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         register(self._process.pid)
         eventually(self._answers, "nginx to answer")
