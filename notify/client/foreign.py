@@ -23,7 +23,8 @@ _TOO_LONG = (408, 504, 524)
 """What proxies answer when a server has not answered in time; 524 is Cloudflare's."""
 WORDS = 80
 """The most characters of a page that are quoted."""
-_NOT_SHOWN = re.compile(r"(?is)<(script|style)\b.*?(</\1\s*>|\Z)|<!--.*?(-->|\Z)|<[^>]*>")
+_NOT_SHOWN = re.compile(r"(?is)<(script|style|title)\b.*?(</\1\s*>|\Z)|<!--.*?(-->|\Z)|<[^>]*>")
+_TITLE = re.compile(r"(?is)<title[^>]*>(.*?)</title")
 _BOUNDS = "nginx: client_max_body_size; Envoy: max_request_bytes of its buffer filter"
 
 
@@ -97,8 +98,10 @@ def _field(head: bytes, name: bytes) -> str:
 
 
 def _words(body: bytes) -> str:
-    """The first words that a page shows."""
-    return _printable(html.unescape(_NOT_SHOWN.sub(" ", body[:4096].decode(errors="replace"))))
+    """The first words that a page shows; its title if it shows none."""
+    text = body[:4096].decode(errors="replace")
+    title = _TITLE.search(text)
+    return _printable(html.unescape(_NOT_SHOWN.sub(" ", text))) or _printable(html.unescape(title[1] if title else ""))
 
 
 def _printable(text: str) -> str:

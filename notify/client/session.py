@@ -21,7 +21,7 @@ import msgspec
 from notify.backoff import Backoff
 from notify.client.banner import begun
 from notify.client.failure_log import FailureLog
-from notify.client.foreign import PollTime
+from notify.client.foreign import PollTime, foreign_content
 from notify.client.handlers import Handler, NotTried, handler_of, is_cancelled, reason_of
 from notify.client.http import HttpClient, read_answer
 from notify.client.renewals import Renewals
@@ -53,6 +53,9 @@ NAMED_IN_LOG = 10
 CAUTIOUS = 32
 """The most messages in hand of a consumer of batches, at its start and while most deliveries are repeated ones. If the
 process dies, each message in hand has used up an attempt, and one of them may be what kills the process."""
+_SUBSCRIBED = {"group", "result"}
+"""The answers about subscriptions have one of these fields, the second one in the admin routes."""
+_decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_received = msgspec.msgpack.Decoder(Received).decode
 
 
@@ -225,7 +228,10 @@ class Session:
 
     async def _ask(self, method: str, path: str, body: dict[str, Any]) -> Any:
         answer = await self._http.call(method, path, msgspec.json.encode(body), CALL_SECONDS, JSON)
-        return read_answer(msgspec.json.decode, answer)
+        fields = read_answer(_decode_fields, answer)
+        if not fields.keys() & _SUBSCRIBED:
+            raise foreign_content("it is not about a subscription")
+        return fields
 
     async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
         """Repeat a request while the server is away. Raises errors that a retry cannot mend, and the last failure once

@@ -84,7 +84,7 @@ def test_a_send_that_fails_says_who_answered(
 ) -> None:
     words = {
         "404 of an ingress": ["404", "nginx/1.22.1", "text/plain", "“default backend - 404”"],
-        "200 with a login page": ["200", "text/html", "“Sign in Sign in”"],
+        "200 with a login page": ["200", "text/html", "“Sign in”"],
         "302": ["302", "https://login.example/"],
         "a problem of another program": ["404", "application/problem+json"],
     }[name]

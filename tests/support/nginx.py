@@ -39,9 +39,11 @@ class Nginx:
 
     def configure(self, *targets: str, http: str = "", location: str = "") -> None:
         """Write the configuration; a running nginx follows at `reload`. Without targets, `location` answers."""
-        servers = "".join(f"server {target.removeprefix('http://')}; " for target in targets)
-        upstream = f"upstream notify {{ {servers}}}" if targets else ""
-        passed = "proxy_pass http://notify;" if targets else ""
+        upstream, passed = "", f"proxy_pass {targets[0]};" if targets else ""
+        if len(targets) > 1:  # nginx would send the name of the group as the host
+            servers = "".join(f"server {target.removeprefix('http://')}; " for target in targets)
+            upstream = f"upstream notify {{ {servers}}}"
+            passed = "proxy_pass http://notify; proxy_set_header Host $http_host;"
         rooms = " ".join(
             f"{name}_temp_path {self._directory}/{name};"
             for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
