@@ -1,7 +1,7 @@
 """A shop behind nginx with its default settings, while its server is killed every ten seconds.
 
-Run as `python -m tests.crash.proxy --seconds 300`. Orders are committed with their messages, and a consumer with an inbox
-gives points for them. The checks: no order is refused, lost or doubled, and neither producer nor consumer ends.
+Run as `python -m tests.crash.proxy --seconds 300`. Orders are committed with their messages, and a consumer with an
+inbox gives points for them. The checks: no order is refused, lost or doubled, and neither producer nor consumer ends.
 """
 
 from __future__ import annotations

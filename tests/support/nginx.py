@@ -48,8 +48,9 @@ class Nginx:
             f"{name}_temp_path {self._directory}/{name};"
             for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
+        user = "user root; " if os.getuid() == 0 else ""  # its workers write large bodies into this directory
         self._file.write_text(
-            f"daemon off; worker_processes 1; pid {self._directory}/pid; error_log {self._directory}/error.log;\n"
+            f"{user}daemon off; worker_processes 1; pid {self._directory}/pid; error_log {self._directory}/error.log;\n"
             f"events {{}}\nhttp {{\naccess_log off; {rooms}\n{http}\n{upstream}\n"
             f"server {{ listen 127.0.0.1:{self.port}; location / {{ {passed} {location} }} }}\n}}\n"
         )
