@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka crash-proxy simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -118,6 +118,11 @@ crash-kafka: install
 # restored, and an audit names and repairs exactly what is missing. 20 minutes.
 crash-disk: install
 	$(PY) -m tests.crash.disk --rounds $(or $(ROUNDS),20)
+
+# A shop behind nginx with its default settings, whose server is killed every 10 s, for SECONDS=300: nothing is lost, doubled
+# or refused, and no one ends.
+crash-proxy: install
+	$(PY) -m tests.crash.proxy --seconds $(or $(SECONDS),300)
 
 # A bridge killed 200 times while its source rotates, changes its table, restarts and fails over; DATABASE=mariadb or mysql:
 # 8 minutes.

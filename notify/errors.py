@@ -20,6 +20,7 @@
     │   ├── Backpressure          a rate limit, or a full backlog: try again after `retry_after` s (429)
     │   ├── Closed                this producer or client was closed: make another one (not retryable)
     │   ├── Timeout               no answer in time; the request may have been carried out (504)
+    │   ├── ForeignAnswer         something else answered in a server's place: a proxy, a login page (503)
     │   ├── DiskFull              the server's disk is full: reads go on, writes are refused (507)
     │   └── ObjectStoreFailed     the object store that a log is shipped to is away, refuses, or lost an object (503)
     ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)
@@ -140,6 +141,24 @@ class Unavailable(NotifyError):
 class Timeout(Unavailable):
     code = "timeout"
     status = 504
+
+
+class ForeignAnswer(Unavailable):
+    """Something else answered in a server's place, or cut the connection in the middle of a large request.
+
+    `answered`: the status of the answer; 0: there was none.
+    """
+
+    code = "foreign_answer"
+
+    def __init__(self, detail: str, answered: int) -> None:
+        super().__init__(detail)
+        self.answered = answered
+
+    @property
+    def is_for_size(self) -> bool:
+        """Whether the request is too large for what answered, or may be: a smaller one may pass."""
+        return self.answered in (0, TooLarge.status)
 
 
 class Closed(Unavailable):

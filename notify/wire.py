@@ -368,6 +368,8 @@ class Problem(Struct, omit_defaults=True):
 
 
 MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application/problem+json"
+PROBLEM_TYPE = "urn:notify:error:"
+"""The beginning of the `type` of a server's problems, with which it shows that an error is its own word."""
 
 encode_msgpack = msgspec.msgpack.Encoder().encode
 encode_json = msgspec.json.Encoder().encode

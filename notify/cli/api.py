@@ -25,6 +25,7 @@ from notify.cli.printed import (
     say_record,
     say_table,
 )
+from notify.client.foreign import foreign_content
 from notify.client.http import read_answer
 from notify.client.servers import Servers
 from notify.errors import InvalidRequest
@@ -89,8 +90,21 @@ def call(
         finally:
             await http.aclose()
 
-    answer: dict[str, Any] = read_answer(msgspec.json.decode, asyncio.run(ask()))
-    return answer
+    return read_answer(_decode_answer, asyncio.run(ask()))
+
+
+class _Answer(dict[str, Any]):
+    """An answer whose fields are asked for. Raises ForeignAnswer for a missing one: another program has answered."""
+
+    def __missing__(self, name: str) -> Any:
+        raise foreign_content(f"it has no field {name}")
+
+
+_decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _decode_answer(answer: bytes) -> dict[str, Any]:
+    return _Answer(_decode_fields(answer))
 
 
 def check_answers(url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import signal
 import sys
@@ -86,6 +87,8 @@ def root(
 ) -> None:
     if context.invoked_subcommand != "serve":
         _log_to_stderr()
+        # A command says in one sentence why it failed; commands that run on have a log, which shows the client's lines.
+        logging.getLogger("notify.client").addHandler(logging.NullHandler())
     if version:
         say(__version__)
         raise typer.Exit

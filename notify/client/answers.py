@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from typing import Any
 
 import httptools
 
 from notify.errors import Unavailable
+
+_DECLARED = re.compile(rb"\r\n(content-length|transfer-encoding):", re.IGNORECASE)
 
 
 class AnswerReader(ABC):
@@ -16,20 +19,35 @@ class AnswerReader(ABC):
     def __init__(self) -> None:
         self._parser: Any = None
         self._body: list[bytes] = []
+        self.head = b""
+        """The first bytes of the answer, usually with its whole head."""
+        self._is_interim = False
+        """Whether `head` is that of an informational response."""
 
     def expect(self) -> None:
         """Call this when a request is sent: the next bytes are its answer."""
         self._parser = httptools.HttpResponseParser(self)
         self._body = []
+        self.head = b""
 
     def feed(self, data: bytes) -> None:
         """Take received bytes. Raises Unavailable if they are not an HTTP answer, or if there was no request."""
         if self._parser is None:
             raise Unavailable("the server sent an answer without a request")
+        if not self.head or self._is_interim:
+            self.head, self._is_interim = data, False
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise Unavailable(f"the server's answer is not HTTP: {error}") from None
+
+    def ended(self) -> None:
+        """The peer has closed the connection: complete an answer that declares no length. Proxies send such pages."""
+        head, found, _ = self.head.partition(b"\r\n\r\n")
+        if self._parser is None or not found or _DECLARED.search(head) is not None:
+            return
+        parser, self._parser = self._parser, None
+        self.answered(parser.get_status_code(), b"".join(self._body), False)
 
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
@@ -37,6 +55,7 @@ class AnswerReader(ABC):
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200:
+            self._is_interim = True
             return  # an informational response, such as a proxy's 103: the answer is still to come
         parser, self._parser = self._parser, None
         self.answered(status, b"".join(self._body), parser.should_keep_alive())

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.errors import ForeignAnswer, InvalidRequest, NotifyError, TooLarge, Unavailable
 
 log = logging.getLogger("notify.client")
 
@@ -24,6 +24,10 @@ Result = TypeVar("Result")
 
 MAX_WAITING = 100_000
 LATER_LOOK_SECONDS = 0.02
+SMALLER_SECONDS = 600.0
+"""How long requests stay smaller after one was too large for a proxy in between."""
+PROXY_BOUND = "proxy_bound"
+"""The code of an item that alone is too large for a proxy in between."""
 CARRIER_TURNS = 3
 """The most turns of the loop that an item waits for another Batcher's request that is about to leave."""
 
@@ -67,8 +71,10 @@ class Batcher(Generic[Item, Result]):
         """`may_go_along`: whether another Batcher's request is about to leave that can include this Batcher's items;
         they wait for that request, CARRIER_TURNS at most."""
         self._send = send
-        self._max_items = max_items
-        self._max_bytes = max_bytes
+        self._bounds = max_items, max_bytes
+        self._max_items, self._max_bytes = self._bounds
+        self._smaller_until: float | None = None
+        """Until when (the loop's time) requests are smaller than the bounds, because a proxy takes no larger ones."""
         self._size_of = size_of
         self._in_flight = in_flight
         self._may_go_along = may_go_along
@@ -164,6 +170,9 @@ class Batcher(Generic[Item, Result]):
                 _refuse(future, Unavailable("the request was cancelled before it began"))
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+        if self._smaller_until is not None and self._loop.time() > self._smaller_until:
+            self._smaller_until = None
+            self._max_items, self._max_bytes = self._bounds
         waiting = self._returned or self._waiting
         batch: list[tuple[Item, asyncio.Future[Result]]] = []
         size = 0
@@ -214,11 +223,26 @@ class Batcher(Generic[Item, Result]):
         again in two parts, down to single items: n items make at most 2n - 1 requests."""
         try:
             return await self._send(items)
+        except ForeignAnswer as error:
+            if not error.is_for_size or (len(items) == 1 and not error.answered):
+                raise
+            self._become_smaller(items)
+            if len(items) == 1:
+                return [TooLarge(str(error), PROXY_BOUND)]
         except (InvalidRequest, TypeError, ValueError, ArithmeticError) as error:
             if len(items) == 1:
                 return [_as_notify_error(error)]
         middle = len(items) // 2
         return [*await self._part(items[:middle]), *await self._part(items[middle:])]
+
+    def _become_smaller(self, items: list[Item]) -> None:
+        """Make the next requests half as large as one with these items, which a proxy does not take."""
+        self._smaller_until = self._loop.time() + SMALLER_SECONDS
+        size = sum(map(self._size_of, items))
+        if size:
+            self._max_bytes = min(self._max_bytes, size // 2)
+        else:
+            self._max_items = max(1, min(self._max_items, len(items) // 2))
 
     async def _part(self, items: list[Item]) -> Sequence[Result | Later | NotifyError]:
         """Like `_results`, but a failure of the whole request becomes the result of each item of this part."""

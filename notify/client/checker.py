@@ -16,9 +16,9 @@ from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMe
 from notify.check.local import answer, is_async, out_of_reach
 from notify.check.local import check as check_locally
 from notify.check.sources import Sources
-from notify.client.http import NO_SERVERS_ANSWER
+from notify.client.foreign import PollTime
 from notify.client.transactions import TransactionClient, call
-from notify.errors import NotifyError
+from notify.errors import ForeignAnswer, NotifyError
 from notify.limits import LIMITS
 from notify.sources import NO_DATABASE
 from notify.wire import Check, Checks, OutcomeItem, Poll
@@ -162,6 +162,7 @@ class Checker:
         self._looking = asyncio.Lock()
         self._met: asyncio.Future[None] | None = None
         """Done once a transaction has met a source that the polls do not name."""
+        self._poll_time = PollTime(POLL_SECONDS)
         self.answered = 0
 
     async def run(self) -> None:
@@ -224,8 +225,10 @@ class Checker:
 
     def _complain(self, error: Exception, wait: float) -> None:
         """Log why polling fails: as a warning, once, if a retry alone does not help; otherwise at level debug."""
+        # The client's log tells of foreign answers, but for a 200.
+        is_foreign_content = isinstance(error, ForeignAnswer) and error.answered == 200
         is_passing = isinstance(error, CheckUnavailable) or (
-            isinstance(error, NotifyError) and error.retryable and error.code != NO_SERVERS_ANSWER
+            isinstance(error, NotifyError) and error.retryable and not is_foreign_content
         )
         is_loud = not is_passing and str(error) != self._complaint
         if is_loud:
@@ -245,7 +248,7 @@ class Checker:
         `turn`: the number of the poll: if one cannot name all sources, they take turns.
         """
         topics = sources = None
-        wait = POLL_SECONDS
+        wait = self._poll_time.seconds
         if self._engine is not None:
             known = self._sources.ids
             if not known:
@@ -253,7 +256,7 @@ class Checker:
             parts = -(-len(known) // (LIMITS.topics - 1))
             # Only a listener knows the outcome of a transaction that is in no database.
             sources = [*known[turn % parts :: parts], *([NO_DATABASE] if self._listeners else [])]
-            wait = max(POLL_SECONDS / parts, SHORT_POLL_SECONDS)
+            wait = min(wait, max(POLL_SECONDS / parts, SHORT_POLL_SECONDS))
         else:
             topics = [topic for listener in self._listeners for topic in listener.topics]
         poll = Poll(
@@ -265,6 +268,7 @@ class Checker:
             max=100,
         )
         met = self._met
+        began = asyncio.get_running_loop().time()
         asking = asyncio.ensure_future(call(self._client.http, "/v1/checks/poll", poll, Checks, wait + 5, shard))
         try:
             await asyncio.wait([asking] if met is None else [asking, met], return_when=asyncio.FIRST_COMPLETED)
@@ -272,6 +276,10 @@ class Checker:
                 return []
             polled: Checks = asking.result()
             return polled.checks
+        except ForeignAnswer as error:
+            if self._poll_time.was_cut(error, asyncio.get_running_loop().time() - began):
+                return []
+            raise
         finally:
             await _cancelled(asking)
 

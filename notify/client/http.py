@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from notify.client.answers import AnswerReader
+from notify.client.foreign import Foreign, foreign_content
 from notify.client.login import EXCHANGES, Shown, Token, tls_from_environment
 from notify.errors import (
     Backpressure,
@@ -22,6 +23,7 @@ from notify.errors import (
     Conflict,
     DiskFull,
     Forbidden,
+    ForeignAnswer,
     IdInUse,
     InvalidRequest,
     NotFound,
@@ -35,11 +37,19 @@ from notify.errors import (
     WrongShard,
 )
 from notify.urls import server_address
-from notify.wire import MSGPACK, Item, Items, Problem
+from notify.wire import MSGPACK, PROBLEM_TYPE, Item, Items, Problem
 
 T = TypeVar("T")
 CONNECTIONS = 256
 CONNECT_SECONDS = 3.0
+LARGE_BYTES = 64 << 10
+"""If a connection is cut in the middle of a request with more bytes, these may be too many for a proxy."""
+Reply = tuple[int, bytes, bytes]
+"""Status and body of an answer, and its first bytes."""
+
+
+class _Cut(Unavailable):
+    """The connection was closed or reset before an answer had come."""
 
 
 class _Connection(AnswerReader, asyncio.Protocol):
@@ -48,7 +58,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
     def __init__(self, client: HttpClient) -> None:
         super().__init__()
         self._client = client
-        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._answer: asyncio.Future[Reply] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
         self.used = self._has_answered = False
@@ -56,8 +66,8 @@ class _Connection(AnswerReader, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
-    def ask(self, request: bytes, seconds: float) -> asyncio.Future[tuple[int, bytes]]:
-        """Send a request and return the future of status and body.
+    def ask(self, request: bytes, seconds: float) -> asyncio.Future[Reply]:
+        """Send a request and return the future of its answer.
 
         The future raises TimeoutError after `seconds`, and Unavailable if the connection fails before an answer.
         """
@@ -81,7 +91,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
         answer = self._ended()
         self._has_answered = True
         if answer is not None and not answer.done():
-            answer.set_result((status, body))
+            answer.set_result((status, body, self.head))
         if is_kept:
             self._client.give_back(self)
         else:
@@ -89,11 +99,13 @@ class _Connection(AnswerReader, asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._client.forget(self)
+        if error is None:
+            self.ended()
         may_speak_tls = self._client.tls is None and not self._has_answered
         hint = "; if it speaks TLS, write https://" if may_speak_tls else ""
-        self._fail(Unavailable(f"the server closed the connection before it answered{hint}"))
+        self._fail(_Cut(f"the server closed the connection before it answered{hint}"))
 
-    def _ended(self) -> asyncio.Future[tuple[int, bytes]] | None:
+    def _ended(self) -> asyncio.Future[Reply] | None:
         """Forget the request on its way and return its future."""
         answer, self._answer = self._answer, None
         if self._timer is not None:
@@ -147,31 +159,44 @@ class HttpClient:
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
         self._room = asyncio.Semaphore(CONNECTIONS)
+        self._foreign = Foreign()
         self._closed = self._leaving = False
 
     async def call(self, method: str, path: str, body: bytes, seconds: float, kind: str = MSGPACK) -> bytes:
         """The body of a 200 answer. Raises the error that the server reports, Unavailable, or Timeout after `seconds`.
 
+        Only a server's own answers count: ForeignAnswer, which is Unavailable, if a proxy or login page answered.
         If the server refuses the token and there is a new one, the request is sent again with the new token. It then
         has the full `seconds` again, because a poll may have used most of its time when its token was revoked.
         """
         token_header: str | None = self._token.header()
         status, answer = 401, b""
+        foreign: ForeignAnswer | None = None
         for _ in range(1 + EXCHANGES):
             if token_header is None:
                 break
-            status, answer = await self.ask(method, path, body, seconds, kind, token_header)
+            foreign = None
+            try:
+                status, answer = await self.ask(method, path, body, seconds, kind, token_header)
+            except ForeignAnswer as error:
+                if error.answered != 401:
+                    raise
+                status, foreign = 401, error  # a proxy may verify the token before the server does
             if status != 401:
                 break
             token_header = self._token.instead_of(token_header)
         if status == 200:
             return answer
-        raise _refusal(status, answer, self.url + path)
+        raise foreign or _refusal(status, answer)
 
     async def ask(
-        self, method: str, path: str, body: bytes, seconds: float, kind: str, token_header: str
+        self, method: str, path: str, body: bytes, seconds: float, kind: str, token_header: str, gives: str = ""
     ) -> tuple[int, bytes]:
-        """Status and body of an answer; `token_header`: the header line with the token. Raises Unavailable, Timeout."""
+        """Status and body of a server's answer. Raises Unavailable, Timeout, ForeignAnswer.
+
+        `kind`: the media type of the request; `gives`: that of its answer, by default the same; `token_header`: the
+        header line with the token.
+        """
         deadline = asyncio.get_running_loop().time() + seconds
         request = self._request(method, path, body, kind, token_header)
         try:
@@ -181,11 +206,22 @@ class HttpClient:
             else:
                 await self._room.acquire()  # without waiting
             try:
-                return await self._ask(request, deadline)
+                status, answer, head = await self._ask(request, deadline)
             finally:
                 self._room.release()
         except TimeoutError:
             raise Timeout(f"no answer to {method} {path} within {seconds:g} s; it may have been carried out") from None
+        except _Cut as cut:
+            if len(body) <= LARGE_BYTES:
+                raise
+            raise ForeignAnswer(
+                f"{cut}, in the middle of a request with {len(body):,} bytes: if that is above the bound of a proxy in "
+                "between, raise it (nginx: client_max_body_size)",
+                0,
+            ) from None
+        if (gives or kind).encode() in head if status == 200 else _problem(answer) is not None:
+            return status, answer
+        raise self._foreign.answer(f"{method} {self.url}{path}", len(body), status, head, answer)
 
     def request(self, method: str, path: str, body: bytes) -> bytes:
         """The bytes of a request that the caller sends on a connection of its own."""
@@ -200,8 +236,8 @@ class HttpClient:
                 self._heads[(method, path, kind)] = head
         return f"{head}{len(body)}\r\n{token_header}\r\n".encode() + body
 
-    async def _ask(self, request: bytes, deadline: float) -> tuple[int, bytes]:
-        """Status and body of an answer. Raises Unavailable, or TimeoutError at the deadline (the loop's time)."""
+    async def _ask(self, request: bytes, deadline: float) -> Reply:
+        """An answer, whoever gave it. Raises Unavailable, or TimeoutError at the deadline (the loop's time)."""
         loop = asyncio.get_running_loop()
         while True:
             connection = self._take_idle() or await self._connect(deadline)
@@ -274,18 +310,12 @@ class HttpClient:
         return bool(self._open)
 
 
-NO_SERVERS_ANSWER = "http_200"
-"""The error code for a 200 answer that does not come from a Notify server: a proxy's page, or a wrong address."""
-
-
 def read_answer(decode: Callable[[bytes], T], answer: bytes) -> T:
-    """The content of a 200 answer. Raises Unavailable if it does not come from a Notify server, but from a proxy."""
+    """The content of a 200 answer. Raises ForeignAnswer if it is not a Notify server's, or not as that sent it."""
     try:
         return decode(answer)
     except msgspec.DecodeError as error:
-        refusal = Unavailable(f"a 200 answer is not in a Notify server's format ({error}): is a proxy in between?")
-        refusal.code = NO_SERVERS_ANSWER
-        raise refusal from None
+        raise foreign_content(str(error)) from None
 
 
 class Connections(Protocol):
@@ -338,13 +368,18 @@ def _check_answered(item_ids: Sequence[str], items: Sequence[Item]) -> None:
 _decode_problem = msgspec.json.Decoder(Problem).decode
 
 
-def _refusal(status: int, body: bytes, address: str) -> NotifyError:
-    """The error for an answer of this address whose status is not 200."""
+def _problem(body: bytes) -> Problem | None:
+    """The problem document of a Notify server; None if this is none. Other programs have problem documents, too."""
     try:
         problem = _decode_problem(body)
     except msgspec.DecodeError:
-        detail = f"{address} answered {status}, and not as a Notify server does: is this the address of one?"
-        return error_of(status, f"http_{status}", detail)
+        return None
+    return problem if problem.type.startswith(PROBLEM_TYPE) else None
+
+
+def _refusal(status: int, body: bytes) -> NotifyError:
+    """The error for a server's answer whose status is not 200."""
+    problem = _decode_problem(body)
     return error_of(status, problem.code, problem.detail, problem.retry_after)
 
 

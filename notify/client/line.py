@@ -82,7 +82,10 @@ class Line(AnswerReader):
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return False
         if not data:
-            raise ConnectionError("the server closed the connection")
+            self.ended()
+            if self._answer is None:
+                raise ConnectionError("the server closed the connection")
+            return True
         try:
             self.feed(data)
         except Unavailable as error:

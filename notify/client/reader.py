@@ -13,18 +13,20 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import msgspec
 
+from notify.backoff import Backoff
 from notify.client.http import read_answer
 from notify.client.login import Shown
 from notify.client.loop import LoopThread
 from notify.client.servers import Servers
-from notify.errors import InvalidRequest, NotFound
+from notify.errors import InvalidRequest, NotFound, Unavailable
 from notify.limits import LIMITS, check_name, check_whole
 from notify.message import ReceivedMessage
-from notify.wire import JSON, Delivered, Pulled
+from notify.wire import JSON, MSGPACK, Delivered, Pulled
 
 BATCH = 500
 CALL_SECONDS = 30.0
 FOLLOW_SECONDS = 0.1
+RETRY_SECONDS, RETRY_MAX_SECONDS = 0.1, 2.0
 
 
 class QueueBounds(msgspec.Struct, frozen=True):
@@ -61,6 +63,8 @@ class AsyncReader:
         check_whole("batch", batch, 1, LIMITS.max_messages)
         self._http = Servers(url, "queue", tls=tls, token=token)
         self._batch = batch
+        self._was_answered = False
+        """Whether a server has answered: from then on one that is unreachable is asked again."""
         self._has_only_admin_routes = False
         """Whether the server is an older one, where only an admin route has the bounds of a topic's queues."""
 
@@ -133,7 +137,7 @@ class AsyncReader:
         """The next messages of a queue; None if this one of several servers has no message of the topic yet."""
         path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max={self._batch}"
         try:
-            return read_answer(_decode_pulled, await self._http.call("GET", path, b"", CALL_SECONDS, shard=shard))
+            return read_answer(_decode_pulled, await self._ask(path, MSGPACK, shard))
         except NotFound:
             if shard is None or not await self._is_at_another(topic, shard):
                 raise
@@ -180,10 +184,28 @@ class AsyncReader:
         """A topic in JSON. A server up to 9c372b4 has it only as an admin route. Raises NotFound."""
         if not self._has_only_admin_routes:
             with contextlib.suppress(NotFound):
-                return await self._http.call("GET", f"/v1/topics/{topic}", b"", CALL_SECONDS, JSON, shard)
-        answer = await self._http.call("GET", f"/v1/admin/topics/{topic}", b"", CALL_SECONDS, JSON, shard)
+                return await self._ask(f"/v1/topics/{topic}", JSON, shard)
+        answer = await self._ask(f"/v1/admin/topics/{topic}", JSON, shard)
         self._has_only_admin_routes = not self._http.places()
         return answer
+
+    async def _ask(self, path: str, kind: str, shard: str | None) -> bytes:
+        """The body of an answer. A server that has answered before, and is unreachable now, is asked again for
+        CALL_SECONDS. Raises NotifyError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CALL_SECONDS
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        while True:
+            try:
+                left = max(deadline - loop.time(), RETRY_SECONDS)
+                answer = await self._http.call("GET", path, b"", left, kind, shard)
+                self._was_answered = True
+                return answer
+            except Unavailable as error:
+                wait = backoff.next()
+                if not (self._was_answered and error.retryable) or loop.time() + wait > deadline:
+                    raise
+            await asyncio.sleep(wait)
 
     async def close(self) -> None:
         await self._http.aclose()

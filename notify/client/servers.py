@@ -36,6 +36,8 @@ log = logging.getLogger("notify.client")
 REFRESH_SECONDS = 1.5
 ALONE_REFRESH_SECONDS = 30.0
 """The interval without a registry, which may be switched on later."""
+PROBE_SECONDS, PROBE_AGAIN_SECONDS = 1.0, 10.0
+"""How long a new member may take to answer at its own address, and when a silent one is tried again."""
 DOWN_SECONDS = 1.0
 """How long a server that failed is avoided, if there is another."""
 LONG_POLL_SECONDS = 15.0
@@ -120,6 +122,11 @@ class Servers:
         self._refused: frozenset[str] = frozenset()
         """The addresses of members that are not used because the token would go to them in the clear."""
         self._down: dict[str, float] = {}
+        """Until when (the loop's time) servers that failed are avoided."""
+        self._reached: set[str] = set(self._seeds)
+        """The addresses that have answered, and those that the user gave."""
+        self._unreached: frozenset[str] = frozenset()
+        """The addresses of members that have never answered; behind a proxy or in containers nobody may reach them."""
         self._current = ""
         self._refreshing: asyncio.Task[None] | None = None
         self._was_asked = asyncio.Event()
@@ -218,9 +225,13 @@ class Servers:
     # --- the members ------------------------------------------------------------------------------------------
 
     def urls(self, shard: str | None = None) -> Sequence[str]:
-        """The addresses of the members with this client's role; with `shard`, only members that have it, if any do."""
+        """The addresses of the members with this client's role; with `shard`, only members that have it, if any do.
+
+        If none of them has ever answered at its own address, but the registry came by a given one, there is a proxy in
+        between: then it is the given addresses.
+        """
         members = [m for m in self._members if self._role in m.roles]
-        if not members:
+        if not any(m.url in self._reached for m in members):
             return self._seeds
         if shard is not None:
             members = [m for m in members if shard in m.shards] or members
@@ -305,6 +316,7 @@ class Servers:
             self.takes_outcomes = answer.outcomes_with_halves
             if answer.version:
                 self._learn(answer.servers(), tuple(answer.keys))
+                await self._reach()
             return
         raise failed
 
@@ -325,6 +337,34 @@ class Servers:
             leaving = self._clients.pop(url)
             leaving.close_when_idle()
             self._left = [client for client in (*self._left, leaving) if client.is_open]
+
+    async def _reach(self) -> None:
+        """Ask each new member at its own address, which may be unreachable from here."""
+        now = asyncio.get_running_loop().time()
+        urls = [m.url for m in self._members if m.url not in self._reached and self._down.get(m.url, 0.0) <= now]
+        if not urls:
+            return
+        answers = await asyncio.gather(*map(self._answers, urls))
+        self._reached.update(url for url, has_answered in zip(urls, answers, strict=True) if has_answered)
+        again_at = asyncio.get_running_loop().time() + PROBE_AGAIN_SECONDS
+        self._down |= {url: again_at for url in urls if url not in self._reached}
+        self._current = "" if any(answers) else self._current  # an added server gets its share
+        unreached = frozenset(m.url for m in self._members if self._role in m.roles and m.url not in self._reached)
+        if unreached - self._unreached:
+            log.warning(
+                "%s: the registry lists this address for a server, and nothing of Notify answers there; requests go to "
+                "other servers, or to %s: set NOTIFY_URL of that server to the address by which clients reach it",
+                ", ".join(sorted(unreached)), ", ".join(self._seeds),
+            )  # fmt: skip
+        self._unreached = unreached
+
+    async def _answers(self, url: str) -> bool:
+        """Whether a server of Notify answers at an address."""
+        try:
+            await self._client(url).call("GET", "/v1/members", b"", PROBE_SECONDS)
+        except NotifyError as error:
+            return not isinstance(error, Unavailable)
+        return True
 
     def _not_in_the_clear(self, members: list[Member]) -> list[Member]:
         if not self._only_tls:

@@ -21,11 +21,12 @@ import msgspec
 from notify.backoff import Backoff
 from notify.client.banner import begun
 from notify.client.failure_log import FailureLog
+from notify.client.foreign import PollTime, foreign_content
 from notify.client.handlers import Handler, NotTried, handler_of, is_cancelled, reason_of
 from notify.client.http import HttpClient, read_answer
 from notify.client.renewals import Renewals
 from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
-from notify.errors import DeadLetter, InvalidRequest, NotFound, NotifyError
+from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError
 from notify.message import ReceivedMessage
 from notify.wire import (
     JSON,
@@ -52,6 +53,9 @@ NAMED_IN_LOG = 10
 CAUTIOUS = 32
 """The most messages in hand of a consumer of batches, at its start and while most deliveries are repeated ones. If the
 process dies, each message in hand has used up an attempt, and one of them may be what kills the process."""
+_SUBSCRIBED = {"group", "result"}
+"""The answers about subscriptions have one of these fields, the second one in the admin routes."""
+_decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_received = msgspec.msgpack.Decoder(Received).decode
 
 
@@ -87,6 +91,7 @@ class Session:
         """The tasks of this session's messages, and the messages' ids."""
         self._renewals = Renewals(work.lease, self._renew)
         self._failures = FailureLog()
+        self._poll_time = PollTime(POLL_SECONDS)
         self._ending = asyncio.Event()
         self._has_received = asyncio.Event()
         """Set once no request to receive is open or will follow."""
@@ -223,7 +228,10 @@ class Session:
 
     async def _ask(self, method: str, path: str, body: dict[str, Any]) -> Any:
         answer = await self._http.call(method, path, msgspec.json.encode(body), CALL_SECONDS, JSON)
-        return read_answer(msgspec.json.decode, answer)
+        fields = read_answer(_decode_fields, answer)
+        if not fields.keys() & _SUBSCRIBED:
+            raise foreign_content("it is not about a subscription")
+        return fields
 
     async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
         """Repeat a request while the server is away. Raises errors that a retry cannot mend, and the last failure once
@@ -297,14 +305,20 @@ class Session:
             # The session ended in the pause before a retry. Before Python 3.12 `wait_for` may swallow the cancellation.
             return []
         work = self._work
-        request = Receive(instance=work.instance, topics=topics, max=room, wait=POLL_SECONDS, lease=work.lease)
+        wait = self._poll_time.seconds
+        request = Receive(instance=work.instance, topics=topics, max=room, wait=wait, lease=work.lease)
         path = f"/v1/groups/{work.group}/receive?subscribe=no"
         body = encode_msgpack(request)
+        began = asyncio.get_running_loop().time()
         try:
             answer = await self._http.call("POST", path, body, POLL_SECONDS + 5)
             messages = read_answer(_decode_received, answer).messages
             self._answered = datetime.now(UTC)
             return messages
+        except ForeignAnswer as error:
+            if self._poll_time.was_cut(error, asyncio.get_running_loop().time() - began):
+                return []
+            raise
         except NotFound as error:
             if error.code != "not_subscribed":
                 raise

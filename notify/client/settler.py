@@ -12,7 +12,7 @@ import msgspec
 from notify.backoff import Backoff
 from notify.client.batch import Batcher, Later
 from notify.client.http import HttpClient, read_answer
-from notify.errors import NotifyError
+from notify.errors import ForeignAnswer, NotifyError
 from notify.wire import Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
 
 log = logging.getLogger("notify.consumer")
@@ -55,7 +55,7 @@ class Settler:
             answer = await self._http.call("POST", self._path, body, CALL_SECONDS)
             results = read_answer(_decode_settled, answer).items
         except NotifyError as error:
-            if not is_away(error):
+            if not is_away(error) or (isinstance(error, ForeignAnswer) and error.is_for_size and len(settlings) > 1):
                 raise
             results = [
                 SettledItem(settling.item.receipt, error.status, error.code, str(error)) for settling in settlings

@@ -19,7 +19,7 @@ from notify.client.lanes import Lanes, by_shard
 from notify.client.login import Shown
 from notify.client.packing import size_of_message
 from notify.client.servers import Servers
-from notify.errors import Closed, InvalidRequest, NotifyError, TransactionRefused, Unavailable
+from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotifyError, TransactionRefused, Unavailable
 from notify.sources import NO_DATABASE
 from notify.wire import (
     Item,
@@ -189,6 +189,9 @@ class TransactionClient:
                     try:
                         body = self._body_of_halves(halves, source, along.items)
                         return await self._items(HALVES, body, half_ids, self._half_seconds, shard, items_of_both)
+                    except ForeignAnswer as error:
+                        if not error.is_for_size:
+                            raise
                     except InvalidRequest:
                         # The server is an older version, or one of the halves is invalid.
                         self.http.takes_outcomes = False
@@ -238,13 +241,19 @@ class TransactionClient:
         `read` extracts these results from an answer that has further ones.
         """
         deadline = asyncio.get_running_loop().time() + seconds
+        if self._deadlines:
+            # A request that was too large for a proxy is sent in parts, which have no more time than the whole.
+            deadline = max(self._deadlines.get(item_id, deadline) for item_id in item_ids)
+        count = len(item_ids) + (read is not None)
+        read = read or (lambda answer: items_for(item_ids, answer, self.http))
         try:
-            items = await self._retried(
-                path, body, seconds, shard, read or (lambda answer: items_for(item_ids, answer, self.http))
-            )
-        except NotifyError:
+            items = await self._retried(path, body, deadline, shard, read, is_one=count == 1)
+        except NotifyError as error:
             for item_id in item_ids:
-                self._deadlines.pop(item_id, None)
+                if _may_be_smaller(error, count):
+                    self._deadlines.setdefault(item_id, deadline)
+                else:
+                    self._deadlines.pop(item_id, None)
             raise
         return self._or_later(item_ids, items, deadline)
 
@@ -271,11 +280,18 @@ class TransactionClient:
         return answers
 
     async def _retried(
-        self, path: str, body: bytes, seconds: float, shard: str | None, read: Callable[[bytes], list[Item]]
+        self,
+        path: str,
+        body: bytes,
+        deadline: float,
+        shard: str | None,
+        read: Callable[[bytes], list[Item]],
+        *,
+        is_one: bool,
     ) -> list[Item]:
-        """Send a request, and repeat it while the server is away, up to the deadline: the ids make repeating safe."""
+        """Send a request, and repeat it while the server is unreachable, up to the deadline (the loop's time): the ids
+        make repeating safe. `is_one`: it has one item, so that a smaller request would not help."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             remaining = deadline - loop.time()
@@ -284,6 +300,8 @@ class TransactionClient:
             except Unavailable as error:
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
+                    raise
+                if isinstance(error, ForeignAnswer) and error.is_for_size and (error.answered or not is_one):
                     raise
             await asyncio.sleep(wait)
 
@@ -329,9 +347,9 @@ class TransactionClient:
             try:
                 answer = await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=target)
                 return items_for(outcome_ids, answer, self.http)
-            except Unavailable:
+            except Unavailable as error:
                 # Check-back recovers outcomes that stay lost.
-                if attempt == OUTCOME_TRIES - 1:
+                if attempt == OUTCOME_TRIES - 1 or _may_be_smaller(error, len(outcomes)):
                     raise
                 await asyncio.sleep(OUTCOME_WAIT_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
@@ -369,6 +387,11 @@ class TransactionClient:
             async with asyncio.timeout(seconds):
                 await self.flush()
         await self.http.aclose()
+
+
+def _may_be_smaller(error: NotifyError, items: int) -> bool:
+    """Whether a request with so many items is sent in parts, because it is, or may be, too large for a proxy."""
+    return isinstance(error, ForeignAnswer) and error.is_for_size and items > 1
 
 
 def _is_for_later(item: Item) -> bool:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notify import __version__
 from notify.clock import Clock, steady_clock
-from notify.errors import NotifyError, Unavailable, WrongRole
+from notify.errors import NotifyError, StorageFailed, Unavailable, WrongRole
 from notify.server import admin, console, health, problems
 from notify.server.access import guard
 from notify.server.access.gate import Access
@@ -194,6 +194,10 @@ class App:
             if has_begun:
                 raise
             await problems.refused(scope, Unavailable(STOPPED))(scope, receive, send)
+            return
+        if not has_begun:  # otherwise uvicorn would answer, in words that no client takes for this server's
+            fault = StorageFailed("the server failed on this request; its log says why")
+            await problems.refused(scope, fault)(scope, receive, send)
 
 
 def _add_routes(api: FastAPI, app: App, admin_routes: ASGIApp) -> None:

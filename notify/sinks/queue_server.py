@@ -1,10 +1,15 @@
 """A queue server as the sink: it stores a source's position with the messages before it, and recognises ids.
 
 If the server has workers, the sink always uses the same worker: the other workers know neither position nor ids.
+
+A proxy in between may answer itself. If the server is reachable all the same, the proxy does not pass this request on,
+for its size or its content: it is sent in parts. What it does not pass on alone waits, as does what is after it in the
+order of its keys, and is sent again until someone changes the proxy: it is not refused, because no server has seen it.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +20,16 @@ import msgspec
 from notify import ids
 from notify.client.http import HttpClient, items_for, read_answer
 from notify.client.servers import Members, decode_members
-from notify.errors import Forbidden, InvalidRequest, NotifyError, TooLarge, Unavailable, WrongRole, stale_epoch
+from notify.errors import (
+    Forbidden,
+    ForeignAnswer,
+    InvalidRequest,
+    NotifyError,
+    TooLarge,
+    Unavailable,
+    WrongRole,
+    stale_epoch,
+)
 from notify.limits import LIMITS
 from notify.long_positions import LongPosition
 from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
@@ -31,6 +45,12 @@ from notify.wire import (
 )
 
 POST_SECONDS = 30.0
+LOOK_SECONDS = 5.0
+"""How long to wait for the answer that shows whether the server is reachable."""
+NOT_PASSED_SECONDS = 5.0
+"""How long a transaction waits that a proxy did not pass on alone."""
+NOT_PASSED_MOST = 10_000
+"""The most such transactions that are remembered."""
 REQUEST_ITEMS = 500
 REQUEST_BYTES = 4 << 20
 """The most transactions, and bytes, of a request with several transactions."""
@@ -66,6 +86,8 @@ class QueueSink:
         """The last epoch that this sink requested, whether or not it got an answer."""
         self._at: dict[str, LongPosition] = {}
         """The last known position by source."""
+        self._not_passed: dict[str, tuple[float, Item]] = {}
+        """By id, the transactions that a proxy did not pass on alone: until when each waits (monotonic), its item."""
 
     # --- by position ------------------------------------------------------------------------------------------
 
@@ -119,10 +141,15 @@ class QueueSink:
             refused = [item for item in map(_fits_no_batch, batch.transactions) if item is not None]
             if refused:
                 return Bridged(batch.expected_position, batch.epoch, refused=refused)
-            halves = _halves(batch)
-            if not isinstance(error, TooLarge) or not halves:
+            parts = _parts(batch)
+            if not isinstance(error, TooLarge) or not parts:
                 raise
-            return await self._append_both(source, *halves)
+            return await self._append_both(source, *parts)
+        except ForeignAnswer:
+            parts = _parts(batch)
+            if not parts or not await _is_reachable(await self._server()):
+                raise
+            return await self._append_both(source, *parts)
         return read_answer(_decode_bridged, answer)
 
     async def _decide_most(self, source: str, batch: PackedBridgeBatch) -> PackedBridgeBatch:
@@ -142,7 +169,7 @@ class QueueSink:
         return msgspec.structs.replace(batch, commit=commit, rollback=rollback)
 
     async def _append_both(self, source: str, first: PackedBridgeBatch, second: PackedBridgeBatch) -> Bridged:
-        """Append two halves of a batch. If the second is refused, the server will recognise the first by its ids."""
+        """Append two parts of a batch. If the second is refused, the server will recognise the first by its ids."""
         before = await self._append(source, first)
         if before.refused:
             return before
@@ -154,7 +181,7 @@ class QueueSink:
     # --- by id ------------------------------------------------------------------------------------------------
 
     async def put(self, transactions: Sequence[BridgedTransaction], source: str = "") -> list[Item]:
-        putting = _Putting(await self._server(), source, self._is_worker)
+        putting = _Putting(await self._server(), source, self._is_worker, self._not_passed)
         for step in steps_of(transactions):
             for group, group_transactions in step.items():
                 await putting.put(group, group_transactions)
@@ -211,28 +238,32 @@ class QueueSink:
 class _Putting:
     """One call of `put`: the server's answers so far, and the transactions that wait because of them."""
 
-    def __init__(self, http: HttpClient, source: str, is_worker: bool) -> None:
+    def __init__(
+        self, http: HttpClient, source: str, is_worker: bool, not_passed: dict[str, tuple[float, Item]]
+    ) -> None:
         """`source`: the id of the transactions' database, or "". `is_worker`: whether the server is one of several
-        workers."""
+        workers. `not_passed`: the sink's transactions that a proxy did not pass on."""
         self._http = http
         self._source = source
         self._is_worker = is_worker
         self.items: dict[str, Item] = {}
         """The items by id; a transaction that was not sent because the server did not answer has no item."""
         self._held_back = HeldBack()
+        self._not_passed = not_passed
         self._is_away = False
 
     async def put(self, group: str, transactions: Sequence[BridgedTransaction]) -> None:
         """Put transactions of one producer group, one request after the other.
 
-        A request that is refused because of its content is sent again in halves, down to a single transaction. Raises
-        Unavailable if the server has not answered for any transaction yet.
+        A request that is refused because of its content, or that a proxy does not pass on, is sent again in halves,
+        down to a single transaction. Raises Unavailable if the server has not answered for any transaction yet.
         """
         waiting = deque(self._encoded(transactions))
         most = REQUEST_ITEMS
         while waiting and not self._is_away:
             request = _cut(waiting, most, each_key_once=not group)
-            sent = [each for each in request if not self._is_held_back(each)] if self._held_back else request
+            looks = self._held_back or self._not_passed
+            sent = [each for each in request if not self._is_held_back(each)] if looks else request
             if not sent:
                 continue
             try:
@@ -246,11 +277,17 @@ class _Putting:
                     most = len(sent) // 2
                     waiting.extendleft(reversed(sent))
                     continue
-            except Unavailable:
-                if not self.items:
-                    raise
-                self._is_away = True
-                return
+            except Unavailable as error:
+                if not isinstance(error, ForeignAnswer) or not await _is_reachable(self._http):
+                    if not self.items:
+                        raise
+                    self._is_away = True
+                    return
+                if len(sent) > 1:
+                    most = len(sent) // 2
+                    waiting.extendleft(reversed(sent))
+                    continue
+                items = [self._note_not_passed(sent[0][0].id, error)]
             most = min(2 * most, REQUEST_ITEMS)
             for (transaction, _), item in zip(sent, items, strict=True):
                 item.id = transaction.id
@@ -273,8 +310,21 @@ class _Putting:
                 continue
             yield transaction, encoded
 
+    def _note_not_passed(self, transaction_id: str, error: ForeignAnswer) -> Item:
+        """The item of a transaction that a proxy does not pass on."""
+        item = Item(transaction_id, error.status, code=error.code, detail=str(error))
+        if len(self._not_passed) < NOT_PASSED_MOST:
+            self._not_passed[transaction_id] = time.monotonic() + NOT_PASSED_SECONDS, item
+        return item
+
     def _is_held_back(self, each: Encoded) -> bool:
         transaction = each[0]
+        if self._not_passed and (noted := self._not_passed.get(transaction.id)) is not None:
+            if time.monotonic() < noted[0]:
+                self.items[transaction.id] = noted[1]
+                self._held_back.hold(transaction)
+                return True
+            del self._not_passed[transaction.id]
         if not self._held_back.holds(transaction):
             return False
         detail = "an earlier transaction with the same key waits"
@@ -296,6 +346,15 @@ class _Putting:
             item_ids = [_published_id(t) for t, _ in transactions]
         answer = await self._http.call("POST", path, encode_msgpack(request), POST_SECONDS)
         return items_for(item_ids, answer, self._http)
+
+
+async def _is_reachable(http: HttpClient) -> bool:
+    """Whether the server itself answers a small request."""
+    try:
+        await http.call("GET", "/v1/members", b"", LOOK_SECONDS)
+    except NotifyError as error:
+        return not isinstance(error, Unavailable)
+    return True
 
 
 def _too_large(transaction_id: str, size: int, head_bytes: int) -> Item | None:
@@ -321,13 +380,21 @@ def _fits_no_batch(transaction: BridgedTransaction) -> Item | None:
     return _too_large(transaction.id, len(encoded), BATCH_HEAD_BYTES)
 
 
-def _halves(batch: PackedBridgeBatch) -> tuple[PackedBridgeBatch, PackedBridgeBatch] | None:
-    """Two halves of a batch, the second with the position; None for one transaction, or a part of a large one."""
+def _parts(batch: PackedBridgeBatch) -> tuple[PackedBridgeBatch, PackedBridgeBatch] | None:
+    """Two parts of a batch, the second with the position; None if there is no smaller part.
+
+    Transactions of a batch that also decides earlier parts are prepared as another part, and decided with these.
+    """
     transactions = batch.transactions
-    if len(transactions) < 2 or batch.prepare or batch.commit or batch.rollback:
+    replace = msgspec.structs.replace
+    if transactions and (batch.commit or batch.rollback) and not batch.prepare:
+        first = replace(
+            batch, transactions=transactions, position=batch.expected_position, prepare=True, commit=[], rollback=[]
+        )
+        return first, replace(batch, transactions=[], commit=[*batch.commit, *[t.id for t in transactions]])
+    if len(transactions) < 2 or batch.commit or batch.rollback:
         return None
     middle = len(transactions) // 2
-    replace = msgspec.structs.replace
     first = replace(batch, transactions=transactions[:middle], position=batch.expected_position)
     return first, replace(batch, transactions=transactions[middle:])
 

@@ -21,7 +21,7 @@ from notify.check import HalfMessage, Outcome
 from notify.check.listener import CheckUnavailable
 from notify.check.local import answer
 from notify.client.http import HttpClient
-from notify.errors import NotifyError
+from notify.errors import ForeignAnswer, NotifyError
 from notify.spark.databases import Database
 from notify.spark.repair.checks import HELD, Now
 from notify.spark.repair.journal import Journal, done_in, lines_of
@@ -166,17 +166,31 @@ class Repair:
 
     async def _republish(self, http: HttpClient, items: Sequence[Item], now: Now) -> list[Row]:
         now_us = time.time_ns() // 1000
-        messages = [{"id": i.message_id} | _content(i, now.rows[i.message_id][0], now_us) for i in items]
-        return await self._all(http, items, "messages/republish", {"messages": messages})
+
+        def make(items: Sequence[Item]) -> dict[str, Any]:
+            rows = [{"id": i.message_id} | _content(i, now.rows[i.message_id][0], now_us) for i in items]
+            return {"messages": rows}
+
+        return await self._all(http, items, "messages/republish", make)
 
     async def _redeliver(self, http: HttpClient, items: Sequence[Item]) -> list[Row]:
         path = f"groups/{quote(items[0].group, safe='')}/redeliver"
-        return await self._all(http, items, path, {"ids": [i.message_id for i in items], "force": self._force})
+        return await self._all(
+            http, items, path, lambda items: {"ids": [i.message_id for i in items], "force": self._force}
+        )
 
-    async def _all(self, http: HttpClient, items: Sequence[Item], path: str, body: dict[str, Any]) -> list[Row]:
+    async def _all(
+        self, http: HttpClient, items: Sequence[Item], path: str, make: Callable[[Sequence[Item]], dict[str, Any]]
+    ) -> list[Row]:
+        """The rows of items that a request carries out; `make` makes its body."""
+        body = make(items)
         try:
             answered = await self._post(http, path, body)
         except NotifyError as error:
+            if isinstance(error, ForeignAnswer) and error.is_for_size and len(items) > 1:  # too large for a proxy
+                middle = len(items) // 2
+                halves = [await self._all(http, half, path, make) for half in (items[:middle], items[middle:])]
+                return [row for half in halves for row in half]
             return [_row(item, error.status, str(error)) for item in items]
         return [
             _row(item, each.get("status", 200), each.get("detail", ""), each.get("as", ""))

@@ -23,6 +23,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import eventually_async
 from tests.support.groups import drain
 from tests.support.shop import Base, Order, make_engine
+from tests.support.stranger import Stranger
 
 SEES_BINLOG: Mapping[type[BinlogServer], str] = {MariaDbServer: "BINLOG MONITOR", MySqlServer: "REPLICATION CLIENT"}
 """The right to see what a server leaves out of its binlog."""
@@ -43,7 +44,7 @@ def outbox(url: str, topic: str, numbers: range, **options: Any) -> None:
     engine.dispose()
 
 
-def move(url: str, server: ServerProcess, **options: Any) -> Bridge:
+def move(url: str, server: ServerProcess | Stranger, **options: Any) -> Bridge:
     bridge = Bridge([url], server.url)
     asyncio.run(bridge.run(once=True, **options))
     return bridge

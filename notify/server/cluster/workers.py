@@ -67,7 +67,8 @@ class Workers:
         if client is None:
             client = HttpClient(self._near[number], tls=_trust(settings))
             self._clients[number] = client
-        return await client.ask(method, target, body, seconds, JSON, head)
+        gives = "text/plain" if target.startswith("/metrics") else JSON
+        return await client.ask(method, target, body, seconds, JSON, head, gives)
 
     async def stop(self) -> None:
         """Close the connections to the other workers."""

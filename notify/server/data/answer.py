@@ -8,7 +8,7 @@ from http import HTTPStatus
 from notify import faults
 from notify.errors import NotifyError, StorageFailed
 from notify.server.core.flow import retry_after
-from notify.wire import PROBLEM, Problem, encode_json
+from notify.wire import PROBLEM, PROBLEM_TYPE, Problem, encode_json
 
 
 def fault_of(event: str, method: str, path: str) -> NotifyError:
@@ -59,5 +59,5 @@ _HEADS: dict[tuple[int, str], bytes] = {}
 def problem(error: NotifyError) -> bytes:
     """An error as the body of a problem of RFC 9457."""
     title = type(error).__name__
-    name = f"urn:notify:error:{error.code}"
-    return encode_json(Problem(name, title, error.status, str(error), error.code, error.retryable, retry_after(error)))
+    kind = f"{PROBLEM_TYPE}{error.code}"
+    return encode_json(Problem(kind, title, error.status, str(error), error.code, error.retryable, retry_after(error)))

@@ -1,0 +1,179 @@
+"""The real nginx in front of servers: with its default settings, with short times, and while either is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify.client import Consumer, Message, TransactionProducer, create_tables
+from notify.client.servers import Servers
+from notify.errors import TransactionRefused
+from notify.relay.relay import Relay
+from notify.testing.ports import free_port
+from notify.testing.process import ServerProcess
+from notify.testing.reachable import NotAvailable
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.commands import cli
+from tests.support.groups import drain, is_subscribed, lag, publish, running, subscribe
+from tests.support.nginx import Nginx
+from tests.support.servers import Started, make_storage
+from tests.support.shop import Base, Order, make_engine
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def proxies(tmp_path: Path) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def before(stack: ExitStack, directory: Path, *targets: str, http: str = "", location: str = "") -> Nginx:
+    try:
+        proxy = Nginx(directory / "nginx", *targets, http=http, location=location)
+    except NotAvailable as reason:
+        pytest.skip(str(reason))
+    stack.callback(proxy.stop)
+    return proxy.start()
+
+
+def test_a_message_above_its_bound_is_refused_before_the_commit(
+    server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str
+) -> None:
+    proxy = before(proxies, tmp_path, server.url)
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    Base.metadata.create_all(engine)
+    with TransactionProducer(proxy.url, group=unique, engine=engine) as producer:
+        with pytest.raises(TransactionRefused, match=r"nginx/1.*client_max_body_size"), Session(engine) as session:
+            session.add(Order(item="large"))
+            producer.send(session, Message(unique, b"x" * (MEBIBYTE - 10)))
+            session.commit()
+        with Session(engine) as session, session.begin():
+            session.add(Order(item="small"))
+            producer.send(session, Message(unique, "small"))
+        with Session(engine) as session:
+            assert list(session.scalars(sa.select(Order.item))) == ["small"]
+    assert [message["body"] for message in drain_all(server, unique, 1)] == ["small"]
+    engine.dispose()
+
+
+def drain_all(server: ServerProcess, topic: str, count: int) -> list[dict[str, str]]:
+    subscribe(server.url, topic, topic, start="earliest")
+    return drain(server.url, topic, topic, count)
+
+
+def test_a_relay_makes_smaller_requests_and_lets_others_go_on(
+    server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str
+) -> None:
+    """Forty messages of 100,000 bytes are four requests instead of one; one above nginx's bound waits alone."""
+    proxy = before(proxies, tmp_path, server.url)
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    bodies = [str(n % 10) * 100_000 for n in range(40)]
+    large = "x" * (MEBIBYTE - 10)
+    with TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox") as producer:
+        for key, body in (("l", large), ("l", "after"), *(("k", body) for body in bodies)):
+            with Session(engine) as session, session.begin():
+                producer.send(session, Message(unique, body, key=key))
+
+    async def run() -> None:
+        relay = Relay(engine, proxy.url)
+        task = asyncio.ensure_future(relay.run(interval=0.02))
+        await eventually_async(lambda: task.done() or relay.total.sent == 40, "all but two")
+        proxy.configure(server.url, location="client_max_body_size 10m;")
+        proxy.reload()
+        await eventually_async(lambda: task.done() or relay.total.sent == 42, "all of them")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (relay.total.sent, relay.total.refused) == (42, 0)
+
+    asyncio.run(run())
+    engine.dispose()
+    found = drain_all(server, unique, 42)
+    assert [m["body"] for m in found if m["key"] == "k"] == bodies
+    assert [m["body"] for m in found if m["key"] == "l"] == [large, "after"]
+
+
+def test_a_consumer_polls_for_less_time_than_nginx_waits(
+    server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = before(proxies, tmp_path, server.url, location="proxy_read_timeout 2s;")
+    got: list[str] = []
+    consumer = Consumer(proxy.url, group=unique)
+    consumer.subscribe(unique)(lambda message: got.append(message.text))
+    with running(consumer, subscribed=True):
+        eventually(lambda: "504" in caplog.text, "a poll that nginx ends")
+        publish(server.url, unique, ["1"])
+        eventually(lambda: got == ["1"] and not lag(server.url, unique), "the message")
+    assert "the server is away" not in caplog.text
+
+
+@pytest.mark.parametrize("page", ["404", "502", "503", "400"])
+def test_nobody_ends_for_a_page_of_nginx(
+    server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str, page: str
+) -> None:
+    """It answers itself, is told to pass on, and is restarted: consumer and producer go on."""
+    location = "proxy_connect_timeout 1s;" if page == "502" else f"return {page};"
+    gone = [f"http://127.0.0.1:{free_port()}"] if page == "502" else []
+    proxy = before(proxies, tmp_path, *gone, location=location)
+    code, shown = cli("topic", "list", "--url", proxy.url)
+    assert code == 2 and page in shown["text"] and "nginx" in shown["text"]
+    got: list[str] = []
+    consumer = Consumer(proxy.url, group=unique)
+    consumer.subscribe(unique)(lambda message: got.append(message.text))
+    with running(consumer), TransactionProducer(proxy.url, group=unique) as producer:
+        sending = threading.Thread(target=producer.publish, args=(Message(unique, "1"),))
+        sending.start()
+        proxy.configure(server.url)
+        proxy.reload()
+        sending.join(PATIENCE_SECONDS)
+        eventually(lambda: is_subscribed(server.url, unique), "a subscription")
+        producer.publish(Message(unique, "2"))
+        eventually(lambda: "2" in got, "a message")
+        proxy.stop()
+        proxy.start()
+        producer.publish(Message(unique, "3"))
+        eventually(lambda: "3" in got, "a message after its restart")
+
+
+def test_a_connection_that_nginx_ends_is_made_again(
+    server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str
+) -> None:
+    """Every third request is the last one of its connection."""
+    proxy = before(proxies, tmp_path, server.url, http="keepalive_requests 3;")
+    with TransactionProducer(proxy.url, group=unique) as producer:
+        for n in range(30):
+            producer.publish(Message(unique, str(n)))
+    assert [m["body"] for m in drain_all(server, unique, 30)] == [str(n) for n in range(30)]
+
+
+def test_addresses_that_lead_around_a_proxy_are_not_used_where_they_cannot_be_reached(
+    proxies: ExitStack, tmp_path: Path, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three servers of one registry behind one address, which is all that a client may reach."""
+    storage = f"sqlite:///{tmp_path}/storage.db"
+    make_storage(storage)
+    started = Started(storage, tmp_path, proxies)
+    for _ in range(3):
+        started.add(NOTIFY_URL=f"http://127.0.0.1:{free_port()}")
+    proxy = before(proxies, tmp_path, *(server.url for server in started.servers))
+
+    async def run() -> None:
+        servers = Servers(proxy.url, "transactions")
+        await servers.refresh()
+        assert list(servers.urls()) == [proxy.url]
+        await servers.aclose()
+
+    asyncio.run(run())
+    assert "NOTIFY_URL" in caplog.text
+    with TransactionProducer(proxy.url, group=unique, half_timeout=3.0) as producer:
+        for n in range(20):
+            producer.publish(Message(unique, str(n)))
