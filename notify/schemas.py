@@ -64,12 +64,12 @@ def with_table(connection: Connection, table: str, patterns: str = "*") -> list[
     """The schemas that have a table, and whose names match one of the patterns (`t_*,public`, separated by commas), in
     the order of their names. On PostgreSQL only those that this role may use."""
     if connection.dialect.name == "postgresql":
-        names = connection.execute(_POSTGRESQL_HAS, {"name": table}).scalars()
+        names = iter(connection.execute(_POSTGRESQL_HAS, {"name": table}).scalars())
     elif connection.dialect.name == "sqlite":
         attached = [str(row[1]) for row in connection.exec_driver_sql("PRAGMA database_list")]
         names = iter([name for name in attached if sa.inspect(connection).has_table(table, schema=name)])
     else:
-        names = connection.execute(_MYSQL_HAS, {"name": table}).scalars()
+        names = iter(connection.execute(_MYSQL_HAS, {"name": table}).scalars())
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     if not wanted:
         raise InvalidRequest("name at least one schema, or a pattern such as 't_*'")

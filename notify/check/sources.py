@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -123,7 +124,7 @@ class Sources:
         by_schema: dict[str, str] = {}
         for part in _parts(wanted):
             for schema, source in _read(connection, part, _SOURCES, must=len(wanted) == 1):
-                by_schema[schema] = str(source)
+                by_schema[str(schema)] = str(source)
         for schema in wanted:
             if schema in self._unsafe or schema not in by_schema:  # hidden rows are not missing rows
                 self._verified(connection, schema)
@@ -185,7 +186,7 @@ class Sources:
         others = [schema for schema in self.schemas if schema not in asked]
         rows = []
         for part in _parts(others):
-            rows += [(str(row[1]), str(row[2])) for row in _read(connection, part, _ROWS, id=transaction_id)]
+            rows += [(str(row[1]), str(row[2])) for row in _read(connection, part, _ROWS, {"id": transaction_id})]
         return rows
 
 
@@ -208,7 +209,12 @@ def _parts(schemas: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _read(
-    connection: Connection, schemas: Sequence[str], query: str, *, must: bool = False, **parameters: str
+    connection: Connection,
+    schemas: Sequence[str],
+    query: str,
+    parameters: Mapping[str, str] = MappingProxyType({}),
+    *,
+    must: bool = False,
 ) -> list[tuple[object, ...]]:
     """The rows of a query in each schema, with the schema as their first value.
 
@@ -225,7 +231,7 @@ def _read(
         for number, schema in enumerate(schemas)
     ]
     try:
-        rows = connection.execute(sa.text(" UNION ALL ".join(selects)), parameters).all()
+        rows = connection.execute(sa.text(" UNION ALL ".join(selects)), dict(parameters)).all()
         return [(schemas[row[0]], *row[1:]) for row in rows]
     except sa.exc.DBAPIError as error:
         if must or error.connection_invalidated:
@@ -236,7 +242,7 @@ def _read(
     finally:
         if not connection.invalidated:
             connection.rollback()
-    return [row for schema in schemas for row in _read(connection, [schema], query, **parameters)]
+    return [row for schema in schemas for row in _read(connection, [schema], query, parameters)]
 
 
 def _writable(connection: Connection, schema: str, word: str) -> str:

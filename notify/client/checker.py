@@ -147,12 +147,16 @@ class Checker:
     """Polls for checks of one producer group and answers them. Belongs to one event loop."""
 
     def __init__(
-        self, client: TransactionClient, engine: Any, listeners: list[CheckMessageListener], sources: Sources
+        self,
+        client: TransactionClient,
+        engine: Any,
+        listeners: list[CheckMessageListener],
+        sources: Sources | None = None,
     ) -> None:
         self._client = client
         self._engine = engine
         self._listeners = listeners
-        self._sources = sources
+        self._sources = Sources() if sources is None else sources
         self._permits = asyncio.Semaphore(UNDER_WAY)
         self._answers: set[asyncio.Task[None]] = set()
         self._local = _Room("the local table")

@@ -102,7 +102,8 @@ class Inbox:
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call `function(connection, *arguments)` in a new transaction, whose statements name the inbox's schema, and
         return the result."""
-        return in_transaction(self.engine, self._named, function, *arguments)
+        result: T = in_transaction(self.engine, self._named, function, *arguments)
+        return result
 
     async def call_async(self, function: Callable[..., T], *arguments: Any) -> T:
         """`call` for an AsyncEngine."""

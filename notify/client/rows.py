@@ -176,7 +176,9 @@ def _guarded(connection: Connection, place: Place, fixed: dict[str, Any], column
         guard = sa.text("HEX(DATABASE()) = :its_schema")
     selects = []
     for number in range(count):
-        texts = {name: sa.literal_column(repr(value)) for name, value in (fixed | {"message_no": number}).items()}
+        texts: dict[str, Any] = {
+            name: sa.literal_column(repr(value)) for name, value in (fixed | {"message_no": number}).items()
+        }
         values: list[Any] = []
         for name in columns:
             end = "" if count == 1 else f"_{number}"

@@ -136,7 +136,7 @@ def test_a_database_without_the_tables(shop: Shop, tmp_path: Path, memory: InMem
         drop_tables(alias)
         try:
             with Shop(alias, memory, shop.topic).producer as producer:
-                with pytest.raises(BindingRefused, match=r"no table notify_source.*manage\.py migrate"):
+                with pytest.raises(BindingRefused, match=r"no table half_message.*manage\.py migrate"):
                     with shops.transaction.atomic(using=alias):
                         producer.send(Message(shop.topic, "a"))
                 source = create_tables(alias)
