@@ -52,10 +52,11 @@ async def purge_moved(
     sink = open_sink(url)
     rows = 0
     try:
-        bridged: str = name or await in_thread(_source, engine)
+        if name is None:
+            name = await in_thread(_source, engine)
         while True:
             transaction_ids, end = await in_thread(_old, engine, older_than)
-            if not transaction_ids or not await _has_passed(sink, bridged, end, engine):
+            if not transaction_ids or not await _has_passed(sink, name, end, engine):
                 return rows
             rows += await in_thread(_delete, engine, transaction_ids, older_than)
             if len(transaction_ids) < BATCH:
