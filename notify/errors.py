@@ -151,7 +151,7 @@ class ForeignAnswer(Unavailable):
 
     code = "foreign_answer"
 
-    def __init__(self, detail: str, answered: int) -> None:
+    def __init__(self, detail: str, *, answered: int) -> None:
         super().__init__(detail)
         self.answered = answered
 

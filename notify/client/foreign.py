@@ -20,7 +20,7 @@ SAID_SECONDS = 60.0
 SHORTEST_POLL_SECONDS, SAFE_SHARE = 1.0, 0.75
 """The shortest poll; and how much of the time that a proxy has waited later polls take."""
 _TOO_LONG = (408, 504, 524)
-"""What proxies answer when a server has not answered in time; 524 is Cloudflare's."""
+"""The statuses that proxies answer when a server has not answered in time; 524 is Cloudflare's."""
 WORDS = 80
 """The most characters of a page that are quoted."""
 _NOT_SHOWN = re.compile(r"(?is)<(script|style|title)\b.*?(</\1\s*>|\Z)|<!--.*?(-->|\Z)|<[^>]*>")
@@ -58,7 +58,7 @@ class Foreign:
 
         `request`: method and address; `size`: the bytes of its body; `head`: the first bytes of the answer.
         """
-        error = ForeignAnswer(_sentence(request, size, status, head, body), status)
+        error = ForeignAnswer(_sentence(request, size, status, head, body), answered=status)
         now = self._monotonic()
         if now - self._said_at >= SAID_SECONDS:
             self._said_at = now
@@ -71,7 +71,7 @@ def foreign_content(why: str) -> ForeignAnswer:
     return ForeignAnswer(
         f"a 200 answer is not in a Notify server's format ({why}): look at the proxy in between, which answers itself "
         "or changes answers, or correct the address",
-        200,
+        answered=200,
     )
 
 

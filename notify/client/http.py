@@ -217,7 +217,7 @@ class HttpClient:
             raise ForeignAnswer(
                 f"{cut}, in the middle of a request with {len(body):,} bytes: if that is above the bound of a proxy in "
                 "between, raise it (nginx: client_max_body_size)",
-                0,
+                answered=0,
             ) from None
         if (gives or kind).encode() in head if status == 200 else _problem(answer) is not None:
             return status, answer

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -76,8 +76,10 @@ _decode_state = msgspec.msgpack.Decoder(dict[str, Any]).decode
 class QueueSink:
     """Puts transactions into a queue server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`monotonic`: a clock in seconds."""
         self._http = HttpClient(url)
+        self._monotonic = monotonic
         self._has_looked = False
         """Whether the server was asked for its workers."""
         self._is_worker = False
@@ -181,7 +183,7 @@ class QueueSink:
     # --- by id ------------------------------------------------------------------------------------------------
 
     async def put(self, transactions: Sequence[BridgedTransaction], source: str = "") -> list[Item]:
-        putting = _Putting(await self._server(), source, self._is_worker, self._not_passed)
+        putting = _Putting(await self._server(), source, self._is_worker, self._not_passed, self._monotonic)
         for step in steps_of(transactions):
             for group, group_transactions in step.items():
                 await putting.put(group, group_transactions)
@@ -239,7 +241,12 @@ class _Putting:
     """One call of `put`: the server's answers so far, and the transactions that wait because of them."""
 
     def __init__(
-        self, http: HttpClient, source: str, is_worker: bool, not_passed: dict[str, tuple[float, Item]]
+        self,
+        http: HttpClient,
+        source: str,
+        is_worker: bool,
+        not_passed: dict[str, tuple[float, Item]],
+        monotonic: Callable[[], float],
     ) -> None:
         """`source`: the id of the transactions' database, or "". `is_worker`: whether the server is one of several
         workers. `not_passed`: the sink's transactions that a proxy did not pass on."""
@@ -250,6 +257,7 @@ class _Putting:
         """The items by id; a transaction that was not sent because the server did not answer has no item."""
         self._held_back = HeldBack()
         self._not_passed = not_passed
+        self._monotonic = monotonic
         self._is_away = False
 
     async def put(self, group: str, transactions: Sequence[BridgedTransaction]) -> None:
@@ -314,13 +322,13 @@ class _Putting:
         """The item of a transaction that a proxy does not pass on."""
         item = Item(transaction_id, error.status, code=error.code, detail=str(error))
         if len(self._not_passed) < NOT_PASSED_MOST:
-            self._not_passed[transaction_id] = time.monotonic() + NOT_PASSED_SECONDS, item
+            self._not_passed[transaction_id] = self._monotonic() + NOT_PASSED_SECONDS, item
         return item
 
     def _is_held_back(self, each: Encoded) -> bool:
         transaction = each[0]
         if self._not_passed and (noted := self._not_passed.get(transaction.id)) is not None:
-            if time.monotonic() < noted[0]:
+            if self._monotonic() < noted[0]:
                 self.items[transaction.id] = noted[1]
                 self._held_back.hold(transaction)
                 return True

@@ -55,7 +55,7 @@ class Points(Base):
 
 @dataclass(slots=True)
 class Seen:
-    """What happened so far."""
+    """The events so far."""
 
     kills: int = 0
     orders: int = 0
@@ -129,7 +129,7 @@ def run(directory: Path, kills: int, seconds_between: float) -> tuple[Seen, list
 
 
 def _wrong(engine: sa.Engine, seen: Seen) -> list[str]:
-    """What is lost or doubled, once as many effects as orders are there or nothing comes any more."""
+    """The lost and doubled orders, once as many effects as orders are there or nothing comes any more."""
 
     def counts() -> tuple[set[str], Counter[str]]:
         with Session(engine) as session:

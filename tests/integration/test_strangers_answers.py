@@ -194,8 +194,8 @@ def test_a_reader_reads_on(between: Stranger, memory: InMemoryServer, unique: st
 
 def test_a_poll_is_shorter_than_a_proxy_waits() -> None:
     poll = PollTime(20.0)
-    timeout = ForeignAnswer("504", 504)
-    assert not poll.was_cut(ForeignAnswer("502", 502), 5.0) and poll.seconds == 20.0
+    timeout = ForeignAnswer("504", answered=504)
+    assert not poll.was_cut(ForeignAnswer("502", answered=502), 5.0) and poll.seconds == 20.0
     assert not poll.was_cut(timeout, 60.0) and poll.seconds == 20.0, "the server was slow"
     assert poll.was_cut(timeout, 5.0) and poll.seconds == 3.75
     assert not poll.was_cut(timeout, 0.1) and poll.seconds == 1.0, "a pause follows"
@@ -298,4 +298,4 @@ def test_a_command_behind_a_page_prints_one_line(
 
 
 def test_unavailable_is_what_strangers_answers_are() -> None:
-    assert issubclass(ForeignAnswer, Unavailable) and ForeignAnswer("", 404).status == 503
+    assert issubclass(ForeignAnswer, Unavailable) and ForeignAnswer("", answered=404).status == 503

@@ -62,7 +62,7 @@ PAGES = {
     "not HTTP": b"SSH-2.0-OpenSSH_9.2\r\n",
     "nothing": b"",
 }
-"""What strangers answer, by a name."""
+"""The answers of strangers, by a name."""
 FEW = ("404 of an ingress", "502", "413", "400", "401", "302", "426", "200 with a login page", "200 cut off", "nothing")
 """Names of answers of each kind, for tests that are dear."""
 

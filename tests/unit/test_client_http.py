@@ -11,7 +11,7 @@ from notify.client.http import HttpClient, error_of
 from notify.errors import Unavailable
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: 2\r\n\r\n"
 
 
 def test_what_is_said_before_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
