@@ -24,7 +24,7 @@ from notify.databases import schema_of, within_schema
 from notify.errors import InvalidRequest, NotifyError
 from notify.outbox import LOCAL, SERVER
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
-from notify.storage.sql import checkup, schema
+from notify.storage.sql import checkup
 from notify.urls import without_secrets
 
 
@@ -258,7 +258,10 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
         is_of_a_service = LOCAL.table.name in tables or SERVER.table.name not in tables
         with engine.connect() as connection:
             faults = guarantees.faults(connection, EVERYTHING if is_of_a_service else ())
-            faults += guarantees.faults(connection, schema.NEEDS) if SERVER.table.name in tables else []
+            if SERVER.table.name in tables:
+                from notify.storage.sql.schema import NEEDS  # imports Alembic
+
+                faults += guarantees.faults(connection, NEEDS)
             findings += map(str, faults)
             if any(fault.hides for fault in faults):
                 return findings  # what is counted below would be less than there is

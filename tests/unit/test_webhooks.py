@@ -243,7 +243,7 @@ def test_an_answer_that_repeats_the_path_is_told_without_it(path: str) -> None:
     [
         ({}, ""),
         ({"days": -1}, "certificate has expired: renew the certificate"),
-        ({"address": "127.0.0.2"}, "give the address by a name that is in the certificate"),
+        ({"addresses": "127.0.0.2"}, "give the address by a name that is in the certificate"),
         (None, "SSL_CERT_FILE"),
     ],
 )
