@@ -14,7 +14,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from notify.errors import InvalidRequest
-from notify.schemas import quoted
 from notify.urls import without_secrets
 
 T = TypeVar("T")
@@ -174,7 +173,7 @@ def has_table(connection: Connection | Engine, name: str, schema: str | None = N
     if isinstance(connection, Engine):
         with connection.connect() as session:
             return has_table(session, name, schema)
-    of_schema = f" FROM {quoted(connection, schema)}" if schema else ""
+    of_schema = f" FROM `{schema.replace('`', '``')}`" if schema else ""
     try:
         # An underscore stands for any character here, so there may be others.
         found = connection.exec_driver_sql(f"SHOW TABLES{of_schema} LIKE '{name}'".replace("%", "%%"))

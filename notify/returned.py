@@ -8,7 +8,6 @@ than a transaction may stay open: so a relay that was stopped for days takes not
 
 from __future__ import annotations
 
-import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,6 +22,15 @@ _KNOWN, _OPEN = timedelta(seconds=IDS_RETENTION_SECONDS), timedelta(seconds=OPEN
 CODE = "returned"
 
 
+def is_old(transaction_id: str, seconds: float) -> bool:
+    """Whether an id is older than `seconds`; an id without a time counts as old."""
+    try:
+        made_ms = ids.milliseconds(ids.from_text(transaction_id))
+    except ValueError:  # another program's id
+        return True
+    return made_ms < wall_clock() / 1000 - seconds * 1000
+
+
 def is_returned(transaction_id: str, at: Any, sent_until: datetime | None) -> bool:
     """Whether a waiting row may have been sent before. `at`: its time in UTC as the driver reads it.
 
@@ -35,9 +43,7 @@ def is_returned(transaction_id: str, at: Any, sent_until: datetime | None) -> bo
     moment = moment_of(at)
     if moment is None or moment >= last:
         return False
-    with contextlib.suppress(ValueError):
-        return ids.milliseconds(ids.from_text(transaction_id)) < last.replace(tzinfo=UTC).timestamp() * 1000
-    return True  # another program's id, without a time
+    return is_old(transaction_id, (now - last).total_seconds())
 
 
 def moment_of(at: Any) -> datetime | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from notify.databases import is_gone
 from notify.errors import InvalidRequest
 
 _POSTGRESQL_FINDS = sa.text(
@@ -111,3 +112,42 @@ def naming(connection: Connection, schema: str | None) -> Iterator[Connection]:
         yield connection
     finally:
         connection.execution_options(schema_translate_map=before)
+
+
+AT_ONCE = 100
+"""The most schemas that one statement looks into."""
+
+
+def holding(connection: Connection, conditions: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The schemas in which a table has a row that meets its condition. `conditions`: SQL texts by schema and table.
+
+    A schema into which this user cannot look counts as one of them: whoever then works there learns why. It is found by
+    halving the schemas, so that a table that is locked, dropped or not to be read hides no other.
+    """
+    schemas = list(conditions)
+    found: list[str] = []
+    for begin in range(0, len(schemas), AT_ONCE):
+        found += _holding(connection, schemas[begin : begin + AT_ONCE], conditions)
+    return found
+
+
+def _holding(connection: Connection, schemas: Sequence[str], conditions: Mapping[str, Mapping[str, str]]) -> list[str]:
+    # A text, since SQLAlchemy would take longer to build the statement than the database to answer it.
+    from_nothing = " FROM DUAL" if connection.dialect.name in ("mysql", "mariadb") else ""
+    selects = []
+    for number, schema in enumerate(schemas):
+        exist = [
+            f"EXISTS (SELECT 1 FROM {quoted(connection, schema)}.{t} WHERE {text})"
+            for t, text in conditions[schema].items()
+        ]
+        selects.append(f"SELECT {number}{from_nothing} WHERE {' OR '.join(exist)}")
+    statement = sa.text(" UNION ALL ".join(selects).replace(":", r"\:"))
+    try:
+        return [schemas[number] for number in connection.scalars(statement)]
+    except sa.exc.DBAPIError as error:
+        if error.connection_invalidated or is_gone(error.orig):
+            raise
+        if len(schemas) == 1:
+            return list(schemas)
+        half = len(schemas) // 2
+        return _holding(connection, schemas[:half], conditions) + _holding(connection, schemas[half:], conditions)

@@ -13,6 +13,7 @@ from sqlalchemy.engine import Engine
 
 from notify.binlog_bridge import source
 from notify.binlog_bridge.refusals import Refusals
+from notify.binlog_bridge.scope import OWN, Scope
 from notify.binlog_bridge.totals import Totals
 from notify.databases import has_table
 from notify.sinks.showing import Showing
@@ -57,7 +58,7 @@ class Announcing:
         while True:
             await asyncio.sleep(ANNOUNCE_SECONDS)
             try:
-                await in_thread(announce, self._engine, mover_of(self._source), self._totals)
+                await in_thread(announce, self._engine, mover_of(self._source), self._totals, self._refusals.scope)
             except (sa.exc.SQLAlchemyError, OSError) as error:
                 self._warnings.say(
                     "this bridge cannot write its progress to the source's registry, and no row is purged until then "
@@ -81,13 +82,14 @@ def mover_of(source: str) -> str:
     return f"bridge-{source}"
 
 
-def announce(engine: Engine, mover: str, totals: Totals) -> None:
-    """Write a bridge's progress to the source's registry, if there is one: retention waits for the bridge.
+def announce(engine: Engine, mover: str, totals: Totals, scope: Scope = OWN) -> None:
+    """Write a bridge's progress to the source's registries, if there are any: retention waits for the bridge.
 
     Nothing is written to a replica, which has no registry of its own.
     """
-    with engine.begin() as connection:
-        if source.is_read_only(connection) or not has_table(connection, server_member.name):
-            return
-        detail = {"read_through_us": totals.read_through_us, "lag": round(totals.lag_us / 1e6, 3)}
-        registry.heartbeat(connection, registry.Member(mover, "bridge", detail=detail))
+    for _, home in scope.engines(engine, [server_member.name]):
+        with home.begin() as connection:
+            if source.is_read_only(connection) or not has_table(connection, server_member.name):
+                return
+            detail = {"read_through_us": totals.read_through_us, "lag": round(totals.lag_us / 1e6, 3)}
+            registry.heartbeat(connection, registry.Member(mover, "bridge", detail=detail))

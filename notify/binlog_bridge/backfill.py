@@ -26,11 +26,12 @@ from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.overlap import overlap
 from notify.binlog_bridge.position import Position, reaches, shown
 from notify.binlog_bridge.read_ahead import ReadAhead
+from notify.binlog_bridge.scope import Scope
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.table import notify_refused
-from notify.databases import has_table
+from notify.databases import has_table, within_schema
 from notify.errors import InvalidRequest
-from notify.outbox import Place, present
+from notify.outbox import Outbox, Place, present
 from notify.pages import cut, readable
 from notify.refused import Refusal
 from notify.storage.sql.checkup import is_mariadb
@@ -56,14 +57,16 @@ class Backfill:
         post: Callable[[PackedBridgeBatch], Awaitable[Bridged]],
         note: Callable[[list[Refusal]], Awaitable[None]],
         reading: Callable[[Position], ReadAhead],
+        scope: Scope,
     ) -> None:
         """`epoch`: the bridge's epoch. `post` appends a batch; `note` lists transactions whose rows are not a message;
-        `reading` reads the binlog from a position on."""
+        `reading` reads the binlog from a position on; `scope`: the source's schemas."""
         self._engine = engine
         self._epoch = epoch
         self._post = post
         self._note = note
         self._reading = reading
+        self._scope = scope
 
     async def run(self, position: str, since_us: int | None = None) -> str:
         """Send unmoved messages to a target that knows ids, then set its position to that of the snapshot.
@@ -71,7 +74,7 @@ class Backfill:
         Returns the new position. `position`: the queue's position. `since_us`: the time from which rows are sent, by
         the source's clock; None: LONGEST_TRANSACTION_US before the time of the queue's position.
         """
-        snapshot = Snapshot(self._engine)
+        snapshot = Snapshot(self._engine, self._scope)
         try:
             end = await in_thread(snapshot.open)
             if since_us is None:
@@ -99,7 +102,7 @@ class Backfill:
             )
         if filling is not None and since_us not in (None, filling.since_us):
             filling = None
-        snapshot = Snapshot(self._engine)
+        snapshot = Snapshot(self._engine, self._scope)
         try:
             end = await in_thread(snapshot.open)
             if filling is not None:
@@ -149,7 +152,8 @@ class Backfill:
 
 
 class Page(NamedTuple):
-    """Transactions of a table, those whose rows are not a message, and the last transaction's place."""
+    """Transactions of a table, those whose rows are not a message, and the last transaction's place. `table` has the
+    schema before its name if the source has several."""
 
     table: str
     transactions: list[BridgedTransaction]
@@ -160,8 +164,10 @@ class Page(NamedTuple):
 class Snapshot:
     """The tables of a source at one moment."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, scope: Scope) -> None:
         self._engine = engine
+        self._scope = scope
+        self._schemas: list[str] = []
         self._connection: Connection | None = None
         self.until: Position
         """A position after all transactions in the snapshot."""
@@ -172,6 +178,7 @@ class Snapshot:
         Raises Unfit if the source does not tell the position.
         """
         self._connection = self._engine.connect()
+        self._schemas = self._scope.schemas(self._connection)  # before the snapshot, which lacks later tables
         position = source.begin_snapshot(self._connection)
         self.until = position if is_mariadb(self._connection) else source.current_position(self._connection)
         return position
@@ -183,12 +190,17 @@ class Snapshot:
         """
         assert self._connection is not None
         since = datetime.fromtimestamp(filling.since_us / 1e6, UTC).replace(tzinfo=None)
-        has_list = has_table(self._engine, notify_refused.name)
-        tables = present(self._engine)
-        while filling.table and tables and tables[0].table.name != filling.table:
+        tables: list[tuple[str, str, Outbox, bool]] = []
+        for schema in self._schemas:
+            engine = within_schema(self._engine, schema)
+            has_list = has_table(engine, notify_refused.name)
+            before = f"{schema}." if self._scope.is_many else ""
+            tables += [(before + outbox.table.name, schema, outbox, has_list) for outbox in present(engine)]
+        while filling.table and tables and tables[0][0] != filling.table:
             tables = tables[1:]
         last = filling.place
-        for outbox in tables:
+        for name, schema, outbox, has_list in tables:
+            self._connection.execution_options(schema_translate_map={None: schema})
             wanted = outbox.at >= since
             if has_list:
                 wanted = sa.and_(wanted, outbox.table.c.transaction_id.not_in(refused.retried))
@@ -196,7 +208,7 @@ class Snapshot:
                 last = places[-1]
                 for page in cut(places, BATCH_BYTES):
                     messages = readable(self._connection, outbox, [place.id for place in page])
-                    yield Page(outbox.table.name, *messages, page[-1])
+                    yield Page(name, *messages, page[-1])
             last = None
 
     def close(self) -> None:

@@ -257,6 +257,13 @@ def double(value: bytes) -> float:
     return float(number)
 
 
+def packed(seconds: float) -> bytes:
+    """The bytes of a DATETIME without a fraction, from seconds since 1970; those of all times before it are smaller."""
+    at = datetime.fromtimestamp(max(0.0, seconds), UTC)
+    days = (at.year * 13 + at.month) << 5 | at.day
+    return ((days << 17 | at.hour << 12 | at.minute << 6 | at.second) + 0x8000000000).to_bytes(5, "big")
+
+
 def moment(value: bytes, fraction: int) -> datetime:
     """Decode a DATETIME with `fraction` digits after the second; the tables have times in UTC."""
     packed = int.from_bytes(value[:5], "big") - 0x8000000000

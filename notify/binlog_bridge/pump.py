@@ -32,12 +32,16 @@ from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.reader import BinlogReader
 from notify.binlog_bridge.refusals import Refusals
 from notify.binlog_bridge.retrying import Retrying
+from notify.binlog_bridge.scope import OWN, Scope
 from notify.binlog_bridge.stream import Damaged, SameServerId
+from notify.binlog_bridge.tables import Returned
 from notify.binlog_bridge.totals import Totals
 from notify.binlog_bridge.unfinished import Filling, sent_again, without
-from notify.databases import reason_of, shown_url
+from notify.client.purge import IDS_RETENTION_SECONDS
+from notify.databases import reason_of, shown_url, within_schema
 from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
 from notify.refused import Refusal
+from notify.returned import OPEN_SECONDS, is_old, returned
 from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
 from notify.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
@@ -92,9 +96,13 @@ class Bridge:
         *,
         name: str = "",
         server_id: int = 0,
+        schema: str | None = None,
+        schemas: str | None = None,
         purged_seconds: float = PURGED_SECONDS,
     ) -> None:
         """`urls`: the database, and replicas to continue with when it fails. `name`: by default the source id.
+        `schema`: the schema (MySQL: the database) with the tables, by default that of the URL. `schemas`: patterns of
+        schemas, separated by commas (`t_*,shop`), also for those that are made later; their source needs a name.
         `purged_seconds`: how long to wait for a replica that is behind, if every candidate lacks the position.
 
         Raises InvalidRequest for a URL that is not of MySQL or MariaDB.
@@ -107,14 +115,16 @@ class Bridge:
         self.name = name
         self._server_id = server_id
         self.totals = Totals()
-        self._source_id = ""
-        """The source id in the database of the first candidate that could be read; "" if it has none."""
+        self._schema, self._schemas = schema, schemas
+        self._source_ids: set[str] = set()
+        """The source ids in the schemas of the first candidate that could be read."""
+        self._scope = OWN
         self._showing: Showing
         self._same_id: list[float] = []
         self._refusals = Refusals()
+        self._returned: dict[str, Refusal] = {}
+        """Refusals of transactions that came back with a dump, and whose parts were read, but not their commit yet."""
         self._clock_offset_us = 0
-        self._database = ""
-        """The name of the source's database, spelled as in its binlog."""
 
     @property
     def _engine(self) -> Engine:
@@ -131,6 +141,7 @@ class Bridge:
         """
         sys.setswitchinterval(SWITCH_SECONDS)
         sink = open_sink(self._queue_url)
+        self._known_seconds = IDS_RETENTION_SECONDS if isinstance(sink, PutsById) else OPEN_SECONDS
         self._showing = Showing(sink)
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         try:
@@ -181,25 +192,32 @@ class Bridge:
 
         def look() -> None:
             with self._engine.connect() as connection:
-                source_id = source.id_of(connection)
-                name = self.name or source_id
+                scope = Scope.of(connection, self._schema, self._schemas)
+                there = scope.schemas(connection)
+                source_ids = _source_ids(self._engine, there)
+                if scope.is_many and not self.name:
+                    raise InvalidRequest("the source of several schemas needs a name: write --dsn NAME=URL")
+                name = self.name or next(iter(source_ids), "")
                 if not name:
                     raise Unfit(
                         "the database has no source id: run create_tables or `notify storage upgrade`, or name it"
                     )
-                if self._source_id and source_id and source_id != self._source_id:
+                if self._source_ids and source_ids and self._source_ids.isdisjoint(source_ids):
                     raise Unfit(
-                        f"its source id is {source_id}, but the database read before has {self._source_id}: it "
-                        "is another database and not a replica; give each source a name of its own (--dsn name=URL)"
+                        f"its source id is {min(source_ids)}, but the database read before has "
+                        f"{min(self._source_ids)}: it is another database and not a replica; give each source a name "
+                        "of its own (--dsn name=URL)"
                     )
                 server_id = self._server_id or default_server_id(name)
-                stops = [f for f in source.findings(connection, server_id) if f.stops]
+                named = there if self._schema or self._schemas else None
+                stops = [f for f in source.findings(connection, server_id, named) if f.stops]
                 if stops:
                     raise Unfit("this source cannot be bridged without gaps:\n" + "\n".join(f"- {f}" for f in stops))
                 self._mariadb = is_mariadb(connection)
-                self._database = source.database(connection)
                 self._clock_offset_us = source.clock_offset_us(connection, _now_us)
-            self.name, self._server_id, self._source_id = name, server_id, self._source_id or source_id
+            self._scope = self._refusals.scope = scope
+            self.name, self._server_id = name, server_id
+            self._source_ids = self._source_ids | source_ids if scope.is_many else self._source_ids or source_ids
 
         try:
             await in_thread(look)
@@ -241,6 +259,41 @@ class Bridge:
         if refusals:
             await in_thread(self._refusals.note, self._engine, mover_of(self.name), refusals)
 
+    async def _without_returned(self, batch: PackedBridgeBatch) -> PackedBridgeBatch:
+        """A batch without transactions that came back with a dump: they are listed, since the target may have them.
+
+        Their rows were written long before their events. (A bridge that is behind reads old events, too, but these are
+        as old as their rows.) One that is read in parts is listed when it is committed.
+        """
+        refusals = {
+            t.id: returned(
+                t.id,
+                t.producer_group,
+                t.messages[0].topic,
+                len(t.messages),
+                knows_ids=self._known_seconds > OPEN_SECONDS,
+            )
+            for t in batch.transactions
+            if isinstance(t, Returned) and is_old(t.id, self._known_seconds)
+        }
+        if not refusals and not self._returned:
+            return batch
+        decided = [self._returned.pop(each) for each in batch.commit if each in self._returned]
+        left_out = {refusal.id for refusal in decided} | refusals.keys()
+        left_out |= {each for each in batch.rollback if self._returned.pop(each, None) is not None}
+        if batch.prepare:
+            self._returned |= refusals
+        else:
+            decided += refusals.values()
+        await self._note(decided)
+        self.totals.refused += len(decided)
+        return msgspec.structs.replace(
+            batch,
+            transactions=[t for t in batch.transactions if t.id not in left_out],
+            commit=[each for each in batch.commit if each not in left_out],
+            rollback=[each for each in batch.rollback if each not in left_out],
+        )
+
     async def _begin(self, sink: Sink, fill: bool, since_us: int | None) -> tuple[int, str]:
         """Claim the source, and finish the work of an earlier bridge; the epoch, and the position to continue from.
 
@@ -251,7 +304,9 @@ class Bridge:
         if ids_sent_again := sent_again(text):
             await in_thread(self._refusals.settle, self._engine, ids_sent_again)
         if fill or Filling.of(text) is not None:
-            backfill = Backfill(self._engine, epoch, lambda batch: self._post(sink, batch), self._note, self._reading)
+            backfill = Backfill(
+                self._engine, epoch, lambda batch: self._post(sink, batch), self._note, self._reading, self._scope
+            )
             run = backfill.run if isinstance(sink, PutsById) else backfill.run_noted
             text = await run(text, since_us)
         self._check_kind(Position.of(text))
@@ -267,8 +322,15 @@ class Bridge:
             )
 
     def _reading(self, position: Position | None) -> ReadAhead:
-        url = self._engine.url.set(database=self._database)
-        reader = BinlogReader(url, self._server_id, position, mariadb=self._mariadb, source_us=self._source_us)
+        reader = BinlogReader(
+            self._engine.url,
+            self._server_id,
+            position,
+            mariadb=self._mariadb,
+            source_us=self._source_us,
+            scope=self._scope,
+            known_seconds=self._known_seconds,
+        )
         return ReadAhead(reader)
 
     # --- one connection to the source -------------------------------------------------------------------------
@@ -276,6 +338,7 @@ class Bridge:
     async def _session(self, sink: Sink, epoch: int, text: str, once: bool) -> None:
         """Move messages from a position on until the connection ends, or with `once` until the source is silent."""
         reading = self._reading(Position.of(text))
+        self._returned = {}
         self._has_read(self._newest_us(text))
         self.totals.connections += 1
         knows_ids = isinstance(sink, PutsById)
@@ -313,7 +376,7 @@ class Bridge:
                 if idle or batch is None:
                     batch = PackedBridgeBatch(epoch=epoch, expected_position=text, position=waiting)
                 batch.epoch, batch.expected_position, batch.position = epoch, text, batch.position or text
-                batch = await listed.without(batch)
+                batch = await self._without_returned(await listed.without(batch))
                 await self._append(sink, batch, newest_us)
                 text, has_parts_open = batch.position, batch.prepare or (idle and has_parts_open)
                 waiting, posted = "", time.monotonic()
@@ -346,6 +409,15 @@ class Bridge:
     def _source_us(self) -> int:
         """The time by the source's clock, in microseconds."""
         return _now_us() + self._clock_offset_us
+
+
+def _source_ids(engine: Engine, schemas: Sequence[str]) -> set[str]:
+    """The source ids of schemas; those without one are left out."""
+    found = set()
+    for schema in schemas:
+        with within_schema(engine, schema).connect() as connection:
+            found.add(source.id_of(connection))
+    return found - {""}
 
 
 def _damaged_file(error: Damaged) -> Unreadable:

@@ -20,7 +20,7 @@ from notify.binlog_bridge.position import MariaDbSet, Position, parse, shown
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.old_rows import delete_transactions, instant_before, note_purged
 from notify.client.table import half_message, is_waiting, notify_refused, notify_source
-from notify.databases import has_table
+from notify.databases import has_table, within_schema
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unavailable, WrongRole
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink
@@ -35,17 +35,24 @@ WAIT_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 
 
-async def purge_moved(engine: Engine, url: str, *, older_than: float) -> int:
+async def purge_moved(
+    engine: Engine, url: str, *, older_than: float, schema: str | None = None, name: str | None = None
+) -> int:
     """Delete outbox rows older than `older_than` seconds that a bridge has moved to `url`; the number of rows.
+
+    `schema`: the schema with the rows, by default where the connection finds them. `name`: the source's name that
+    the bridge was given; by default the schema's source id.
 
     It is 0 if no bridge has written for this database's source, or this user may not read the position. Raises
     Unavailable if the bridge has not moved the rows after WAIT_SECONDS, InvalidRequest if its position is from another
     history.
     """
+    engine = within_schema(engine, schema)
     sink = open_sink(url)
     rows = 0
     try:
-        name = await in_thread(_source, engine)
+        if name is None:
+            name = await in_thread(_source, engine)
         while True:
             transaction_ids, end = await in_thread(_old, engine, older_than)
             if not transaction_ids or not await _has_passed(sink, name, end, engine):

@@ -27,9 +27,11 @@ from notify.binlog_bridge.events import (
 from notify.binlog_bridge.history import History, gtid_list
 from notify.binlog_bridge.open_transaction import OpenTransaction
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position, server_uuid, tagged_gtid
+from notify.binlog_bridge.scope import Scope
 from notify.binlog_bridge.statements import check_no_message, savepoint_name, statement_in
 from notify.binlog_bridge.stream import BinlogStream, Damaged
 from notify.binlog_bridge.tables import Tables
+from notify.client.purge import IDS_RETENTION_SECONDS
 from notify.clock import wall_clock
 from notify.wire import BridgedTransaction, PackedBridgeBatch
 
@@ -61,13 +63,18 @@ class BinlogReader:
         *,
         mariadb: bool,
         source_us: Callable[[], int] = wall_clock,
+        scope: Scope | None = None,
+        known_seconds: float = IDS_RETENTION_SECONDS,
     ) -> None:
         """`position` None: read from the first binlog, which must be the first that the source ever wrote.
 
-        `source_us`: the time by the source's clock, in microseconds.
+        `source_us`: the time by the source's clock, in microseconds. `scope`: whose tables are read; None: those of the
+        URL's database. `known_seconds`: see Assembly.
         """
         self._stream = BinlogStream(url, server_id, position, mariadb=mariadb)
-        self._assembly = Assembly(url.database or "", position, mariadb=mariadb, source_us=source_us)
+        self._assembly = Assembly(
+            scope or url.database or "", position, mariadb=mariadb, source_us=source_us, known_seconds=known_seconds
+        )
 
     @property
     def caught_up_us(self) -> int:
@@ -96,13 +103,16 @@ class Assembly:
 
     def __init__(
         self,
-        schema: str,
+        scope: Scope | str,
         position: Position | None,
         *,
         mariadb: bool,
         source_us: Callable[[], int] = wall_clock,
+        known_seconds: float = IDS_RETENTION_SECONDS,
     ) -> None:
-        """`schema`: the database whose tables are read; `position`: where the events begin; `source_us`: see above."""
+        """`scope`: the schemas whose tables are read, or the only one; `position`: where the events begin; `source_us`:
+        see above. `known_seconds`: a row that was written so long before its event has come back with a dump, and the
+        target may have it already: its transaction is a `Returned`."""
         self._source_us = source_us
         self.caught_up_us = 0
         """When the source last reported that it has no more events; 0 after the next transaction began."""
@@ -110,8 +120,9 @@ class Assembly:
         """Whether the newest event is a heartbeat."""
         self.logs_all = True
         """Whether the source writes all its changes to its binlog, including those that it replicates."""
-        self._tables = Tables(schema)
-        self._schema = schema
+        self._scope = Scope(scope) if isinstance(scope, str) else scope
+        self._tables = Tables(self._scope)
+        self._known_seconds = known_seconds
         self._checksum = 0
         """The size of the checksum at the end of each event, in bytes, by the file's header."""
         self._gtids: GtidSet = (MariaDbSet if mariadb else MySqlSet).parse(position.gtids if position else "")
@@ -214,7 +225,7 @@ class Assembly:
                     "binlog_row_event_fragment_threshold on the source, then start this bridge with --backfill"
                 )
         elif kind == events.EXECUTE_LOAD:
-            check_no_message(self._schema, *statement_in(packet, self._checksum, 13))
+            check_no_message(self._scope, *statement_in(packet, self._checksum, 13))
         else:
             refusal = events.refusal_of(kind, int.from_bytes(packet[18:20], "little"))
             if refusal is not None:
@@ -311,7 +322,10 @@ class Assembly:
         if kind in COMPRESSED_ROWS:
             packet = plain_rows(kind, packet, end)
             end = len(packet)
-        written_us = table.add(kind, packet, end, transaction.pending)
+        # A replayed event has its first time; it cannot have been written before its file began.
+        event_seconds = max(int.from_bytes(packet[1:5], "little"), self._created)
+        known_from = event_seconds - self._known_seconds
+        written_us = table.add(kind, packet, end, transaction.pending, known_from)
         transaction.newest_us = written_us or transaction.newest_us
         transaction.bytes += len(packet)
         if transaction.bytes <= PART_BYTES or len(transaction.pending) <= 1:
@@ -389,7 +403,7 @@ class Assembly:
         elif word.startswith(b"SAVEPOINT"):
             self._open.savepoint(savepoint_name(text))
         else:
-            check_no_message(self._schema, database, text)
+            check_no_message(self._scope, database, text)
 
     def _verify(self, packet: bytes) -> None:
         if self._checksum and zlib.crc32(packet[1:-4]) != int.from_bytes(packet[-4:], "little"):

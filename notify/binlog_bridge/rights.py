@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pymysql
@@ -69,9 +69,13 @@ def denied_by(code: int, text: str) -> str | None:
     return denied(pymysql.OperationalError(code, text))
 
 
-def findings(connection: Connection) -> list[Finding]:
-    """Findings about rights that the connection's user lacks."""
-    return [*_binlog_findings(connection), *_table_findings(connection)]
+def findings(connection: Connection, schemas: Sequence[str] = ("",)) -> list[Finding]:
+    """Findings about rights that the connection's user lacks. `schemas`: those with the tables; "": the connection's
+    own database."""
+    found = _binlog_findings(connection)
+    for schema in schemas:
+        found += _table_findings(connection, schema)
+    return found
 
 
 def is_refusal(error: sa.exc.DBAPIError) -> bool:
@@ -149,21 +153,22 @@ def _role_that_may(connection: Connection) -> str | None:
 # --- tables ---------------------------------------------------------------------------------------------------
 
 
-def _needed() -> Iterator[tuple[str, str, str]]:
-    """Each right to a table: its name, the table, and a statement that needs it and changes nothing."""
+def _needed(within: str) -> Iterator[tuple[str, str, str]]:
+    """Each right to a table: its name, the table, and a statement that needs it and changes nothing. `within`: what
+    stands before a table's name."""
     for outbox in OUTBOXES:
-        name = outbox.table.name
-        yield "SELECT", name, f"SELECT 1 FROM {name} LIMIT 0"
-        yield "UPDATE", name, f"EXPLAIN UPDATE {name} SET relayed = relayed WHERE 1 = 0"
-    listed = notify_refused.name
-    yield "SELECT", listed, f"SELECT 1 FROM {listed} LIMIT 0"
-    yield "INSERT", listed, f"EXPLAIN INSERT INTO {listed} SELECT * FROM {listed} WHERE 1 = 0"
-    yield "UPDATE", listed, f"EXPLAIN UPDATE {listed} SET state = state WHERE 1 = 0"
-    yield "DELETE", listed, f"EXPLAIN DELETE FROM {listed} WHERE 1 = 0"
-    members = server_member.name
-    yield "SELECT", members, f"SELECT 1 FROM {members} LIMIT 0"
-    yield "INSERT", members, f"EXPLAIN INSERT INTO {members} SELECT * FROM {members} WHERE 1 = 0"
-    yield "UPDATE", members, f"EXPLAIN UPDATE {members} SET name = name WHERE 1 = 0"
+        name, table = outbox.table.name, within + outbox.table.name
+        yield "SELECT", name, f"SELECT 1 FROM {table} LIMIT 0"
+        yield "UPDATE", name, f"EXPLAIN UPDATE {table} SET relayed = relayed WHERE 1 = 0"
+    name, table = notify_refused.name, within + notify_refused.name
+    yield "SELECT", name, f"SELECT 1 FROM {table} LIMIT 0"
+    yield "INSERT", name, f"EXPLAIN INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0"
+    yield "UPDATE", name, f"EXPLAIN UPDATE {table} SET state = state WHERE 1 = 0"
+    yield "DELETE", name, f"EXPLAIN DELETE FROM {table} WHERE 1 = 0"
+    name, table = server_member.name, within + server_member.name
+    yield "SELECT", name, f"SELECT 1 FROM {table} LIMIT 0"
+    yield "INSERT", name, f"EXPLAIN INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0"
+    yield "UPDATE", name, f"EXPLAIN UPDATE {table} SET name = name WHERE 1 = 0"
 
 
 _LEADS_TO = {
@@ -173,27 +178,28 @@ _LEADS_TO = {
 _OF_AN_OUTBOX = "a message that no queue takes would hold the bridge up, and --backfill cannot read the table"
 
 
-def _table_findings(connection: Connection) -> list[Finding]:
-    """Findings about tables that are there, and that the user may not use as a bridge does.
+def _table_findings(connection: Connection, schema: str = "") -> list[Finding]:
+    """Findings about tables of a schema that are there, and that the user may not use as a bridge does.
 
     A user without any right to a table does not see it, as if it were not there.
     """
     missing: dict[str, list[str]] = {}
-    for right, table, statement in _needed():
+    within = connection.dialect.identifier_preparer.quote_identifier(schema) + "." if schema else ""
+    for right, table, statement in _needed(within):
         try:
             connection.exec_driver_sql(statement).all()
         except sa.exc.DBAPIError as error:
             if error.connection_invalidated:
                 raise  # SQLAlchemy refuses the next statement with an error that no caller expects
-            if code_of(error) in _TABLE_DENIED and has_table(connection, table):
+            if code_of(error) in _TABLE_DENIED and has_table(connection, table, schema):
                 missing.setdefault(table, []).append(right)
     if not missing:
         return []
     account = account_of(connection)
     return [
         Finding(
-            f"{account} lacks {', '.join(rights)} on {table}: {_LEADS_TO.get(table, _OF_AN_OUTBOX)}",
-            f"GRANT {', '.join(rights)} ON {table} TO {account}",
+            f"{account} lacks {', '.join(rights)} on {within}{table}: {_LEADS_TO.get(table, _OF_AN_OUTBOX)}",
+            f"GRANT {', '.join(rights)} ON {within}{table} TO {account}",
             stops=False,
         )
         for table, rights in missing.items()

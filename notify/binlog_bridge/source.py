@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC
 from typing import Any
 
@@ -144,8 +144,10 @@ def database(connection: Connection) -> str:
     return str(connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
 
 
-def findings(connection: Connection, server_id: int) -> list[Finding]:
-    """All findings about a source, those that stop a bridge first."""
+def findings(connection: Connection, server_id: int, schemas: Sequence[str] | None = None) -> list[Finding]:
+    """All findings about a source, those that stop a bridge first. `schemas`: those with its tables; None: the
+    connection's database."""
+    where = schemas if schemas is not None else [""]
     all_findings: list[Finding] = []
     values = variables(connection)
     for name, is_right, what, remedy, stops in _VARIABLES:
@@ -156,12 +158,13 @@ def findings(connection: Connection, server_id: int) -> list[Finding]:
         all_findings.append(
             Finding(f"server id {server_id} is the source's own", "give this bridge another --server-id")
         )
-    all_findings += rights.findings(connection)
+    all_findings += rights.findings(connection, where)
     all_findings += checkup.findings(connection)
     all_findings += _replica_findings(connection, values)
     all_findings += _order_findings(connection, values)
-    all_findings += _filter_findings(connection)
-    all_findings += _table_findings(connection)
+    all_findings += _filter_findings(connection, schemas if schemas is not None else [database(connection)])
+    for schema in where:
+        all_findings += _table_findings(connection, schema)
     return sorted(all_findings, key=lambda f: not f.stops)
 
 
@@ -231,8 +234,8 @@ def is_replica(connection: Connection, values: dict[str, str]) -> bool:
     return is_on(values.get("read_only"))
 
 
-def _filter_findings(connection: Connection) -> list[Finding]:
-    """Findings if the source leaves this database out of its binlog."""
+def _filter_findings(connection: Connection, names: Sequence[str]) -> list[Finding]:
+    """Findings if the source leaves one of these databases out of its binlog."""
     try:
         status = _binlog_status(connection)
     except sa.exc.OperationalError as error:
@@ -246,10 +249,8 @@ def _filter_findings(connection: Connection) -> list[Finding]:
                 stops=False,
             )
         ]
-    name = database(connection)
     only, never = [[part.strip() for part in status.get(key, "").split(",") if part.strip()] for key in _FILTERS]
-    if name in only or (not only and name not in never):
-        return []
+    left_out = [name for name in names if name not in only and (only or name in never)]
     why = _FILTERS[0] if only else _FILTERS[1]
     return [
         Finding(
@@ -257,6 +258,7 @@ def _filter_findings(connection: Connection) -> list[Finding]:
             f"remove {name} from binlog_ignore_db, or add it to binlog_do_db, in the server's configuration, restart "
             "it, and start this bridge with --backfill",
         )
+        for name in left_out
     ]
 
 
@@ -272,15 +274,17 @@ def _binlog_status(connection: Connection) -> dict[str, str]:
     return {str(key).lower(): str(value) for key, value in row.items()} if row is not None else {}
 
 
-def _table_findings(connection: Connection) -> list[Finding]:
-    where = f"table_schema = DATABASE() AND table_name IN ('{LOCAL.table.name}', '{SERVER.table.name}')"
-    rows = connection.exec_driver_sql(
-        f"SELECT table_name, engine, table_type FROM information_schema.tables WHERE {where}"
-    ).all()
+def _table_findings(connection: Connection, schema: str) -> list[Finding]:
+    """Findings about the tables of a schema; "": the connection's database."""
+    named = _literal(connection, schema) if schema else "DATABASE()"
+    within = connection.dialect.identifier_preparer.quote_identifier(schema) + "." if schema else ""
+    where = f"table_schema = {named} AND table_name IN ('{LOCAL.table.name}', '{SERVER.table.name}')"
+    columns = "table_name, engine, table_type"
+    rows = _with(within, connection.exec_driver_sql(f"SELECT {columns} FROM information_schema.tables WHERE {where}"))
     if not rows:
         return [
             Finding(
-                f"there is neither {LOCAL.table.name} nor {SERVER.table.name} in this database",
+                f"there is neither {LOCAL.table.name} nor {SERVER.table.name} in {schema or 'this database'}",
                 "run create_tables in the service (outbox), or `notify storage upgrade` (server); if they are there, "
                 f"GRANT SELECT, UPDATE ON them TO {rights.account_of(connection)}",
             )
@@ -298,11 +302,22 @@ def _table_findings(connection: Connection) -> list[Finding]:
         for name, _, kind in rows
         if str(kind).upper() == "SYSTEM VERSIONED"
     ]
-    return engines + versioned + _column_findings(connection, where)
+    return engines + versioned + _column_findings(connection, where, within)
 
 
-def _column_findings(connection: Connection, where: str) -> list[Finding]:
-    """Findings about the columns of the tables that the condition `where` names."""
+def _literal(connection: Connection, text: str) -> str:
+    """A text as a literal of a statement for the driver."""
+    return str(sa.literal(text).compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}))
+
+
+def _with(within: str, rows: Iterable[Any]) -> list[tuple[str, ...]]:
+    """Rows that begin with a table's name, with what stands before it."""
+    return [(within + str(row[0]), *map(str, row[1:])) for row in rows]
+
+
+def _column_findings(connection: Connection, where: str, within: str) -> list[Finding]:
+    """Findings about the columns of the tables that the condition `where` names; `within`: what stands before a table's
+    name."""
     rare = connection.exec_driver_sql(
         f"SELECT table_name, column_name FROM information_schema.columns WHERE {where} AND column_type LIKE '%%5.3 */'"
     )
@@ -311,7 +326,7 @@ def _column_findings(connection: Connection, where: str) -> list[Finding]:
             f"{table}.{column} is written as MariaDB 5.3 did (mysql56_temporal_format was OFF)",
             f"SET GLOBAL mysql56_temporal_format = ON, ALTER TABLE {table} FORCE; start this bridge with --backfill",
         )
-        for table, column in rare
+        for table, column in _with(within, rare)
     ]
     filled = connection.exec_driver_sql(
         f"SELECT table_name, column_name FROM information_schema.columns WHERE {where} AND column_name IN {COLUMNS} "
@@ -323,7 +338,7 @@ def _column_findings(connection: Connection, where: str) -> list[Finding]:
             f"ALTER TABLE {table} ALTER COLUMN `{column}` DROP DEFAULT",
             stops=False,
         )
-        for table, column in filled
+        for table, column in _with(within, filled)
     ]
     sets = connection.exec_driver_sql(
         f"SELECT table_name, column_name, character_set_name FROM information_schema.columns WHERE {where} "
@@ -335,7 +350,7 @@ def _column_findings(connection: Connection, where: str) -> list[Finding]:
             f"{table}.{column} has the character set {name}: its texts would be read as UTF-8",
             f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4, then start this bridge with --backfill",
         )
-        for table, column, name in sets
+        for table, column, name in _with(within, sets)
     ]
     return times + texts + defaults
 

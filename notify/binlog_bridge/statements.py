@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.scope import Scope
 
 _NAME = re.compile(rb"(?:SAVEPOINT|ROLLBACK(?: WORK)? TO(?: SAVEPOINT)?)\s+(.+?)\s*\Z", re.IGNORECASE | re.DOTALL)
 
@@ -31,11 +32,9 @@ def savepoint_name(statement: bytes) -> bytes:
     return name.decode("utf-8", "replace").lower().encode()
 
 
-def check_no_message(schema: str, database: bytes, text: bytes) -> None:
-    """Raises Unreadable if a statement of a session in `database` may have written to a table of ours in `schema`."""
-    ours = schema.lower().encode()
-    words = text.lower()  # the source may fold names, but logs the statement unchanged
-    if b"half_message" in words and (database.lower() == ours or ours in words):
+def check_no_message(scope: Scope, database: bytes, text: bytes) -> None:
+    """Raises Unreadable if a statement of a session in `database` may have written to a table of ours."""
+    if b"half_message" in text.lower() and scope.is_named_in(database, text):
         raise Unreadable(
             f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
             "set binlog_format = ROW, then start this bridge with --backfill"

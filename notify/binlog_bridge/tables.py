@@ -10,11 +10,14 @@ import msgspec
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import Column, TableMap, Unreadable
 from notify.binlog_bridge.events import PARTIAL_UPDATE, ROWS, UPDATES, WITH_EXTRA
+from notify.binlog_bridge.scope import Scope
 from notify.outbox import LOCAL, SERVER
 from notify.wire import BridgedTransaction, PackedMessage
 
 OURS = (LOCAL.table.name, SERVER.table.name)
 MOST_READERS = 64
+MOST_TABLES = 2000
+"""The most definitions of tables that are kept: those of a thousand schemas."""
 _FIRST_FRAGMENT = 1
 COLUMNS = (
     "transaction_id",
@@ -43,7 +46,7 @@ _FAMILIES = dict.fromkeys(COLUMNS, "text") | {
 }
 """The required kind of values of each column."""
 _READ = """
-def add(data, at, end, transactions):
+def add(data, at, end, transactions, known_from):
     last = transactions[-1] if transactions else None
     written = None
     while at < end:
@@ -54,7 +57,8 @@ def add(data, at, end, transactions):
         written = v13
         name = v0.decode("ascii")
         if last is None or last.id != name:
-            last = BridgedTransaction(id=name, producer_group=v2.decode("ascii", "backslashreplace"), messages=[])
+            kind = BridgedTransaction if v13 is None or v13 >= known_from else Returned
+            last = kind(id=name, producer_group=v2.decode("ascii", "backslashreplace"), messages=[])
             transactions.append(last)
         last.messages.append(
             PackedMessage(
@@ -70,7 +74,8 @@ def add(data, at, end, transactions):
         )
     return written
 """
-"""A function that adds an event's rows to `transactions`, and returns when the last message was written. It is compiled
+"""A function that adds an event's rows to `transactions`, and returns when the last message was written. Times are
+compared as bytes, which have the order of the times: a row before `known_from` has come back. It is compiled
 for each table map and set of logged columns, with lines that read exactly these, so that messages are made without an
 intermediate row.
 It shows names that are not ASCII as bytes: no target takes such a name, and the row is listed as refused."""
@@ -92,8 +97,13 @@ def _moment(value: bytes, fraction: int) -> datetime | str:
         return f"no time: {value.hex()}"
 
 
+class Returned(BridgedTransaction):
+    """A transaction whose row is so old that the target may have had it once: see notify/returned.py."""
+
+
 _NAMES = {
     "BridgedTransaction": BridgedTransaction,
+    "Returned": Returned,
     "PackedMessage": PackedMessage,
     "headers": _headers,
     "double": decoder.double,
@@ -101,7 +111,7 @@ _NAMES = {
     "length_encoded": decoder.length_encoded,
     "Unreadable": Unreadable,
 }
-AddRows = Callable[[bytes, int, int, list[BridgedTransaction]], bytes | None]
+AddRows = Callable[[bytes, int, int, list[BridgedTransaction], bytes], bytes | None]
 
 
 class TableRows:
@@ -117,11 +127,14 @@ class TableRows:
         decoder.check_columns(table, self._wanted)
         _check_families(table, self._written)
         self._time_fraction = decoder.column(table, self._written).fraction
+        self._known_from = 0.0, b""
+        """The time that was last given to `add`, and its bytes."""
         self._readers: dict[tuple[bool, bytes], AddRows] = {}
         """Functions by two keys: whether the event may have parts of JSON values, and its bitmaps of logged columns."""
 
-    def add(self, kind: int, packet: bytes, end: int, transactions: list[BridgedTransaction]) -> int:
-        """Add an event's rows to the transactions that they belong to.
+    def add(self, kind: int, packet: bytes, end: int, transactions: list[BridgedTransaction], known_from: float) -> int:
+        """Add an event's rows to the transactions that they belong to. `known_from`: transactions whose row was written
+        before this time, in seconds since 1970, become `Returned`.
 
         Returns the time of the last message's row in microseconds, by the source's clock; 0 if there is no message.
         Raises Unreadable.
@@ -145,7 +158,9 @@ class TableRows:
             if len(self._readers) > MOST_READERS:
                 self._readers.clear()
             add = self._readers[logged] = self._reader(*logged)
-        written = add(packet, begin, end, transactions)
+        if known_from != self._known_from[0]:
+            self._known_from = known_from, decoder.packed(known_from)
+        written = add(packet, begin, end, transactions, self._known_from[1])
         if written is None:
             return 0
         try:
@@ -206,7 +221,7 @@ class TableRows:
         return [column for n, column in enumerate(self._table.columns) if bits >> n & 1]
 
 
-def _nothing(data: bytes, at: int, end: int, transactions: list[BridgedTransaction]) -> bytes | None:
+def _nothing(data: bytes, at: int, end: int, transactions: list[BridgedTransaction], known_from: bytes) -> bytes | None:
     """Add the rows of an event that cannot have a message."""
     return None
 
@@ -223,10 +238,10 @@ def _check_families(table: TableMap, written: str) -> None:
 
 
 class Tables:
-    """Notify's tables in one schema, by the numbers that the binlog currently uses for them."""
+    """Notify's tables in a bridge's schemas, by the numbers that the binlog currently uses for them."""
 
-    def __init__(self, schema: str) -> None:
-        self._schema = schema
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
         self._by_number: dict[int, TableRows | None] = {}
         self._by_definition: dict[bytes, TableRows] = {}
 
@@ -254,10 +269,10 @@ class Tables:
         rows = self._by_definition.get(key)
         if rows is None:
             schema, name = decoder.names_of(body)
-            if schema != self._schema or name not in OURS:
+            if name not in OURS or not self._scope.has(schema):
                 self._by_number[number] = None
                 return
-            if len(self._by_definition) > MOST_READERS:
+            if len(self._by_definition) >= MOST_TABLES:
                 self._by_definition.clear()
             rows = self._by_definition[key] = TableRows(decoder.table_map(body))
         self._by_number[number] = rows

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from notify.cli.api import AS_JSON, URL
+from notify.cli.database import SCHEMA, SCHEMAS
 from notify.cli.printed import say, say_json
 from notify.ending import run_until_told
 from notify.errors import InvalidRequest, NotifyError
@@ -30,6 +31,8 @@ def bridge(
         "when the first database fails. The default name is the database's source id. [env: NOTIFY_DSN]",
     ),
     url: str = URL,
+    schema: str | None = SCHEMA,
+    schemas: str | None = SCHEMAS,
     server_id: int = typer.Option(0, min=0, help="The server id as a replica; default: made from the source's name."),
     backfill: bool = typer.Option(
         False, "--backfill", help="First take from the tables what was not moved yet; then continue from now."
@@ -53,7 +56,10 @@ def bridge(
     sources = by_name(dsn)
     if server_id and len(sources) > 1:
         raise InvalidRequest("--server-id works with one source only: leave it out, and each source gets a separate id")
-    bridges = [Bridge(urls, url, name=name, server_id=server_id) for name, urls in sources.items()]
+    bridges = [
+        Bridge(urls, url, name=name, server_id=server_id, schema=schema, schemas=schemas)
+        for name, urls in sources.items()
+    ]
     bad: list[str] = []
 
     async def move(moving: Bridge) -> None:

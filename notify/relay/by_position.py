@@ -71,8 +71,6 @@ class ByPosition:
                 await in_thread(self._rows.note, last_outbox, published, [])
             self._written = self._clock()
             self._epoch = epoch  # only after the last batch is marked, which would be published again otherwise
-            if position:
-                return True
         # Before it has sent anything to this target, whatever waits is new to it.
         sent_until = self._sent_until.get(outbox.table.name, datetime.min)
         page: Page = await in_thread(self._rows.page, outbox, None, (), sent_until)

@@ -307,7 +307,7 @@ class PostgreSqlLeases:
         self._schema = ""
         """The schema in which it shows its presence, "" for none."""
         self._number = 0
-        """That schema's number in the catalogue: a schema that is dropped and made again has another one."""
+        """The number of the schema in the catalogue: a schema that is dropped and made again has another one."""
         self.held: set[int] = set()
         """The buckets of that schema that this relay holds."""
         self._lock = threading.RLock()

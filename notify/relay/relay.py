@@ -50,6 +50,8 @@ BROKEN_SECONDS = 60.0
 ANNOUNCE_SECONDS = 2.0
 LOOK_SECONDS = 10.0
 """How often a relay that is woken by commits looks for rows that have woken nobody, and for new tables and schemas."""
+DRAIN_SECONDS = 1.0
+"""How often notifications are taken while there is enough to move."""
 QUIET_SECONDS = 300.0
 """With a longer interval a relay ends its sessions between two looks, so that a database that pauses when nobody uses
 it can do so. It is then not woken by commits."""
@@ -78,7 +80,7 @@ class Relay:
         self._url = url
         self._schema, self._schemas = schema, schemas
         self._name = f"relay-{os.urandom(4).hex()}"
-        self._announced = self._found = 0.0
+        self._announced = self._found = self._drained = 0.0
         self._leases: Leases
         self._sources: Sources
         self._sink: Sink
@@ -93,8 +95,9 @@ class Relay:
         self._held: dict[str, float] = {}
         """Until when schemas are left alone that could not be moved."""
         self._backoffs: dict[str, Backoff] = {}
-        self._stands_by: set[str] = set()
-        """Schemas that another relay publishes: this one has to ask the target whether it still does."""
+        self._stands_by: dict[str, float] = {}
+        """When to try again to publish a schema that another relay publishes, even if no rows wait there: whoever
+        publishes shows the target that it runs."""
         self._elsewhere: set[str] = set()
         """Schemas with waiting rows of which another relay holds all keys, or keys of all that waits."""
         self._publishers: dict[str, tuple[Sink, ByPosition]] = {}
@@ -113,6 +116,7 @@ class Relay:
         Raises InvalidRequest if there is no table, or both `schema` and `schemas` are given; WrongRole if a table is a
         server's and the target has no queues.
         """
+        self._forget_all()
         self._sink = sink = open_sink(self._url)
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         self._leases = leases_of(
@@ -160,6 +164,15 @@ class Relay:
             with contextlib.suppress(sa.exc.SQLAlchemyError):
                 await in_thread(self._leases.close)
 
+    def _forget_all(self) -> None:
+        """Begin a run: what an earlier one knew of the schemas may be so no longer."""
+        self._announced = self._found = self._drained = 0.0
+        self._queue.clear()
+        self._elsewhere.clear()
+        self._publishers.clear()
+        for known in (self._due, self._open_step, self._held, self._backoffs, self._stands_by):
+            known.clear()
+
     def _lose_sessions(self) -> None:
         """Close all sessions: the database may have become a standby, and its address may lead to another server."""
         self._leases.lose()
@@ -181,8 +194,10 @@ class Relay:
         if now - self._found >= LOOK_SECONDS or not self._sources.by_schema:
             await self._find(once)
             self._found = now
-        for schema in await in_thread(self._leases.arrived):
-            self._is_due([schema] if schema else self._sources.by_schema)
+        if not self._queue or now - self._drained >= DRAIN_SECONDS:
+            self._drained = now
+            for schema in await in_thread(self._leases.arrived):
+                self._is_due([schema] if schema else self._sources.by_schema)
         await self._announce()
         due = [
             schema
@@ -204,7 +219,7 @@ class Relay:
         await in_thread(self._sources.find)
         there = self._sources.by_schema
         for schema in known - there.keys():
-            for forgotten in (self._due, self._open_step, self._held, self._backoffs):
+            for forgotten in (self._due, self._open_step, self._held, self._backoffs, self._stands_by):
                 forgotten.pop(schema, None)
             await self._forget_publisher(schema)
         if not there:
@@ -237,10 +252,13 @@ class Relay:
             else:
                 wait = max(interval, LOOK_SECONDS)
                 self._open_step.pop(schema, None)
-            self._due[schema] = now + wait
+            self._due[schema] = min(now + wait, self._stands_by.get(schema, now + wait))
         self._queue.extend(seen.waiting)
-        self._queue.extend(schema for schema in due if schema in self._stands_by and schema not in seen.waiting)
-        self._stands_by.difference_update(due)
+        for schema in due:
+            if self._stands_by.get(schema, now + 1) <= now:
+                del self._stands_by[schema]
+                if schema not in self._queue:
+                    self._queue.append(schema)
 
     async def _wait(self, interval: float) -> None:
         """Wait until rows may have come, or until something is due."""
@@ -278,8 +296,13 @@ class Relay:
         name = f"schema {schema}: " if self._sources.are_many else ""
         log.warning("%sagain in %.1f s: %s", name, seconds, reason_of(error))
         self._held[schema] = self._due[schema] = time.monotonic() + seconds
-        if isinstance(error, MovesElsewhere) and not self._sources.are_many:
-            self._stands_by.add(schema)
+        if isinstance(error, MovesElsewhere):
+            self._stand_by(schema)
+
+    def _stand_by(self, schema: str) -> None:
+        """Let another relay publish a schema for a while. (A relay of many has no publisher before rows wait.)"""
+        if not self._sources.are_many and not isinstance(self._sink, PutsById):
+            self._stands_by[schema] = time.monotonic() + RETRY_MAX_SECONDS
 
     def _backoff(self, schema: str) -> float:
         """The seconds to wait after a failure in a schema."""
@@ -294,9 +317,11 @@ class Relay:
         refused_before = self.total.refused
         is_left = has_moved = False
         try:
-            await in_thread(rows.find)
+            if not rows.is_prepared:
+                await in_thread(rows.find)
             if not await in_thread(self._leases.renew, schema):
                 self._elsewhere.add(schema)
+                self._stand_by(schema)
                 self._due[schema] = float("inf") if once else time.monotonic() + interval
                 return
             mover = await self._mover(schema, rows)
@@ -332,7 +357,7 @@ class Relay:
             self._due[schema] = float("inf") if once else time.monotonic() + interval
 
     async def _mover(self, schema: str, rows: Rows) -> Mover:
-        """What moves a schema's rows to the target."""
+        """The mover of a schema's rows."""
         if isinstance(self._sink, PutsById):
             return ById(self._sink, rows, self.total)
         publisher = self._publishers.pop(schema, None)

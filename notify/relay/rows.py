@@ -78,9 +78,14 @@ class Rows:
         self.outboxes = [outbox for outbox in OUTBOXES if outbox.table.name in tables]
         self._source = ""  # an operator may have given a cloned database another one
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether there is nothing to do for `find`."""
+        return self._has_list and self._prepared == self.outboxes
+
     def find(self) -> None:
-        """Prepare the list of refused messages for outboxes that were found since the last call."""
-        if self._has_list and self._prepared == self.outboxes:
+        """Prepare what was found since the last call: the outboxes' list of refused messages."""
+        if self.is_prepared:
             return
         self._has_list = refused.ensure(self._engine)
         if self._has_list:

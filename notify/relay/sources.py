@@ -1,14 +1,10 @@
-"""Sources: the schemas of one database that a relay serves, and which of them have waiting rows.
-
-One statement looks into many schemas. A schema in which it fails is found by halving them, so that a table that is
-locked, dropped or not to be read holds up no other.
-"""
+"""Sources: the schemas of one database that a relay serves, and which of them have waiting rows."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -19,13 +15,11 @@ from notify.errors import InvalidRequest
 from notify.outbox import LOCAL, OUTBOXES, SERVER, Outbox
 from notify.relay.leases import Leases
 from notify.relay.rows import Rows
-from notify.schemas import found_in, with_table
+from notify.schemas import found_in, holding, with_table
 from notify.wire import RefusedReport
 
 log = logging.getLogger("notify.relay")
 
-AT_ONCE = 100
-"""The most schemas that one statement looks into."""
 REPORTS_AT_ONCE = 20
 """The most lists of refused messages that are read at a look."""
 _WAKES = sa.text(
@@ -41,7 +35,7 @@ _WAKES = sa.text(
 
 
 class Seen(NamedTuple):
-    """What a look has found.
+    """The result of a look.
 
     `waiting`: the schemas with waiting rows; `polled`: those whose commits do not wake this relay; `open`: those with
     an open transaction that may have inserted rows, which wakes no relay if another one did so beside it.
@@ -151,41 +145,15 @@ class Sources:
                     woken.add(str(schema))
                 if has_open:
                     unsettled.add(str(schema))
-        waiting: list[str] = []
-        for begin in range(0, len(schemas), AT_ONCE):
-            waiting += self._waiting(connection, schemas[begin : begin + AT_ONCE])
-        return Seen(waiting, set(schemas) - woken, unsettled & woken)
+        conditions = {
+            schema: {o.table.name: _written(o, connection.dialect) for o in self.by_schema[schema].outboxes}
+            for schema in schemas
+        }
+        return Seen(holding(connection, conditions), set(schemas) - woken, unsettled & woken)
 
     def _listens(self, schema: str) -> bool:
         """Whether commits may wake this relay. A server's table wakes it only now and then."""
         return self._engine.dialect.name == "postgresql" and SERVER not in self.by_schema[schema].outboxes
-
-    def _waiting(self, connection: Connection, schemas: Sequence[str]) -> list[str]:
-        """The schemas with waiting rows. One into which nobody can look counts as such: moving its rows says why."""
-        try:
-            return [schemas[number] for number in connection.scalars(self._statement(connection, schemas))]
-        except sa.exc.DBAPIError as error:
-            if error.connection_invalidated or is_gone(error.orig):
-                raise
-            if len(schemas) == 1:
-                return list(schemas)
-            half = len(schemas) // 2
-            return self._waiting(connection, schemas[:half]) + self._waiting(connection, schemas[half:])
-
-    def _statement(self, connection: Connection, schemas: Sequence[str]) -> sa.TextClause:
-        """A statement that selects the numbers of the schemas with waiting rows. It is a text: SQLAlchemy would take
-        longer to build it than the database to answer it."""
-        dialect = connection.dialect
-        quote = dialect.identifier_preparer.quote_identifier
-        from_nothing = " FROM DUAL" if dialect.name in ("mysql", "mariadb") else ""
-        selects = []
-        for number, schema in enumerate(schemas):
-            conditions = [
-                f"EXISTS (SELECT 1 FROM {quote(schema)}.{outbox.table.name} WHERE {_written(outbox, dialect)})"
-                for outbox in self.by_schema[schema].outboxes
-            ]
-            selects.append(f"SELECT {number}{from_nothing} WHERE {' OR '.join(conditions)}")
-        return sa.text(" UNION ALL ".join(selects).replace(":", r"\:"))
 
     def reports(self, changed_only: bool = False) -> list[tuple[str, RefusedReport]]:
         """The source ids and reports of lists of refused messages that have changed, or (not with `changed_only`) that

@@ -494,10 +494,10 @@ def test_a_second_relay_stands_by_and_takes_over(
         relays = [Relay(engine, url), Relay(other, url)]
 
         def present() -> int:
-            """Relays of any kind hold a lock of this class while they are there."""
+            """Relays of any kind hold a lock of this number while they are there."""
             with engine.connect() as connection:
                 database = "(SELECT oid FROM pg_database WHERE datname = current_database())"
-                held = f"SELECT count(*) FROM pg_locks WHERE granted AND classid = 74002 AND database = {database}"
+                held = f"SELECT count(*) FROM pg_locks WHERE granted AND objid = 74002 AND database = {database}"
                 return int(connection.exec_driver_sql(held).scalar() or 0)
 
         def moved() -> int:

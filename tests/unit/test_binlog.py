@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -15,7 +15,9 @@ from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
 from notify.binlog_bridge.stream import Damaged, SameServerId, refusal
+from notify.binlog_bridge.tables import Returned
 from notify.errors import Unavailable
+from notify.wire import BridgedTransaction
 from tests.support.binlog import (
     AT,
     COLUMNS,
@@ -53,6 +55,18 @@ def test_a_transaction() -> None:
     packets: list[bytes | None] = [gtid(10), query(b"BEGIN"), mapped(), rows(first), XID, None]
     ((_, newest_us),) = Assembly("shop", Position(f"{SERVER}:1-9"), mariadb=False).batches(packets)
     assert newest_us == int(AT.timestamp() * 1e6)
+
+
+def test_a_row_that_is_much_older_than_its_event_has_come_back() -> None:
+    """From a dump. A bridge that is behind reads old events, whose rows are as old."""
+    event_at = datetime.fromtimestamp(int.from_bytes(XID[1:5], "little"), UTC)
+    week = timedelta(days=7)
+    kinds = []
+    for created in (event_at, event_at - week, event_at - week - timedelta(microseconds=1), event_at - 100 * week):
+        image = row(values(ids.to_text(ids.new_id()), created_at=created))
+        (batch,) = read([gtid(10), query(b"BEGIN"), mapped(), rows(image), XID])
+        kinds.append(type(batch.transactions[0]))
+    assert kinds == [BridgedTransaction, BridgedTransaction, Returned, Returned]
 
 
 def test_nothing_is_taken_that_did_not_commit_or_is_not_ours() -> None:

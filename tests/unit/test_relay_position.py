@@ -41,7 +41,7 @@ class Waiting:
     def source(self) -> str:
         return "shop"
 
-    def page(self, outbox: object) -> Page:
+    def page(self, outbox: object, *_: object) -> Page:
         ids, self.ids = self.ids[:1], self.ids[1:]
         return Page([BridgedTransaction(each, "g", []) for each in ids])
 
@@ -88,6 +88,5 @@ def test_a_relay_goes_on_from_a_position_that_names_nothing() -> None:
     target.positions = [NOTHING]
     run = Run(target)
     run.rows.ids = ["a"]
-    run.look()
     assert run.look()
     assert (run.rows.marked, target.positions[1:]) == (["a"], [f'["{OUTBOX.table.name}", ["a"]]'])

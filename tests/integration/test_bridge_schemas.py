@@ -1,0 +1,187 @@
+"""One bridge of many schemas: one binlog and one position, the tables and lists of each schema; and rows that a dump
+brings back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify import refused
+from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.purge import purge_moved
+from notify.binlog_bridge.source import findings
+from notify.client.table import half_message
+from notify.errors import InvalidRequest
+from notify.refused import retry
+from notify.testing.binlog_server import BinlogServer
+from notify.testing.process import ServerProcess
+from tests.support.bridges import binlog_reader, grant, outbox
+from tests.support.clock import eventually_async
+from tests.support.groups import drain, subscribe
+from tests.support.returned import DAYS, bring_back
+
+
+class Schemas:
+    """Databases of one server, whose names begin with `prefix`."""
+
+    def __init__(self, server: BinlogServer, url: str, prefix: str) -> None:
+        self._server = server
+        self.server_url = sa.make_url(url).set(database="").render_as_string(hide_password=False)
+        self._url = sa.make_url(url)
+        self.prefix = prefix
+        self._made: list[str] = []
+
+    def add(self, name: str) -> str:
+        """The URL of a new database."""
+        schema = self.prefix + name
+        self._server.execute(f"CREATE DATABASE {schema} CHARACTER SET utf8mb4")
+        self._made.append(schema)
+        return self._url.set(database=schema).render_as_string(hide_password=False)
+
+    def drop(self) -> None:
+        for schema in self._made:
+            self._server.execute(f"DROP DATABASE {schema}")
+
+
+@pytest.fixture
+def schemas(binlog_server: BinlogServer, binlog_url: str, unique: str) -> Iterator[Schemas]:
+    made = Schemas(binlog_server, binlog_url, f"{unique}_")
+    yield made
+    made.drop()
+
+
+def bridge_of(schemas: Schemas, server: ServerProcess, name: str = "tenants") -> Bridge:
+    return Bridge([schemas.server_url], server.url, name=f"{schemas.prefix}{name}", schemas=f"{schemas.prefix}*")
+
+
+def once(bridge: Bridge, **options: Any) -> Bridge:
+    asyncio.run(bridge.run(once=True, **options))
+    return bridge
+
+
+def until(bridge: Bridge, is_done: Callable[[], object]) -> None:
+    """Run a bridge until something is so."""
+
+    async def run() -> None:
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(lambda: task.done() or is_done(), "the bridge to have done it")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def numbers(server: ServerProcess, topic: str, count: int) -> list[int]:
+    return [json.loads(m["body"])["n"] for m in drain(server.url, topic, topic, count)]
+
+
+def test_one_bridge_serves_schemas_that_come_and_go(schemas: Schemas, server: ServerProcess, unique: str) -> None:
+    topics = [f"{unique}.{n}" for n in range(3)]
+    for topic in topics:
+        subscribe(server.url, topic, topic)
+    urls = [schemas.add("a"), schemas.add("b")]
+    for url, topic in zip(urls, topics, strict=False):
+        outbox(url, topic, range(20))
+
+    async def run() -> None:
+        bridge = bridge_of(schemas, server)
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(lambda: task.done() or bridge.totals.rows == 30, "what is there to be moved")
+        await asyncio.to_thread(outbox, schemas.add("c"), topics[2], range(20))
+        await eventually_async(lambda: task.done() or bridge.totals.rows == 45, "the new schema's to be moved")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert once(bridge_of(schemas, server)).totals.rows == 0, "there is one position"
+    for topic in topics:
+        assert numbers(server, topic, 15) == [n for n in range(20) if n % 4 != 3]
+
+
+def test_a_bridge_of_one_schema_leaves_the_others(schemas: Schemas, server: ServerProcess, unique: str) -> None:
+    subscribe(server.url, unique, unique)
+    outbox(schemas.add("a"), unique, range(3))
+    outbox(schemas.add("b"), unique, range(10, 13))
+    once(Bridge([schemas.server_url], server.url, schema=f"{schemas.prefix}b"))
+    assert numbers(server, unique, 2) == [10, 12]
+
+
+def test_several_schemas_need_a_name(schemas: Schemas, server: ServerProcess) -> None:
+    for wrong, why in (
+        ({"schemas": "a*"}, "--dsn NAME=URL"),
+        ({"schemas": ","}, "at least one schema"),
+        ({"schema": "a", "schemas": "a*"}, "not both"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            once(Bridge([schemas.server_url], server.url, **wrong))
+
+
+@pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
+def test_each_schema_has_its_own_list(schemas: Schemas, server: ServerProcess, unique: str, fill: bool) -> None:
+    subscribe(server.url, unique, unique)
+    urls = [schemas.add("a"), schemas.add("b")]
+    for url in urls:
+        outbox(url, unique, range(1))
+    engines = [sa.create_engine(url) for url in urls]
+    for n in (1, 2):
+        bring_back(engines[1], "no such topic", age_seconds=0, body=b'{"n": %d}' % n)
+    first = once(bridge_of(schemas, server), fill=fill)
+    assert (first.totals.stored, first.totals.refused) == (2, 2)
+    assert [listed(engine) for engine in engines] == [[], ["WAITING", "WAITING"]]
+    with engines[1].begin() as connection:
+        connection.execute(half_message.update().values(topic=unique).where(half_message.c.topic != unique))
+        ids = [row["transaction_id"] for row in refused.listed(connection)]
+        assert retry(connection, ids, "mended") == ids
+    until(bridge_of(schemas, server), lambda: not listed(engines[1]))
+    assert sorted(numbers(server, unique, 4)) == [0, 0, 1, 2]
+    name = f"{schemas.prefix}tenants"
+    for engine, count in zip(engines, (1, 1), strict=True):  # two of b are marked
+        once(bridge_of(schemas, server))  # reads its own marks
+        assert asyncio.run(purge_moved(engine, server.url, older_than=0, name=name)) == count
+        engine.dispose()
+
+
+def listed(engine: sa.Engine) -> list[str]:
+    if not sa.inspect(engine).has_table("notify_refused"):
+        return []
+    with engine.connect() as connection:
+        return [row["state"] for row in refused.listed(connection)]
+
+
+def test_a_right_that_a_schema_lacks_is_said(schemas: Schemas, binlog_server: BinlogServer, unique: str) -> None:
+    urls = [schemas.add("a"), schemas.add("b")]
+    for url in urls:
+        outbox(url, unique, range(1))
+    names = [str(sa.make_url(url).database) for url in urls]
+    with binlog_reader(binlog_server, urls[0], unique, {"*": "ALL"}) as reader:
+        grant(binlog_server, urls[1], unique, {"*": "SELECT"})
+        engine = sa.create_engine(sa.make_url(reader).set(database=""))
+        with engine.connect() as connection:
+            lacking = [f for f in findings(connection, 4711, names) if " lacks " in f.what]
+        engine.dispose()
+    assert lacking and all(f"`{names[1]}`.half_message" in f.what or "notify_refused" in f.what for f in lacking)
+
+
+def test_rows_that_a_dump_brings_back_are_not_sent_again(schemas: Schemas, server: ServerProcess, unique: str) -> None:
+    """The queue forgets ids after a week: they were published a second time."""
+    subscribe(server.url, unique, unique)
+    url = schemas.add("a")
+    outbox(url, unique, range(1))
+    engine = sa.create_engine(url)
+    old = bring_back(engine, unique, age_seconds=20 * DAYS, body=b'{"n": 100}')
+    bring_back(engine, unique, age_seconds=3 * DAYS, body=b'{"n": 101}')
+    bridge = once(Bridge([url], server.url))
+    assert (bridge.totals.stored, bridge.totals.refused) == (2, 1)
+    with engine.connect() as connection:
+        (row,) = refused.listed(connection)
+    assert (row["transaction_id"], row["code"]) == (old, "returned") and "notify refused retry" in row["detail"]
+    with engine.begin() as connection:
+        retry(connection, [old], "it was never sent")
+    until(Bridge([url], server.url), lambda: not listed(engine))
+    assert numbers(server, unique, 3) == [0, 101, 100]
+    engine.dispose()
