@@ -103,11 +103,13 @@ def holding(connection: Connection, conditions: Mapping[str, Mapping[str, str]])
 
 def _holding(connection: Connection, schemas: Sequence[str], conditions: Mapping[str, Mapping[str, str]]) -> list[str]:
     # A text, since SQLAlchemy would take longer to build the statement than the database to answer it.
-    quote = connection.dialect.identifier_preparer.quote_identifier
     from_nothing = " FROM DUAL" if connection.dialect.name in ("mysql", "mariadb") else ""
     selects = []
     for number, schema in enumerate(schemas):
-        exist = [f"EXISTS (SELECT 1 FROM {quote(schema)}.{t} WHERE {text})" for t, text in conditions[schema].items()]
+        exist = [
+            f"EXISTS (SELECT 1 FROM {quoted(connection, schema)}.{t} WHERE {text})"
+            for t, text in conditions[schema].items()
+        ]
         selects.append(f"SELECT {number}{from_nothing} WHERE {' OR '.join(exist)}")
     statement = sa.text(" UNION ALL ".join(selects).replace(":", r"\:"))
     try:
