@@ -8,6 +8,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from sqlalchemy.util import greenlet_spawn
+
 from notify import tracing
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
@@ -21,7 +23,7 @@ from notify.client.login import Shown
 from notify.client.loop_outgoing import LoopOutgoing
 from notify.client.packing import pack, pack_all
 from notify.client.rows import Mode
-from notify.client.running import Plan, check_check_after
+from notify.client.running import FLUSH_SECONDS, Plan, check_check_after, check_flush
 from notify.client.sending import Sending, refuse_commit
 from notify.client.transactions import HALF_SECONDS
 from notify.databases import check_engine
@@ -56,6 +58,8 @@ class AsyncTransactionProducer:
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
         chooser: Chooser = room_then_load,
+        wait_for_outcome: bool = False,
+        readers: Sequence[Any] = (),
     ) -> None:
         if engine is not None:
             check_engine(engine, is_async=True)
@@ -77,12 +81,13 @@ class AsyncTransactionProducer:
             token=token,
             tls=tls,
             chooser=chooser,
+            wait_for_outcome=wait_for_outcome,
         )
         self.outgoing = LoopOutgoing(self._plan)
         self._binding = (
             None
             if engine is None
-            else Binding(engine.sync_engine, Carrier(self.outgoing, group, mode, keep_messages=keep_messages))
+            else Binding(engine.sync_engine, Carrier(self.outgoing, group, mode, keep_messages=keep_messages), readers)
         )
         if engine is not None:
             self.outgoing.start_in_a_loop()
@@ -148,7 +153,7 @@ class AsyncTransactionProducer:
             handle.check()
             bound = binding.bound(target.sync_connection)
         if bound is not None:
-            binding.committed(bound)
+            await greenlet_spawn(binding.committed, bound)
 
     def transactional(
         self, session_factory: Callable[[], Any]
@@ -199,6 +204,14 @@ class AsyncTransactionProducer:
         producer group.
         """
         return await self.outgoing.start().resolve(prepared.id, prepared.shard, outcome)
+
+    async def flush(self, timeout: float = FLUSH_SECONDS) -> list[str]:
+        """Wait at most `timeout` seconds until the server has every outcome that is on its way, and every message whose
+        `publish` is; see TransactionProducer.flush.
+
+        Raises BindingRefused on another event loop than the one that the producer runs on, if that is still open.
+        """
+        return await self.outgoing.flush(check_flush(timeout))
 
     async def close(self) -> None:
         """Send the outcomes that wait, stop answering checks, and close the connections.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,6 +12,8 @@ from notify.backoff import Backoff
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck, answer, is_async, out_of_reach
 from notify.check.question import read_source
+from notify.client.forks import no_fork
+from notify.client.green import start_thread
 from notify.client.http import NO_SERVERS_ANSWER
 from notify.client.transactions import TransactionClient, call
 from notify.errors import NotifyError
@@ -114,7 +115,7 @@ def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[
         except RuntimeError:
             return  # the loop is closed, so nobody waits for the result
 
-    threading.Thread(target=run, name="notify-check", daemon=True).start()
+    start_thread(run, "notify-check")
     return future
 
 
@@ -232,7 +233,7 @@ class Checker:
             return await connection.run_sync(function, *arguments)
 
     def _read_source_sync(self) -> str:
-        with self._engine.connect() as connection:
+        with no_fork(), self._engine.connect() as connection:
             return read_source(connection)[0]
 
     async def _answer(self, check: Check) -> None:
@@ -289,8 +290,12 @@ class Checker:
         if is_async(self._engine):
             async_outcome: Outcome = await self._local.on_loop(self._on_connection, answer, half)
             return async_outcome
-        local_outcome: Outcome = await self._local.in_thread(LocalTransactionCheck(self._engine).check, half)
+        local_outcome: Outcome = await self._local.in_thread(self._ask_local_table, half)
         return local_outcome
+
+    def _ask_local_table(self, half: HalfMessage) -> Outcome:
+        with no_fork():
+            return LocalTransactionCheck(self._engine).check(half)
 
     async def close(self) -> None:
         """Cancel the answers on their way, and wait at most ANSWER_SECONDS for those that use the database."""

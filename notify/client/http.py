@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from notify.client.answers import AnswerReader
-from notify.client.login import EXCHANGES, Shown, Token, tls_from_environment
+from notify.client.login import EXCHANGES, Shown, TlsFiles, Token, tls_files_from_environment
 from notify.errors import (
     Backpressure,
     Closed,
@@ -89,7 +89,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._client.forget(self)
-        may_speak_tls = self._client.tls is None and not self._has_answered
+        may_speak_tls = not self._client.is_tls and not self._has_answered
         hint = "; if it speaks TLS, write https://" if may_speak_tls else ""
         self._fail(Unavailable(f"the server closed the connection before it answered{hint}"))
 
@@ -131,14 +131,16 @@ def _hint_of(error: Exception) -> str:
 class HttpClient:
     """Requests to one server. Belongs to one event loop."""
 
-    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, token: Shown | Token = None) -> None:
-        """`tls`: the TLS context that verifies the server; `token`: the token to send; None: from the environment
-        (notify/client/login.py). Raises InvalidRequest if `url` is not the address of a server.
+    def __init__(self, url: str, *, tls: ssl.SSLContext | TlsFiles | None = None, token: Shown | Token = None) -> None:
+        """`tls`: the TLS context that verifies the server, or the files that it is made of; `token`: the token to send;
+        None: from the environment (notify/client/login.py). Raises InvalidRequest if `url` is not the address of a
+        server.
         """
         parts = server_address(url)
         self.url = url.rstrip("/")
         self.address = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
-        self.tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
+        self.is_tls = parts.scheme == "https"
+        self._tls = (tls or tls_files_from_environment()) if self.is_tls else None
         self._base = parts.path.rstrip("/")
         """The prefix of each path, which selects one of several workers."""
         self._head_host = f"host: {parts.netloc}\r\n"
@@ -148,6 +150,11 @@ class HttpClient:
         self._open: set[_Connection] = set()
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._closed = self._leaving = False
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS context for a new connection, of the files as they are now; None for http."""
+        return self._tls.context() if isinstance(self._tls, TlsFiles) else self._tls
 
     async def call(self, method: str, path: str, body: bytes, seconds: float, kind: str = MSGPACK) -> bytes:
         """The body of a 200 answer. Raises the error that the server reports, Unavailable, or Timeout after `seconds`.

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
+from notify.client.forks import no_fork
 from notify.client.http import items_for
 from notify.client.inbox import DAY
 from notify.client.old_rows import (
@@ -184,7 +185,7 @@ class RowPurge:
             self._current_call = asyncio.ensure_future(in_transaction_async(self._engine, function, *arguments))
         else:
             self._current_call = asyncio.ensure_future(
-                asyncio.to_thread(in_transaction, self._engine, function, *arguments)
+                asyncio.to_thread(_without_fork, self._engine, function, *arguments)
             )
         self._current_call.add_done_callback(_retrieve)
         result: T = await asyncio.shield(self._current_call)
@@ -219,6 +220,11 @@ async def _ask(http: Servers, group: str, shard: str, transaction_ids: Sequence[
             if item.id not in items or items[item.id].status == 404:
                 items[item.id] = item
     return [items[transaction_id] for transaction_id in transaction_ids]
+
+
+def _without_fork(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
+    with no_fork():
+        return in_transaction(engine, function, *arguments)
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:

@@ -45,6 +45,7 @@ class DjangoProducer(ThreadProducer):
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
         chooser: Chooser = room_then_load,
+        wait_for_outcome: bool = False,
     ) -> None:
         lender = lender_of(using)
         plan = Plan(
@@ -60,6 +61,7 @@ class DjangoProducer(ThreadProducer):
             token=token,
             tls=tls,
             chooser=chooser,
+            wait_for_outcome=wait_for_outcome,
         )
         super().__init__(plan)
         self.using = using
