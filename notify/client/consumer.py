@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from notify import tracing
 from notify.client.banner import announce, begun, warn_of_broadcasts
 from notify.client.gathering import Gathering
-from notify.client.green import patched_by
+from notify.green import patched_by
 from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import (
     Handler,

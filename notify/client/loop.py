@@ -1,5 +1,5 @@
 """LoopThread: an event loop in a separate thread, so that threads share one asyncio client. Make a new one after a
-fork. Under gevent and eventlet the thread is a greenlet, as all threads there are (`green.py`)."""
+fork. Under gevent and eventlet the thread is a greenlet, as all threads there are (notify/green.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from notify.client.green import GreenLoop, out_of_sight, patched_by
+from notify.green import GreenLoop, out_of_sight, patched_by
 from notify.client.handler_threads import HandlerThreads
 from notify.errors import Closed
 

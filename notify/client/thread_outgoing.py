@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from notify.check.listener import Outcome
 from notify.client.alone import Alone
-from notify.client.green import patched_by
+from notify.green import patched_by
 from notify.client.instance import instance_name
 from notify.client.loop import LoopThread, home
 from notify.client.outgoing import CLOSED

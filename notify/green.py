@@ -56,6 +56,7 @@ class GreenLoop(asyncio.SelectorEventLoop):
         """`threads` calls what the loop must not do itself, such as looking up names."""
         selector = _selector_of(library)
         self._wait = selector.select
+        self._let_others_run = _pause_of(library)
         selector.select = self._select  # type: ignore[method-assign]
         self._threads = threads
         self._outer: asyncio.AbstractEventLoop | None = None
@@ -65,6 +66,8 @@ class GreenLoop(asyncio.SelectorEventLoop):
     def _select(self, timeout: float | None = None) -> Any:
         asyncio._set_running_loop(self._outer)
         try:
+            if timeout is not None and timeout <= 0:
+                self._let_others_run(0)  # gevent's selector would neither do so nor look for input
             return self._wait(timeout)
         finally:
             self._outer = asyncio._get_running_loop()
@@ -86,6 +89,15 @@ class GreenLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
         return super().run_in_executor(executor or self._threads, func, *args)
+
+
+def _pause_of(library: str) -> Callable[[float], object]:
+    """The library's own `sleep`."""
+    if library == "gevent":
+        from gevent import sleep
+    else:
+        from eventlet import sleep
+    return sleep  # type: ignore[no-any-return]
 
 
 def _selector_of(library: str) -> selectors.BaseSelector:
