@@ -223,8 +223,8 @@ def use_explicit_begin(engine: Any) -> None:
 
 
 def _has_begun(driver: sqlite3.Connection) -> bool:
-    """Begin a transaction, and let the other greenlets run while SQLite's lock is taken: SQLite's own wait would stop all
-    of them, also the one that has the lock. False if the lock is still taken after the time that is set."""
+    """Begin a transaction, and let the other greenlets run while SQLite's lock is taken: SQLite's own wait would stop
+    all of them, also the one that has the lock. False if the lock is still taken after the time that is set."""
     milliseconds = driver.execute("PRAGMA busy_timeout").fetchone()[0]
     driver.execute("PRAGMA busy_timeout = 0")
     try:

@@ -13,10 +13,10 @@ from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMe
 from notify.check.local import LocalTransactionCheck, answer, is_async, out_of_reach
 from notify.check.question import read_source
 from notify.client.forks import no_fork
-from notify.green import start_thread
 from notify.client.http import NO_SERVERS_ANSWER
 from notify.client.transactions import TransactionClient, call
 from notify.errors import NotifyError
+from notify.green import start_thread
 from notify.sources import NO_DATABASE
 from notify.wire import Check, Checks, OutcomeItem, Poll
 

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, TypeVar
 from notify import tracing
 from notify.client.banner import announce, begun, warn_of_broadcasts
 from notify.client.gathering import Gathering
-from notify.green import patched_by
 from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import (
     Handler,
@@ -41,6 +40,7 @@ from notify.client.session import Work
 from notify.client.sessions import Sessions
 from notify.ending import heeding_signals
 from notify.errors import InvalidRequest
+from notify.green import patched_by
 from notify.kafka.records import SCHEME
 from notify.limits import LIMITS, Mode, check_between, check_name, check_whole
 from notify.message import ReceivedMessage, number_of_seconds

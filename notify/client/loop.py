@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from notify.green import GreenLoop, out_of_sight, patched_by
 from notify.client.handler_threads import HandlerThreads
 from notify.errors import Closed
+from notify.green import GreenLoop, out_of_sight, patched_by
 
 T = TypeVar("T")
 SIGNAL_SECONDS = 0.5

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 from notify.check.listener import Outcome
 from notify.client.alone import Alone
-from notify.green import patched_by
 from notify.client.instance import instance_name
 from notify.client.loop import LoopThread, home
 from notify.client.outgoing import CLOSED
 from notify.client.running import Plan, Running
 from notify.client.transactions import accepted
 from notify.errors import BindingRefused, Closed, Timeout
+from notify.green import patched_by
 from notify.wire import Item, PackedMessage
 
 log = logging.getLogger("notify.client")
@@ -84,7 +84,7 @@ class ThreadOutgoing:
         uWSGI loads the application in its master and then forks the workers, without Python's hooks: a lock that our
         thread holds at that moment, such as one of the engine's pool, would be held for ever in the workers.
         """
-        if _uwsgi() is None or _uwsgi().worker_id():
+        if not _is_before_uwsgis_fork():
             self.start()
 
     def _come_home(self) -> None:
@@ -263,11 +263,22 @@ def _uwsgi() -> Any:
     return sys.modules.get("uwsgi")
 
 
+def _is_before_uwsgis_fork() -> bool:
+    """Whether this is uWSGI's master, which loads the application and then forks the workers."""
+    uwsgi = _uwsgi()
+    return uwsgi is not None and not (uwsgi.worker_id() or uwsgi.mule_id() or uwsgi.i_am_the_spooler())
+
+
 def _refuse_dead_threads() -> None:
-    """Raises BindingRefused in a process of uWSGI in which threads run only during a request."""
+    """Raises BindingRefused in a process of uWSGI in which a thread would do no good."""
     options = getattr(_uwsgi(), "opt", None)
     if options is not None and not any(options.get(name) for name in ("enable-threads", "threads", "gevent")):
         raise BindingRefused("uWSGI stops Python's threads between requests: start it with enable-threads = true")
+    if _is_before_uwsgis_fork():
+        raise BindingRefused(
+            "uWSGI forks its workers from this process, and a thread that runs at that moment may hang them: use the "
+            "producer in the workers, or start uWSGI with lazy-apps = true"
+        )
 
 
 def _flush_all_at_exit() -> None:
