@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -40,6 +41,8 @@ from notify.wire import MSGPACK, Item, Items, Problem
 T = TypeVar("T")
 CONNECTIONS = 256
 CONNECT_SECONDS = 3.0
+IDLE_SECONDS = 30.0
+"""A connection that was idle for longer is not used again: what lies in between may have forgotten it in silence."""
 
 
 class _Connection(AnswerReader, asyncio.Protocol):
@@ -52,6 +55,8 @@ class _Connection(AnswerReader, asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
         self.used = self._has_answered = False
+        self.idle_since = 0.0
+        """When the last request ended, by the clock on the wall: a machine that was frozen notices the jump."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -231,7 +236,9 @@ class HttpClient:
             raise Unavailable(f"the server at {self.url} is no member any more")
         while self._idle:
             connection = self._idle.pop()
-            if not connection.transport.is_closing():
+            if time.time() - connection.idle_since > IDLE_SECONDS:
+                connection.cut()
+            elif not connection.transport.is_closing():
                 return connection
         return None
 
@@ -252,6 +259,7 @@ class HttpClient:
         if self._closed or self._leaving:
             connection.close()
         else:
+            connection.idle_since = time.time()
             self._idle.append(connection)
 
     def forget(self, connection: _Connection) -> None:
