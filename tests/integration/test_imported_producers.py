@@ -22,6 +22,7 @@ from notify.client import create_tables
 from notify.testing import InMemoryServer
 from notify.testing.ports import free_port
 from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.shop import make_engine
 
 ROOT = Path(__file__).parents[2]
 SHOP = "tests.support.imported_shop"
@@ -43,7 +44,7 @@ def environment(frozen: InMemoryServer, tmp_path: Path) -> dict[str, str]:
 
 def shop_environment(server: InMemoryServer, dsn: str) -> dict[str, str]:
     """The environment of a shop whose tables are made."""
-    engine = sa.create_engine(dsn)
+    engine = make_engine(dsn)
     create_tables(engine)
     with engine.begin() as connection:
         connection.execute(sa.text("DROP TABLE IF EXISTS orders"))
@@ -203,9 +204,9 @@ def test_uwsgi_without_threads_is_refused_in_one_sentence(environment: dict[str,
     )
 
 
-def run_green(server: InMemoryServer, tmp_path: Path, *words: str) -> dict[str, object]:
+def run_green(server: InMemoryServer, tmp_path: Path, *words: str, dsn: str = "") -> dict[str, object]:
     installed(words[0])
-    environment = shop_environment(server, f"sqlite:///{tmp_path}/shop.db")
+    environment = shop_environment(server, dsn or f"sqlite:///{tmp_path}/shop.db")
     command = [sys.executable, "-m", "tests.support.green_shop", *words]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
@@ -333,3 +334,65 @@ def test_parent_and_children_send(
     wanted = {f"{name}.{n}" for name in (0, 1, 2, "parent", "after") for n in range(4)}
     found = [message.text for message in frozen.messages(TOPIC) if message.text != "before"]
     assert sorted(found) == sorted(wanted)
+
+
+SHARING = """
+import os, sys, time
+import sqlalchemy as sa
+from tests.support.imported_shop import engine, place
+
+def session():
+    name = "pg_backend_pid()" if engine.dialect.name == "postgresql" else "connection_id()"
+    with engine.connect() as connection:
+        return str(connection.scalar(sa.text(f"SELECT {name}")))
+
+end = time.monotonic() + 60
+while not engine.pool.checkedin() and time.monotonic() < end:
+    time.sleep(0.01)  # until the producer's thread has left a connection in the pool
+children = []
+for number in range(2):
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        place(f"child {number}")
+        os.write(writing, session().encode())
+        os._exit(0)
+    children.append((child, reading))
+sessions = [session()] + [os.read(reading, 100).decode() for _, reading in children]
+codes = [os.waitpid(child, 0)[1] for child, _ in children]
+place("parent")
+sessions.append(session())
+print(codes, len(set(sessions[:3])), sessions[0] == sessions[3])
+"""
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mysql"])
+def test_children_do_not_get_the_connections_of_the_producers_threads(
+    frozen: InMemoryServer, engine_url: str, tmp_path: Path
+) -> None:
+    """The service had not used its engine before the fork, but the producer's thread had: parent and children then had
+    one session of the database."""
+    environment = shop_environment(frozen, engine_url)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SHARING]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
+    )
+    assert done.stdout == "[0, 0] 3 True\n", done.stdout + done.stderr
+    frozen.wait_for(TOPIC, 3, PATIENCE_SECONDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("database", ["postgresql", "mysql"])
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_greenlets_with_drivers_of_servers(engine_url: str, tmp_path: Path, library: str) -> None:
+    with InMemoryServer() as server:
+        seen = run_green(server, tmp_path, library, "before", "uvloop", dsn=engine_url)
+    assert (seen["checked"], seen["left"], seen["loops"], seen["is_consuming"]) == ("undecided", [], [], False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("database", ["postgresql", "mysql"])
+@pytest.mark.parametrize(("program", "options"), SERVERS)
+def test_requests_on_a_servers_database(
+    frozen: InMemoryServer, engine_url: str, tmp_path: Path, program: Callable[..., list[str]], options: tuple[str, ...]
+) -> None:
+    serve_orders(frozen, shop_environment(frozen, engine_url), tmp_path / "output", program, *options)

@@ -10,13 +10,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.client import Message, TransactionProducer, use_explicit_begin
+from notify.client import Message, TransactionProducer
+from tests.support.shop import make_engine
 
 TOPIC = "order.placed"
 
-engine = sa.create_engine(os.environ["SHOP_DATABASE"])
-if engine.dialect.name == "sqlite":
-    use_explicit_begin(engine)
+engine = make_engine(os.environ["SHOP_DATABASE"])
 producer = TransactionProducer(os.environ["SHOP_SERVER"], group="shop", engine=engine)
 
 
