@@ -28,7 +28,7 @@ LEFT = "this belongs to the process before a fork, or to threads that gevent or 
 
 
 def home() -> tuple[int, object]:
-    """What an event loop and its thread belong to: the process, and the kind of its threads.
+    """The process, and the kind of its threads, which an event loop and its thread belong to.
 
     They are compared at each use, because not every fork calls Python's hooks (uWSGI's do not), and gevent and eventlet
     may replace the threads at any time.

@@ -51,7 +51,7 @@ class ThreadOutgoing:
         self._alone: Alone | None = None
         """Set before `_started`."""
         self._abandoned: list[object] = []
-        """What belongs to the processes before a fork; it must not become garbage here."""
+        """Loops and pools of the processes before a fork; they must not become garbage here."""
         self.is_closed = False
         _open.add(self)
 

@@ -57,7 +57,7 @@ def tick() -> None:
 
 
 def look_for_a_loop() -> None:
-    """What runs in a greenlet must not believe that it runs on an event loop: Django refuses to work there."""
+    """A greenlet must not believe that it runs on an event loop: Django refuses to work there."""
     if asyncio._get_running_loop() is not None:
         seen["loops"].append(threading.current_thread().name)  # type: ignore[attr-defined]
 

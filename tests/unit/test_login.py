@@ -1,4 +1,4 @@
-"""What a client shows: a token from a text, a file that changes, or a function; and TLS files that are renewed."""
+"""A client shows a token from a text, a file that changes, or a function; and TLS files that are renewed."""
 
 from __future__ import annotations
 
