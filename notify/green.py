@@ -87,7 +87,9 @@ class GreenLoop(asyncio.SelectorEventLoop):
         self._threads.shutdown(wait=False)
         super().close()
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]  # a typing detail of its arguments
+        self, executor: Executor | None, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         return super().run_in_executor(executor or self._threads, func, *args)
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from multiprocessing.util import Finalize, register_after_fork
 from typing import Any, TypeVar
 
 from notify.check.listener import Outcome
@@ -54,6 +55,7 @@ class ThreadOutgoing:
         """Loops and pools of the processes before a fork; they must not become garbage here."""
         self.is_closed = False
         _open.add(self)
+        register_after_fork(self, ThreadOutgoing._flush_at_the_end)
 
     def start(self) -> tuple[LoopThread, Running]:
         """Start the loop's thread, if it does not run yet; returns the thread and its Running.
@@ -230,6 +232,10 @@ class ThreadOutgoing:
                 self._alone.finish(min(FINISH_SECONDS, seconds))
             with contextlib.suppress(TimeoutError, Closed):
                 thread.run(running.client.flush(), seconds)
+
+    def _flush_at_the_end(self) -> None:
+        """Flush at the end of this child of `multiprocessing`, which calls no functions of atexit."""
+        Finalize(None, self.flush_at_exit, (EXIT_SECONDS,), exitpriority=0)
 
     def close(self) -> None:
         """Send the outcomes that wait, stop answering checks, and close the connections."""

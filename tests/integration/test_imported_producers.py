@@ -396,3 +396,27 @@ def test_requests_on_a_servers_database(
     frozen: InMemoryServer, engine_url: str, tmp_path: Path, program: Callable[..., list[str]], options: tuple[str, ...]
 ) -> None:
     serve_orders(frozen, shop_environment(frozen, engine_url), tmp_path / "output", program, *options)
+
+
+@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=LONG), pytest.param("forkserver", marks=LONG)])
+def test_a_child_that_ends_right_after_its_commit_sends_the_outcome(
+    frozen: InMemoryServer, environment: dict[str, str], tmp_path: Path, how: str
+) -> None:
+    """A child of `multiprocessing` ends without the functions of atexit: its outcome was left to a check."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, sys\n"
+        "from tests.support.imported_shop import place\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context(sys.argv[1])\n"
+        "    for number in range(3):\n"
+        "        child = context.Process(target=place, args=(str(number),))\n"
+        "        child.start()\n"
+        "        child.join()\n"
+    )
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", str(script), how]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(message.text for message in frozen.messages(TOPIC)) == ["0", "1", "2"]

@@ -225,7 +225,7 @@ def test_flask_sqlalchemy(memory: InMemoryServer, engines: tuple[sa.Engine, sa.E
     flask_sqlalchemy = pytest.importorskip("flask_sqlalchemy")
     writer, reader = engines
 
-    class Routing(flask_sqlalchemy.session.Session):  # type: ignore[misc]
+    class Routing(flask_sqlalchemy.session.Session):  # type: ignore[misc,name-defined]
         def get_bind(self, mapper: Any = None, clause: Any = None, bind: Any = None, **options: Any) -> Any:
             if bind is not None or self._flushing:
                 return bind or db.engines[None]
@@ -245,7 +245,7 @@ def test_flask_sqlalchemy(memory: InMemoryServer, engines: tuple[sa.Engine, sa.E
                     if step is SEND:
                         producer.send(db.session, Message(unique, "sent"))
                     else:
-                        step(db.session)
+                        step(db.session)  # type: ignore[operator]
                 db.session.commit()
         for engine in db.engines.values():
             engine.dispose()
