@@ -30,15 +30,27 @@ def patched_by() -> str:
     return ""
 
 
+def owns_sockets() -> bool:
+    """Whether each new socket belongs to the thread that made it, because its waits are those of greenlets."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    return (gevent is not None and gevent.is_module_patched("socket")) or (
+        eventlet is not None and eventlet.is_monkey_patched("socket")
+    )
+
+
 @contextlib.contextmanager
 def out_of_sight() -> Iterator[None]:
-    """Within this context no event loop seems to run in this thread: what is called may let other greenlets run, whose
-    code must not believe that it runs on our loop."""
+    """Within this context no loop of ours seems to run in this thread: what is called may let other greenlets run,
+    whose code must not believe that it runs on our loop."""
     running = asyncio._get_running_loop()
-    asyncio._set_running_loop(None)
+    if not isinstance(running, GreenLoop):
+        yield
+        return
+    asyncio._set_running_loop(running.outer)
     try:
         yield
     finally:
+        running.outer = asyncio._get_running_loop()
         asyncio._set_running_loop(running)
 
 
@@ -59,29 +71,29 @@ class GreenLoop(asyncio.SelectorEventLoop):
         self._let_others_run = _pause_of(library)
         selector.select = self._select  # type: ignore[method-assign]
         self._threads = threads
-        self._outer: asyncio.AbstractEventLoop | None = None
+        self.outer: asyncio.AbstractEventLoop | None = None
         """The loop that runs in this thread apart from this one: the service's own, or eventlet's."""
         super().__init__(selector)
 
     def _select(self, timeout: float | None = None) -> Any:
-        asyncio._set_running_loop(self._outer)
+        asyncio._set_running_loop(self.outer)
         try:
             if timeout is not None and timeout <= 0:
                 self._let_others_run(0)  # gevent's selector would neither do so nor look for input
             return self._wait(timeout)
         finally:
-            self._outer = asyncio._get_running_loop()
+            self.outer = asyncio._get_running_loop()
             asyncio._set_running_loop(self)
 
     def run_forever(self) -> None:
-        self._outer = asyncio._get_running_loop()
+        self.outer = asyncio._get_running_loop()
         asyncio._set_running_loop(None)
         hooks = sys.get_asyncgen_hooks()
         try:
             super().run_forever()
         finally:
             sys.set_asyncgen_hooks(*hooks)
-            asyncio._set_running_loop(self._outer)
+            asyncio._set_running_loop(self.outer)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from notify.client.handler_threads import HandlerThreads
-from notify.errors import Closed
-from notify.green import GreenLoop, out_of_sight, patched_by
+from notify.errors import BindingRefused, Closed
+from notify.green import GreenLoop, out_of_sight, owns_sockets, patched_by
 
 T = TypeVar("T")
 SIGNAL_SECONDS = 0.5
@@ -53,6 +53,12 @@ class LoopThread:
     """Runs coroutines for threads, until `close`. Its thread is a daemon, so that it never keeps the process alive."""
 
     def __init__(self, name: str) -> None:
+        """Raises BindingRefused where gevent or eventlet has replaced the sockets, but not the threads."""
+        if owns_sockets() and not patched_by():
+            raise BindingRefused(
+                "gevent or eventlet has replaced the sockets of this process, but not its threads: call its monkey patch "
+                "for all modules, with threads"
+            )
         self._home = home()
         self._is_green = bool(patched_by())
         self.loop = new_event_loop()
