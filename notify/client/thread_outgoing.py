@@ -26,7 +26,7 @@ from notify.client.outgoing import CLOSED
 from notify.client.running import Plan, Running
 from notify.client.transactions import accepted
 from notify.errors import BindingRefused, Closed, Timeout
-from notify.green import owns_sockets, patched_by
+from notify.green import patched_by
 from notify.wire import Item, PackedMessage
 
 log = logging.getLogger("notify.client")
@@ -75,10 +75,8 @@ class ThreadOutgoing:
                         running = thread.run(self._make(), START_SECONDS)
                     except TimeoutError:
                         raise Timeout(f"the producer's thread did not start within {START_SECONDS:g} s") from None
-                    # A line is used by several threads, one after the other.
-                    self._alone = (
-                        None if patched_by() or owns_sockets() else Alone(thread, running, self._plan.half_timeout)
-                    )
+                    # Greenlets take turns anyway, and a socket of theirs belongs to one thread.
+                    self._alone = None if patched_by() else Alone(thread, running, self._plan.half_timeout)
                     self._started = thread, running
         return self._started
 

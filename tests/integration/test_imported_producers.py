@@ -420,3 +420,24 @@ def test_a_child_that_ends_right_after_its_commit_sends_the_outcome(
     )
     assert done.returncode == 0, done.stderr
     assert sorted(message.text for message in frozen.messages(TOPIC)) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("made", ["TransactionProducer(url, group='g').publish(Message('t', 'x'))", "Reader(url)"])
+def test_sockets_without_threads_are_refused_in_one_sentence(made: str) -> None:
+    """A thread of the system would wait on sockets of another thread's greenlets."""
+    installed("gevent")
+    program = (
+        "from gevent import monkey\n"
+        "monkey.patch_all(thread=False)\n"
+        "from notify.client import Message, Reader, TransactionProducer\n"
+        "url = 'http://127.0.0.1:9'\n"
+        f"{made}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == (
+        "notify.errors.BindingRefused: gevent or eventlet has replaced the sockets of this process, but not its threads: "
+        "let it replace both"
+    )
