@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -14,9 +15,12 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from notify.errors import InvalidRequest
+from notify.green import patched_by
 from notify.urls import without_secrets
 
 T = TypeVar("T")
+LOCK_PAUSE_MS = 5
+"""The pause between two tries of a greenlet to get SQLite's lock."""
 _ASCII = {"charset": "ascii", "collation": "ascii_bin"}
 _MYSQL = ("mysql", "mariadb")
 
@@ -261,7 +265,26 @@ def use_explicit_begin(engine: Any) -> None:
         driver: Any = connection.connection.dbapi_connection
         if driver.isolation_level is not None:
             driver.isolation_level = None  # the connection's last user may have set an isolation level
+        if isinstance(driver, sqlite3.Connection) and patched_by() and _has_begun(driver):
+            return
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _has_begun(driver: sqlite3.Connection) -> bool:
+    """Begin a transaction, and let the other greenlets run while SQLite's lock is taken: SQLite's own wait would stop
+    all of them, also the one that has the lock. False if the lock is still taken after the time that is set."""
+    milliseconds = driver.execute("PRAGMA busy_timeout").fetchone()[0]
+    driver.execute("PRAGMA busy_timeout = 0")
+    try:
+        for _ in range(milliseconds // LOCK_PAUSE_MS):
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+                return True
+            except sqlite3.OperationalError:
+                time.sleep(LOCK_PAUSE_MS / 1000)
+    finally:
+        driver.execute(f"PRAGMA busy_timeout = {milliseconds}")
+    return False
 
 
 def begins_explicitly(connection: Connection) -> bool:

@@ -25,6 +25,7 @@ class _Generator:
     """Makes ids: milliseconds, then 73 random bits, to which random steps are added within a millisecond."""
 
     def __init__(self) -> None:
+        self.process = os.getpid()
         self._lock = threading.Lock()
         self._millisecond = 0
         self._id = 0
@@ -49,17 +50,13 @@ class _Generator:
 _generator = _Generator()
 
 
-def _renew_after_fork() -> None:
-    # A child that inherited the counter would repeat its parent's ids.
-    global _generator
-    _generator = _Generator()
-
-
-os.register_at_fork(after_in_child=_renew_after_fork)
-
-
 def new_id() -> bytes:
     """A new transaction id, 16 bytes."""
+    global _generator
+    if _generator.process != os.getpid():
+        # A forked child that inherited the counter would repeat its parent's ids, and the lock may be held for ever.
+        # Not every fork calls Python's hooks.
+        _generator = _Generator()
     return _generator.next()
 
 

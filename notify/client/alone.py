@@ -29,6 +29,8 @@ ANSWER_SECONDS = 10.0
 """The loop sends an outcome again if it has no answer after this time."""
 SILENT_SECONDS = 5.0
 """The lines are closed after this time without a half."""
+FROZEN_SECONDS = 5.0
+"""How late a process may close the lines before it counts as one that was frozen."""
 TAKEN_SECONDS = 1.0
 """How long another thread may hold the line for outcomes. A thread that holds it for longer was interrupted."""
 
@@ -48,6 +50,8 @@ class Alone:
         self._unanswered: tuple[str, str | None, str] | None = None
         """The last outcome that was sent, until its answer is read."""
         self._used_at = self._sent_at = 0.0
+        self._used_at_time = 0.0
+        """As `_used_at`, by the clock on the wall: a machine that was frozen notices the jump of one of both."""
         self._may_open = self._is_watched = self._is_closed = False
 
     def loop_was_answered(self) -> None:
@@ -78,6 +82,9 @@ class Alone:
         server = self._running.client.http.only
         if server is None or self._is_closed:
             return None
+        if self._half_line.is_open and self._was_frozen():
+            self._half_line.close()
+            self._close_outcome_line()
         if not self._half_line.is_open:
             if not self._may_open:
                 return None
@@ -91,8 +98,14 @@ class Alone:
                 self._thread.call(self._look_later)
         return server if server is self._server else None
 
+    def _was_frozen(self) -> bool:
+        """Whether the lines should have been closed by now: the process, or its machine, stood still meanwhile, and
+        what lies between may have forgotten them in silence."""
+        silent = max(time.monotonic() - self._used_at, time.time() - self._used_at_time)
+        return silent > SILENT_SECONDS + FROZEN_SECONDS
+
     def _ask(self, server: HttpClient, transaction_id: str, body: bytes) -> Item | None:
-        self._used_at = time.monotonic()
+        self._used_at, self._used_at_time = time.monotonic(), time.time()
         self._half_line.send(server.request("POST", HALVES, body))
         answer = self._half_line.answer(self._seconds)
         if answer is None:

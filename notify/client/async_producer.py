@@ -8,6 +8,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from sqlalchemy.util import greenlet_spawn
+
 from notify import tracing
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
@@ -23,7 +25,7 @@ from notify.client.loop_outgoing import LoopOutgoing
 from notify.client.packing import pack, pack_all
 from notify.client.places import Places
 from notify.client.rows import Mode
-from notify.client.running import Plan, check_check_after
+from notify.client.running import FLUSH_SECONDS, Plan, check_check_after, check_flush
 from notify.client.sending import Sending, refuse_commit
 from notify.client.table import SENDS
 from notify.client.transactions import HALF_SECONDS
@@ -60,6 +62,8 @@ class AsyncTransactionProducer:
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
         chooser: Chooser = room_then_load,
+        wait_for_outcome: bool = False,
+        readers: Sequence[Any] = (),
     ) -> None:
         if engine is not None:
             check_engine(engine, is_async=True)
@@ -82,6 +86,7 @@ class AsyncTransactionProducer:
             tls=tls,
             chooser=chooser,
             sources=Sources(schema),
+            wait_for_outcome=wait_for_outcome,
         )
         self.outgoing = LoopOutgoing(self._plan)
         self._binding = (
@@ -92,6 +97,7 @@ class AsyncTransactionProducer:
                 Carrier(
                     self.outgoing, group, mode, Places(self._plan.sources, SENDS[mode]), keep_messages=keep_messages
                 ),
+                readers,
             )
         )
         if engine is not None:
@@ -158,7 +164,7 @@ class AsyncTransactionProducer:
             handle.check()
             bound = binding.bound(target.sync_connection)
         if bound is not None:
-            binding.committed(bound)
+            await greenlet_spawn(binding.committed, bound)
 
     def transactional(
         self, session_factory: Callable[[], Any]
@@ -209,6 +215,14 @@ class AsyncTransactionProducer:
         producer group.
         """
         return await self.outgoing.start().resolve(prepared.id, prepared.shard, outcome)
+
+    async def flush(self, timeout: float = FLUSH_SECONDS) -> list[str]:
+        """Wait at most `timeout` seconds until the server has every outcome that is on its way, and every message whose
+        `publish` is; see TransactionProducer.flush.
+
+        Raises BindingRefused on another event loop than the one that the producer runs on, if that is still open.
+        """
+        return await self.outgoing.flush(check_flush(timeout))
 
     async def close(self) -> None:
         """Send the outcomes that wait, stop answering checks, and close the connections.

@@ -7,8 +7,10 @@ compare it with the connection's current transaction, because a pooled connectio
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import event
@@ -20,7 +22,6 @@ from notify.client.bound import (
     INFO_KEY,
     SEVERAL,
     BoundTransaction,
-    connections_of_bound,
     connections_of_session,
     listen_to_sessions,
     undone,
@@ -29,7 +30,7 @@ from notify.client.carrier import Carrier, check_driver
 from notify.client.outgoing import CLOSED
 from notify.client.packing import pack_unkeyed
 from notify.databases import begins_explicitly, has_undone, roll_back_driver, shown_url
-from notify.errors import BindingRefused, Closed, TransactionRefused
+from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
 from notify.message import Message
 from notify.wire import PackedMessage
 
@@ -66,11 +67,77 @@ def existing(binding: Binding | None) -> Binding:
     return binding
 
 
+_WRITES = re.compile(
+    r"(?:\s|\(|--[^\n]*\n|/\*(?:(?!\*/).)*+\*/)*+"
+    r"(?:(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|COPY|LOAD|CALL)\b"
+    r"|WITH\b.*?(?:\b(?:INSERT|DELETE|MERGE)|(?<!\bFOR )(?<!\bKEY )\bUPDATE)\s)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A statement in text that writes, whatever comments it begins with. What a function or procedure does is not seen."""
+
+
+class Readers:
+    """Engines on which the sessions of a producer only read, such as one of a replica. Their connections do not count
+    when a session is to have one transaction; one that has written does."""
+
+    def __init__(self, engine: Engine, readers: Sequence[Any]) -> None:
+        """`engine`: the producer's. Raises InvalidRequest for a reader that is no engine, or the producer's own."""
+        self._engines: list[Engine] = [getattr(reader, "sync_engine", reader) for reader in readers]
+        for reader in self._engines:
+            if not isinstance(reader, Engine):
+                raise InvalidRequest(f"readers takes engines, not a {type(reader).__name__}")
+            if reader is engine:
+                raise InvalidRequest("the producer's engine is among its readers, on which sessions only read")
+        self._bases = {base_of(reader) for reader in self._engines} - {base_of(engine)}
+        self._written: weakref.WeakKeyDictionary[Connection, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        """The connections that have written, and the transaction in which they last did."""
+        for reader in self._engines:
+            event.listen(reader, "after_cursor_execute", self._note)
+
+    def close(self) -> None:
+        for reader in self._engines:
+            event.remove(reader, "after_cursor_execute", self._note)
+
+    def _note(self, connection: Connection, cursor: Any, statement: str, *given: Any) -> None:
+        context = given[1]
+        is_dml = context is not None and (context.isinsert or context.isupdate or context.isdelete)
+        root = connection.get_transaction() if is_dml or _WRITES.match(statement) else None
+        if root is not None:
+            self._written[connection] = weakref.ref(root)
+
+    def are_of(self, engine: Any) -> bool:
+        """Whether an engine is one of the readers, or made of one by `execution_options`."""
+        return any(engine is reader for reader in self._engines) or base_of(engine) in self._bases
+
+    def has_written(self, connection: Connection) -> bool:
+        """Whether a reader's connection has written in its current transaction."""
+        written = self._written.get(connection)
+        return written is not None and written() is connection.get_transaction()
+
+    def others(self, connections: Sequence[Connection]) -> list[Connection]:
+        """The connections that are no reader's. Raises BindingRefused if a reader has written."""
+        if not self._engines:
+            return list(connections)
+        others = []
+        for connection in connections:
+            if not self.are_of(connection.engine):
+                others.append(connection)
+            elif self.has_written(connection):
+                raise BindingRefused(
+                    f"this session has written through {shown_url(connection.engine)}, which is one of the producer's "
+                    "readers: what it wrote there and the message would have no common outcome; write through the "
+                    "producer's engine"
+                )
+        return others
+
+
 class Binding:
     """One producer's listeners on its engine, and on sessions that use it."""
 
-    def __init__(self, engine: Engine, carrier: Carrier) -> None:
+    def __init__(self, engine: Engine, carrier: Carrier, readers: Sequence[Any] = ()) -> None:
+        """`readers`: engines on which the same sessions only read. Raises InvalidRequest."""
         self._engine = engine
+        self._readers = Readers(engine, readers)
         self._carrier = carrier
         self._base: Engine = base_of(engine)
         self._lock = threading.Lock()
@@ -96,6 +163,7 @@ class Binding:
                 return
         for name, listener in self._listeners():
             event.remove(self._base, name, listener)
+        self._readers.close()
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -128,15 +196,22 @@ class Binding:
         session.info[INFO_KEY] = (self, bound)
 
     def _connection_of(self, session: Session) -> Connection:
-        """The session's only connection, or a first one from the engine that the session uses."""
-        connections = connections_of_session(session)
+        """The session's only connection that is no reader's, or a first one from the engine that the session uses."""
+        connections = self.writing(session)
         if len(connections) > 1:
             raise BindingRefused(SEVERAL)
         bind: Any = connections[0].engine if connections else session.bind or self._chosen(session)
+        if self._readers.are_of(bind):
+            bind = self._engine  # a session that is bound to a reader by default
         if base_of(bind) is not self._base:
             raise self._foreign(bind)
         # Called even if the session has a connection, so that a savepoint that has not used it yet includes it.
         return session.connection(bind_arguments={"bind": bind})
+
+    def writing(self, session: Session) -> list[Connection]:
+        """The connections of the session's root transaction that are no reader's. Raises BindingRefused if a reader has
+        written."""
+        return self._readers.others(connections_of_session(session))
 
     def _chosen(self, session: Session) -> Any:
         """The engine that a session without `bind` uses by default, if it is the producer's; else the producer's own.
@@ -194,7 +269,8 @@ class Binding:
     def _foreign(self, engine: Any) -> BindingRefused:
         return BindingRefused(
             f"the session uses {shown_url(engine)}, the producer {shown_url(self._engine)} through an engine of its "
-            "own: the half message's row must be in the same transaction"
+            "own: the half message's row must be in the same transaction; if the session only reads there, give the "
+            "producer that engine in readers=[…]"
         )
 
     # --- savepoints -------------------------------------------------------------------------------------------
@@ -234,7 +310,8 @@ class Binding:
         try:
             if bound.undone is not None:
                 raise undone(bound.undone)
-            if len(connections_of_bound(bound)) > 1:
+            session = None if bound.session is None else bound.session()
+            if session is not None and len(self.writing(session)) > 1:
                 raise BindingRefused(SEVERAL)
             self._carrier.prepare(connection, bound)
         except BaseException as error:

@@ -28,7 +28,8 @@ INFO_KEY = "notify_transaction"
 
 SEVERAL = (
     "this session commits to several databases, or in several transactions of one: in no order, and without a common "
-    "outcome; send messages from a session whose work goes through one engine"
+    "outcome; send messages from a session whose work goes through one engine, and name the engines on which it only "
+    "reads in the producer's readers=[…]"
 )
 
 
@@ -104,11 +105,6 @@ def connections_of_session(session: Session) -> list[Connection]:
     return [key for key in getattr(root, "_connections", None) or () if isinstance(key, Connection)]
 
 
-def connections_of_bound(bound: BoundTransaction) -> list[Connection]:
-    session = None if bound.session is None else bound.session()
-    return [] if session is None else connections_of_session(session)
-
-
 def _see_one_transaction(session: Session, context: Any = None) -> None:
     """Refuse a session with several connections before any of them commits, because they have no common outcome.
 
@@ -117,9 +113,12 @@ def _see_one_transaction(session: Session, context: Any = None) -> None:
     carried = session.info.get(INFO_KEY)
     if carried is None or not carried[1].sends:
         return
-    if len(connections_of_session(session)) > 1:
-        carried[1].failed = BindingRefused(SEVERAL)
-        raise carried[1].failed
+    try:
+        if len(connections_of_session(session)) > 1 and len(carried[0].writing(session)) > 1:
+            raise BindingRefused(SEVERAL)
+    except BindingRefused as error:
+        carried[1].failed = error
+        raise
 
 
 def _after_commit(session: Session) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,8 +16,10 @@ from notify.check.local import answer, is_async, out_of_reach
 from notify.check.local import check as check_locally
 from notify.check.sources import Sources
 from notify.client.foreign import PollTime
+from notify.client.forks import no_fork
 from notify.client.transactions import TransactionClient, call
 from notify.errors import ForeignAnswer, NotifyError
+from notify.green import start_thread
 from notify.limits import LIMITS
 from notify.sources import NO_DATABASE
 from notify.wire import Check, Checks, OutcomeItem, Poll
@@ -124,7 +125,7 @@ def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[
         except RuntimeError:
             return  # the loop is closed, so nobody waits for the result
 
-    threading.Thread(target=run, name="notify-check", daemon=True).start()
+    start_thread(run, "notify-check")
     return future
 
 
@@ -310,7 +311,7 @@ class Checker:
             return await connection.run_sync(function, *arguments)
 
     def _look_sync(self) -> None:
-        with self._engine.connect() as connection:
+        with no_fork(), self._engine.connect() as connection:
             self._sources.look(connection)
 
     async def _answer(self, check: Check) -> None:
@@ -367,8 +368,12 @@ class Checker:
         if is_async(self._engine):
             async_outcome: Outcome = await self._local.on_loop(self._on_connection, answer, half, self._sources)
             return async_outcome
-        local_outcome: Outcome = await self._local.in_thread(check_locally, self._engine, half, self._sources)
+        local_outcome: Outcome = await self._local.in_thread(self._ask_local_table, half)
         return local_outcome
+
+    def _ask_local_table(self, half: HalfMessage) -> Outcome:
+        with no_fork():
+            return check_locally(self._engine, half, self._sources)
 
     async def close(self) -> None:
         """Cancel the answers on their way, and wait at most ANSWER_SECONDS for those that use the database."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import signal
 import ssl
 import threading
@@ -39,6 +40,7 @@ from notify.client.session import Work
 from notify.client.sessions import Sessions
 from notify.ending import heeding_signals
 from notify.errors import InvalidRequest
+from notify.green import patched_by
 from notify.kafka.records import SCHEME
 from notify.limits import LIMITS, Mode, check_between, check_name, check_whole
 from notify.message import ReceivedMessage, number_of_seconds
@@ -98,6 +100,7 @@ class _Consumer:
         self.group = group
         self.instance = instance or instance_name()
         self._is_named = instance is not None
+        self._process = os.getpid()
         self._inbox = inbox
         self._concurrency = concurrency
         self._lease = lease
@@ -198,6 +201,10 @@ class _Consumer:
         """
         if not self._handlers:
             raise InvalidRequest("subscribe to a topic before running the consumer")
+        if (
+            self._process != os.getpid() and not self._is_named
+        ):  # made before a fork: its children are several instances
+            self._process, self.instance = os.getpid(), instance_name()
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._consuming = asyncio.current_task()
@@ -210,6 +217,11 @@ class _Consumer:
             if self._inbox is not None:
                 await Keeping(self._inbox, self._ask_inbox).until_good(self._stopping)
             if self.url.startswith(SCHEME):
+                if patched_by():
+                    raise InvalidRequest(
+                        f"a consumer of a Kafka cluster cannot run under {patched_by()}, because Kafka's library "
+                        "blocks all greenlets: run it in a process whose threads are not replaced"
+                    )
                 from notify.client.kafka.insisting import consume
                 from notify.client.kafka.plan import Plan
 

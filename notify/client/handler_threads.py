@@ -7,11 +7,13 @@ is delivered again.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from queue import Empty, SimpleQueue
 from typing import Any
+
+from notify.green import patched_by, start_thread
 
 Work = tuple["Future[Any]", Callable[[], Any]]
 
@@ -22,7 +24,10 @@ class HandlerThreads(Executor):
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
-        self._waiting: SimpleQueue[Work | None] = SimpleQueue()
+        # Only `queue.Queue` waits by the locks of `threading`, which greenlets replace.
+        self._waiting: queue.Queue[Work | None] | queue.SimpleQueue[Work | None] = (
+            queue.Queue() if patched_by() else queue.SimpleQueue()
+        )
         self._idle = threading.Semaphore(0)
         """The number of idle threads for which no work is queued."""
         self._started = 0
@@ -44,7 +49,7 @@ class HandlerThreads(Executor):
     def _start(self) -> None:
         """Start another thread. If the system allows no more, the work waits for one of those that run."""
         try:
-            threading.Thread(target=self._run, name=f"{self._name}_{self._started + 1}", daemon=True).start()
+            start_thread(self._run, f"{self._name}_{self._started + 1}")
         except RuntimeError:
             if not self._started:
                 raise
@@ -64,7 +69,7 @@ class HandlerThreads(Executor):
         while True:
             try:
                 work = self._waiting.get_nowait()
-            except Empty:
+            except queue.Empty:
                 break
             if work is not None:
                 work[0].cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -16,7 +17,7 @@ import msgspec
 
 from notify.client.answers import AnswerReader
 from notify.client.foreign import Foreign, foreign_content
-from notify.client.login import EXCHANGES, Shown, Token, tls_from_environment
+from notify.client.login import EXCHANGES, Shown, TlsFiles, Token, tls_files_from_environment
 from notify.errors import (
     Backpressure,
     Closed,
@@ -44,6 +45,8 @@ CONNECTIONS = 256
 CONNECT_SECONDS = 3.0
 LARGE_BYTES = 64 << 10
 """If a connection is cut in the middle of a request with more bytes, these may be too many for a proxy."""
+IDLE_SECONDS = 30.0
+"""A connection that was idle for longer is not used again: what lies in between may have forgotten it in silence."""
 Reply = tuple[int, bytes, bytes]
 """Status and body of an answer, and its first bytes."""
 
@@ -62,6 +65,8 @@ class _Connection(AnswerReader, asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
         self.used = self._has_answered = False
+        self.idle_since = 0.0
+        """When the last request ended, by the clock on the wall: a machine that was frozen notices the jump."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -101,7 +106,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
         self._client.forget(self)
         if error is None:
             self.ended()
-        may_speak_tls = self._client.tls is None and not self._has_answered
+        may_speak_tls = not self._client.is_tls and not self._has_answered
         hint = "; if it speaks TLS, write https://" if may_speak_tls else ""
         self._fail(_Cut(f"the server closed the connection before it answered{hint}"))
 
@@ -143,14 +148,16 @@ def _hint_of(error: Exception) -> str:
 class HttpClient:
     """Requests to one server. Belongs to one event loop."""
 
-    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, token: Shown | Token = None) -> None:
-        """`tls`: the TLS context that verifies the server; `token`: the token to send; None: from the environment
-        (notify/client/login.py). Raises InvalidRequest if `url` is not the address of a server.
+    def __init__(self, url: str, *, tls: ssl.SSLContext | TlsFiles | None = None, token: Shown | Token = None) -> None:
+        """`tls`: the TLS context that verifies the server, or the files that it is made of; `token`: the token to send;
+        None: from the environment (notify/client/login.py). Raises InvalidRequest if `url` is not the address of a
+        server.
         """
         parts = server_address(url)
         self.url = url.rstrip("/")
         self.address = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
-        self.tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
+        self.is_tls = parts.scheme == "https"
+        self._tls = (tls or tls_files_from_environment()) if self.is_tls else None
         self._base = parts.path.rstrip("/")
         """The prefix of each path, which selects one of several workers."""
         self._head_host = f"host: {parts.netloc}\r\n"
@@ -161,6 +168,11 @@ class HttpClient:
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._foreign = Foreign()
         self._closed = self._leaving = False
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS context for a new connection, of the files as they are now; None for http."""
+        return self._tls.context() if isinstance(self._tls, TlsFiles) else self._tls
 
     async def call(self, method: str, path: str, body: bytes, seconds: float, kind: str = MSGPACK) -> bytes:
         """The body of a 200 answer. Raises the error that the server reports, Unavailable, or Timeout after `seconds`.
@@ -260,7 +272,9 @@ class HttpClient:
             raise Unavailable(f"the server at {self.url} is no member any more")
         while self._idle:
             connection = self._idle.pop()
-            if not connection.transport.is_closing():
+            if time.time() - connection.idle_since > IDLE_SECONDS:
+                connection.cut()
+            elif not connection.transport.is_closing():
                 return connection
         return None
 
@@ -281,6 +295,7 @@ class HttpClient:
         if self._closed or self._leaving:
             connection.close()
         else:
+            connection.idle_since = time.time()
             self._idle.append(connection)
 
     def forget(self, connection: _Connection) -> None:

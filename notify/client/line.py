@@ -35,8 +35,9 @@ class Line(AnswerReader):
         connected = socket.create_connection(client.address, timeout=seconds)
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if client.tls is not None:
-                connected = client.tls.wrap_socket(connected, server_hostname=client.address[0])
+            tls = client.tls
+            if tls is not None:
+                connected = tls.wrap_socket(connected, server_hostname=client.address[0])
         except BaseException:
             connected.close()
             raise

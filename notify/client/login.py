@@ -102,17 +102,87 @@ def _header(token: object) -> str:
     return f"authorization: Bearer {token}\r\n"
 
 
-def tls_from_environment() -> ssl.SSLContext:
-    """A TLS context that trusts the authorities in `NOTIFY_CA` (default: the system's), with the client certificate
-    `NOTIFY_CERTIFICATE` if it is set.
+class TlsFiles:
+    """The TLS context of a client, made again whenever one of its files was replaced.
+
+    Certificates are renewed while a client lives: by a rename, by a link that is swung to another directory (as
+    Kubernetes does), or in place.
+    """
+
+    def __init__(
+        self,
+        ca: str | None,
+        certificate: str | None = None,
+        key: str | None = None,
+        *,
+        adjust: Callable[[ssl.SSLContext], None] = lambda context: None,
+    ) -> None:
+        """`ca`: a file with the authorities to trust; None: the system's. `certificate`: the client's, with its key,
+        which may be in the file `key`. `adjust` changes each new context. Raises InvalidRequest if a file cannot be
+        read."""
+        self._ca, self._certificate, self._key = ca, certificate, key
+        self._adjust = adjust
+        self._complaint = ""
+        self._versions = self._versions_now()
+        try:
+            self._context = self._read()
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidRequest(f"NOTIFY_CA, NOTIFY_CERTIFICATE or NOTIFY_KEY cannot be read: {error}") from None
+
+    def context(self) -> ssl.SSLContext:
+        """The context for a new connection. While changed files cannot be read, or do not fit together because not all
+        of them are replaced yet, the previous context stays."""
+        versions = self._versions_now()
+        if versions != self._versions:
+            try:
+                self._context = self._read()
+            except (OSError, ssl.SSLError) as error:
+                self._complain(str(error))
+            else:
+                self._versions, self._complaint = versions, ""
+        return self._context
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self._ca)
+        if self._certificate:
+            context.load_cert_chain(self._certificate, self._key)
+        self._adjust(context)
+        return context
+
+    def _versions_now(self) -> list[tuple[int, int, int] | None]:
+        """A value that changes when one of the files is written or replaced."""
+        system = ssl.get_default_verify_paths()
+        authorities = (self._ca,) if self._ca else (system.cafile, system.capath)
+        return [_version(path) for path in (*authorities, self._certificate, self._key) if path]
+
+    def _complain(self, why: str) -> None:
+        if why != self._complaint:
+            self._complaint = why
+            log.warning(
+                "the renewed TLS files %s could not be read, the previous ones stay in use: %s",
+                ", ".join(path for path in (self._ca, self._certificate, self._key) if path),
+                why,
+            )
+
+
+def _version(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None  # the file is being replaced at this moment
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def tls_files_from_environment() -> TlsFiles:
+    """The authorities in `NOTIFY_CA` (default: the system's) and the client certificate `NOTIFY_CERTIFICATE` if it is
+    set.
 
     `NOTIFY_KEY` is the certificate's key, if it is in another file. Raises InvalidRequest.
     """
     ca, certificate = os.environ.get("NOTIFY_CA"), os.environ.get("NOTIFY_CERTIFICATE")
-    try:
-        context = ssl.create_default_context(cafile=ca or None)
-        if certificate:
-            context.load_cert_chain(certificate, os.environ.get("NOTIFY_KEY") or None)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidRequest(f"NOTIFY_CA, NOTIFY_CERTIFICATE or NOTIFY_KEY cannot be read: {error}") from None
-    return context
+    return TlsFiles(ca or None, certificate or None, (os.environ.get("NOTIFY_KEY") or None) if certificate else None)
+
+
+def tls_from_environment() -> ssl.SSLContext:
+    """The context of `tls_files_from_environment` as the files are now. Raises InvalidRequest."""
+    return tls_files_from_environment().context()

@@ -1,16 +1,19 @@
 """LoopThread: an event loop in a separate thread, so that threads share one asyncio client. Make a new one after a
-fork."""
+fork. Under gevent and eventlet the thread is a greenlet, as all threads there are (notify/green.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from notify.errors import Closed
+from notify.client.handler_threads import HandlerThreads
+from notify.errors import BindingRefused, Closed
+from notify.green import GreenLoop, out_of_sight, owns_sockets, patched_by
 
 T = TypeVar("T")
 SIGNAL_SECONDS = 0.5
@@ -18,11 +21,26 @@ SIGNAL_SECONDS = 0.5
 the process, but Python calls the handler only once the main thread runs."""
 END_SECONDS = 2.0
 """How long cancelled tasks may take to end at a close."""
+LOOKUP_THREADS = 4
+"""The most threads of a loop under gevent or eventlet that look up names."""
 CLOSED = "this was closed while another thread waited for it, or before: make another one"
+LEFT = "this belongs to the process before a fork, or to threads that gevent or eventlet has replaced: make another one"
+
+
+def home() -> tuple[int, object]:
+    """The process, and the kind of its threads, which an event loop and its thread belong to.
+
+    They are compared at each use, because not every fork calls Python's hooks (uWSGI's do not), and gevent and eventlet
+    may replace the threads at any time.
+    """
+    return os.getpid(), threading.Lock
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop, of uvloop if it is installed."""
+    """A new event loop, of uvloop if it is installed; under gevent and eventlet one that yields to their greenlets."""
+    library = patched_by()
+    if library:
+        return GreenLoop(library, HandlerThreads(LOOKUP_THREADS, "notify-lookup"))
     try:
         import uvloop
     except ImportError:
@@ -35,6 +53,13 @@ class LoopThread:
     """Runs coroutines for threads, until `close`. Its thread is a daemon, so that it never keeps the process alive."""
 
     def __init__(self, name: str) -> None:
+        """Raises BindingRefused where gevent or eventlet has replaced the sockets, but not the threads."""
+        if owns_sockets() and not patched_by():
+            raise BindingRefused(
+                "gevent or eventlet has replaced the sockets of this process, but not its threads: let it replace both"
+            )
+        self._home = home()
+        self._is_green = bool(patched_by())
         self.loop = new_event_loop()
         self._entering = threading.RLock()
         """Keeps threads that begin to wait apart from `close`, so that no thread waits for a stopped loop.
@@ -43,17 +68,27 @@ class LoopThread:
         """
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        with out_of_sight():
+            self._thread.start()
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether this was made in this process, and for the threads that it has now; otherwise it is of no use."""
+        return self._home == home()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
+        if not self._is_green:  # greenlets share what is set for their thread
+            asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
     def run(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
         """Run a coroutine on the loop and return its result, or raise its exception.
 
-        Raises TimeoutError after `seconds`, and Closed if `close` comes first.
+        Raises TimeoutError after `seconds`, and Closed if `close` comes first, or after a fork.
         """
+        if not self.is_at_home:
+            coroutine.close()
+            raise Closed(LEFT)
         with self._entering:
             if self._is_closing:
                 coroutine.close()
@@ -70,7 +105,8 @@ class LoopThread:
     def wait_for(self, start: Callable[[], asyncio.Future[T]], seconds: float) -> T:
         """Call `start` on the loop and return the result of its future. Raises TimeoutError after `seconds`.
 
-        This costs a third of `run`, because it needs no coroutine, no task and no concurrent future.
+        This costs a third of `run`, because it needs no coroutine, no task and no concurrent future. The caller has
+        made sure that the loop `is_at_home`.
         """
         done = threading.Lock()
         done.acquire()

@@ -10,6 +10,7 @@ import weakref
 
 from sqlalchemy.util import await_only
 
+from notify.client.instance import instance_name
 from notify.client.outgoing import CLOSED
 from notify.client.running import Plan, Running
 from notify.client.transactions import accepted
@@ -27,6 +28,10 @@ class LoopOutgoing:
         self._running: Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop that the client runs on."""
+        self._process = os.getpid()
+        """The process that the client runs in."""
+        self._abandoned: list[object] = []
+        """The clients of the processes before a fork; they must not become garbage here."""
         self._forgotten: weakref.finalize[[str, int], LoopOutgoing] | None = None
         """Called if this object is garbage-collected, or the interpreter exits, before `close`."""
         self.is_closed = False
@@ -34,11 +39,12 @@ class LoopOutgoing:
     def start(self) -> Running:
         """Start the client, if it does not run yet, and return it. Call this on the event loop.
 
-        If the previous event loop was closed, a new client is started. Raises Closed after `close`, BindingRefused if
-        the previous event loop is still open.
+        If the previous event loop was closed, or belongs to the process before a fork, a new client is started. Raises
+        Closed after `close`, BindingRefused if the previous event loop is still open.
         """
         if self.is_closed:
             raise Closed(CLOSED)
+        self._come_home()
         self.refuse_other_loop()
         loop = asyncio.get_running_loop()
         if self._running is not None and loop is not self._loop:
@@ -48,6 +54,14 @@ class LoopOutgoing:
             self._running = Running(self._plan)
             self._forgotten = weakref.finalize(self, _say_forgotten, self._plan.group, os.getpid())
         return self._running
+
+    def _come_home(self) -> None:
+        """Leave the client of the process before a fork, whose sockets are the parent's."""
+        if self._process != os.getpid():
+            self._abandoned += [self._running, self._loop]
+            self._running = self._loop = None
+            self._process = os.getpid()
+            self._plan.instance = instance_name()
 
     def refuse_other_loop(self) -> None:
         """Raises BindingRefused if the client runs on an event loop that is open and not this one."""
@@ -79,9 +93,27 @@ class LoopOutgoing:
         return accepted(await_only(client.half_soon(transaction_id, messages, source)))
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        """Queue an outcome; does nothing after `close`, or before the first half."""
-        if self._running is not None:
+        """Queue an outcome; does nothing after `close`, or before the first half. With `wait_for_outcome`, wait in
+        SQLAlchemy's greenlet until the server has stored a COMMIT."""
+        self._come_home()
+        if self._running is None:
+            return
+        if self._plan.wait_for_outcome and outcome == "COMMIT":
+            seconds = self._plan.half_timeout
+            why = await_only(self._running.stored(transaction_id, shard, outcome, seconds))
+            if why:
+                log.warning("the outcome of %s is not stored yet, a check will find it: %s", transaction_id, why)
+        else:
             self._running.queue_outcome(transaction_id, shard, outcome)
+
+    async def flush(self, seconds: float) -> list[str]:
+        """Wait at most `seconds` until all that was queued has reached the server; see ThreadProducer.flush. Raises
+        BindingRefused if the client runs on another event loop that is still open."""
+        self._come_home()
+        self.refuse_other_loop()
+        if self._running is None or self._loop is not asyncio.get_running_loop():
+            return []
+        return await self._running.flush(seconds)
 
     async def close(self) -> None:
         """Send the outcomes that wait, stop answering checks, and close the connections.
@@ -89,6 +121,7 @@ class LoopOutgoing:
         If the client's event loop was closed before, nothing can be sent any more, and a warning says so. Raises
         BindingRefused if that loop is another one and still open.
         """
+        self._come_home()
         self.refuse_other_loop()
         self.is_closed = True
         if self._loop is not asyncio.get_running_loop():

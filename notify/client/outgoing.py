@@ -19,4 +19,4 @@ class Outgoing(Protocol):
         """
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        """Queue an outcome. Never raises, never blocks."""
+        """Queue an outcome. Never raises, and never blocks but with the producer's `wait_for_outcome`."""

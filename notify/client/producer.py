@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
@@ -52,7 +52,10 @@ class TransactionProducer(ThreadProducer):
     (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that returns the current token
     without blocking: it is called every 10 s, and when a server refuses the previous token. `chooser` picks one of
     several servers (notify/client/choosing.py): by default a server in the room `NOTIFY_ROOM`, preferring less loaded
-    ones. Raises InvalidRequest, and BindingRefused for an AsyncEngine.
+    ones. `wait_for_outcome`: a commit returns once the server has its outcome too, or after `half_timeout` with a line
+    in the log, for processes that are frozen or killed right after a commit. `readers`: engines on which the same
+    sessions only read, such as one of a replica; a commit is refused if the session wrote there. Raises InvalidRequest,
+    and BindingRefused for an AsyncEngine.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class TransactionProducer(ThreadProducer):
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
         chooser: Chooser = room_then_load,
+        wait_for_outcome: bool = False,
+        readers: Sequence[Engine] = (),
     ) -> None:
         if engine is not None:
             check_engine(engine, is_async=False)
@@ -91,14 +96,15 @@ class TransactionProducer(ThreadProducer):
             tls=tls,
             chooser=chooser,
             sources=Sources(schema),
+            wait_for_outcome=wait_for_outcome,
         )
         super().__init__(plan)
         self._carrier = Carrier(
             self.outgoing, group, mode, Places(plan.sources, SENDS[mode]), keep_messages=keep_messages
         )
-        self._binding = None if engine is None else Binding(engine, self._carrier)
+        self._binding = None if engine is None else Binding(engine, self._carrier, readers)
         if engine is not None:
-            self.outgoing.start()
+            self.outgoing.start_ahead()
 
     @property
     def binding(self) -> Binding:

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
 from notify.check.sources import Sources
+from notify.client.forks import no_fork
 from notify.client.http import items_for
 from notify.client.inbox import DAY
 from notify.client.old_rows import (
@@ -143,7 +144,7 @@ def _named(connection: Connection, schema: str, function: Callable[..., T], *arg
 
 
 def _look(engine: Engine, sources: Sources) -> None:
-    with engine.connect() as connection:
+    with no_fork(), engine.connect() as connection:
         sources.look(connection)
 
 
@@ -210,7 +211,7 @@ class RowPurge:
         if hasattr(self._engine, "sync_engine"):
             return await self._to_its_end(in_transaction_async(self._engine, _named, schema, function, *arguments))
         return await self._to_its_end(
-            asyncio.to_thread(in_transaction, self._engine, _named, schema, function, *arguments)
+            asyncio.to_thread(_without_fork, self._engine, _named, schema, function, *arguments)
         )
 
     async def _look(self) -> None:
@@ -256,6 +257,11 @@ async def _ask(http: Servers, group: str, shard: str, transaction_ids: Sequence[
             if item.id not in items or items[item.id].status == 404:
                 items[item.id] = item
     return [items[transaction_id] for transaction_id in transaction_ids]
+
+
+def _without_fork(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
+    with no_fork():
+        return in_transaction(engine, function, *arguments)
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:

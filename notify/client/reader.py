@@ -236,18 +236,29 @@ class Reader:
     """AsyncReader for threads: `for message in reader.read(topic)`."""
 
     def __init__(self, url: str, *, batch: int = BATCH) -> None:
+        self._url, self._batch = url, batch
+        self._begin()
+
+    def _begin(self) -> None:
         self._thread = LoopThread("notify-reader")
         try:
-            self._reader = self._thread.run(self._make(url, batch))
+            self._reader = self._thread.run(self._make(self._url, self._batch))
         except BaseException:
             self._thread.close()
             raise
+
+    def _begin_after_fork(self) -> None:
+        """Begin again in a forked child, or in threads that gevent or eventlet has replaced."""
+        if not self._thread.is_at_home:
+            self._left = self._thread, self._reader  # must not become garbage here: the sockets are the parent's
+            self._begin()
 
     async def _make(self, url: str, batch: int) -> AsyncReader:
         return AsyncReader(url, batch=batch)
 
     def shards(self) -> Sequence[str]:
         """See AsyncReader.shards."""
+        self._begin_after_fork()
         return self._thread.run(self._reader.shards())
 
     def read(
@@ -260,6 +271,7 @@ class Reader:
         shard: str | None = None,
     ) -> Iterator[ReceivedMessage]:
         """See AsyncReader.read."""
+        self._begin_after_fork()
         batches = self._reader.batches(topic, queue, offset=offset, follow=follow, shard=shard)
         try:
             while (batch := self._thread.run(self._next(batches))) is not None:
@@ -274,8 +286,9 @@ class Reader:
         await batches.aclose()
 
     def close(self) -> None:
-        self._thread.run(self._reader.close())
-        self._thread.close()
+        if self._thread.is_at_home:
+            self._thread.run(self._reader.close())
+            self._thread.close()
 
     def __enter__(self) -> Reader:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import ssl
 from dataclasses import dataclass, field
@@ -18,13 +19,22 @@ from notify.client.instance import instance_name
 from notify.client.login import Shown
 from notify.client.purge import RowPurge, check_purge_after
 from notify.client.rows import MODES, Mode
-from notify.client.transactions import HALF_SECONDS, TransactionClient
-from notify.errors import InvalidRequest, Unavailable
+from notify.client.transactions import HALF_SECONDS, NOT_NOW, TransactionClient
+from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.limits import LIMITS, check_between, check_name
 from notify.message import number_of_seconds
+from notify.wire import Item
 
 HALF_MIN_SECONDS, HALF_MAX_SECONDS = 0.01, 3600.0
 """Bounds of `half_timeout`."""
+SWEEP_AT = 256
+"""The number of outcomes that are remembered at least before those that the server has answered are forgotten."""
+MOST_LOST = 10_000
+"""The most outcomes that the server did not take and that `flush` sends again; check-back finds the older ones."""
+FLUSH_SECONDS, FLUSH_MAX_SECONDS = 10.0, 3600.0
+"""The default and the upper bound of the timeout of `flush`."""
+AGAIN_SECONDS = 0.1
+"""The pause of `flush` before it sends outcomes again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +56,7 @@ class Plan:
     chooser: Chooser = room_then_load
     sources: Sources = field(default_factory=Sources)
     """The schemas that the producer sends from and answers for."""
+    wait_for_outcome: bool = False
     instance: str = field(default_factory=instance_name)
     listeners: list[CheckMessageListener] = field(default_factory=list)
 
@@ -62,6 +73,8 @@ class Plan:
             raise InvalidRequest(f"mode {self.mode!r} is neither half nor outbox")
         if self.mode == "outbox" and self.engine is None:
             raise InvalidRequest("mode outbox needs the engine: messages wait in its half_message table")
+        if self.mode == "outbox" and self.wait_for_outcome:
+            raise InvalidRequest("wait_for_outcome is for mode half: a commit in mode outbox has no outcome")
 
     def add_listener(self, listener: CheckMessageListener) -> None:
         """Let a listener answer the checks of its topics. Raises InvalidRequest for an invalid listener."""
@@ -86,6 +99,13 @@ def check_check_after(seconds: float) -> None:
     check_between("check_after", number_of_seconds("check_after", seconds), low, high)
 
 
+def check_flush(timeout: float) -> float:
+    """The timeout of `flush`, in seconds. Raises InvalidRequest."""
+    timeout = number_of_seconds("timeout", timeout)
+    check_between("timeout", timeout, 0, FLUSH_MAX_SECONDS)
+    return timeout
+
+
 class Running:
     """A producer's client, its checker and its purge. Make it on the event loop that it belongs to."""
 
@@ -102,6 +122,9 @@ class Running:
             tls=plan.tls,
             chooser=plan.chooser,
         )
+        self._outcomes: dict[str, tuple[str | None, str, asyncio.Future[Item] | None]] = {}
+        """For the last transactions: shard, outcome, and the future of the server's answer (None: too many waited)."""
+        self._sweep_at = SWEEP_AT
         self._checker: Checker | None = None
         self._purging: RowPurge | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,11 +143,63 @@ class Running:
             self._tasks.append(loop.create_task(self._purging.run()))
 
     def queue_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        """Queue an outcome. If too many wait already, it is dropped, and check-back asks for it."""
+        """Queue an outcome. If too many wait already, `flush` sends it, or check-back asks for it."""
+        with contextlib.suppress(Unavailable):
+            self.send_outcome(transaction_id, shard, outcome)
+
+    def send_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> asyncio.Future[Item]:
+        """Queue an outcome and return the future of the server's answer. Raises Unavailable if too many wait already.
+
+        Do not cancel the future: the outcome would not be sent.
+        """
+        self._outcomes[transaction_id] = shard, outcome, None
+        if len(self._outcomes) > self._sweep_at:
+            self._forget_answered()
+        future = self.client.outcome_soon(transaction_id, shard, outcome)
+        self._outcomes[transaction_id] = shard, outcome, future
+        return future
+
+    async def stored(self, transaction_id: str, shard: str | None, outcome: str, seconds: float) -> str:
+        """Send an outcome and wait until the server has stored it; why it is not stored after `seconds`, or empty."""
         try:
-            self.client.outcome_soon(transaction_id, shard, outcome)
-        except Unavailable:
-            return
+            async with asyncio.timeout(seconds):
+                item = await asyncio.shield(self.send_outcome(transaction_id, shard, outcome))
+        except TimeoutError:
+            return f"no answer within {seconds:g} s"
+        except NotifyError as error:
+            return str(error)
+        return f"{item.detail} ({item.status})" if item.status in NOT_NOW else ""
+
+    def unsent(self) -> list[str]:
+        """The transactions whose outcomes have not reached the server, in order."""
+        return [transaction_id for transaction_id, (_, _, future) in self._outcomes.items() if not _has_reached(future)]
+
+    def _forget_answered(self) -> None:
+        for transaction_id in self._outcomes.keys() - dict.fromkeys(self.unsent()[-MOST_LOST:]).keys():
+            del self._outcomes[transaction_id]
+        self._sweep_at = max(SWEEP_AT, 2 * len(self._outcomes))
+
+    async def flush(self, seconds: float) -> list[str]:
+        """Wait at most `seconds` until all that was queued before has reached the server; outcomes that it did not take
+        earlier are sent again. Returns the transactions whose outcomes have not reached it."""
+        wanted = dict.fromkeys(self.unsent())
+        with contextlib.suppress(TimeoutError, NotifyError):
+            async with asyncio.timeout(seconds):
+                while left := self._unsent_of(wanted):
+                    for transaction_id in left:
+                        shard, outcome, future = self._outcomes[transaction_id]
+                        if future is None or future.done():
+                            self.queue_outcome(transaction_id, shard, outcome)
+                    answers = [answer for left_id in left if (answer := self._outcomes[left_id][2]) is not None]
+                    if answers:
+                        await asyncio.wait(answers)
+                    if self._unsent_of(wanted):
+                        await asyncio.sleep(AGAIN_SECONDS)
+                await self.client.published()
+        return self._unsent_of(wanted)
+
+    def _unsent_of(self, wanted: dict[str, None]) -> list[str]:
+        return [transaction_id for transaction_id in self.unsent() if transaction_id in wanted]
 
     async def resolve(self, transaction_id: str, shard: str | None, outcome: Outcome) -> str:
         """Record the outcome of a prepared half and return the transaction's state.
@@ -146,3 +221,10 @@ class Running:
         if self._purging is not None:
             await self._purging.close()
         await self.client.close()
+
+
+def _has_reached(future: asyncio.Future[Item] | None) -> bool:
+    """Whether the server has answered an outcome, and not that it cannot take it at the moment."""
+    if future is None or not future.done() or future.cancelled() or future.exception() is not None:
+        return False
+    return future.result().status not in NOT_NOW

@@ -1,30 +1,38 @@
 """ThreadOutgoing: the Outgoing for threads, whose client runs on an event loop in a separate thread.
 
 A thread that is alone sends its requests itself (`alone.py`); if several threads send, the loop combines their halves
-in one request. A forked child gets a new loop and thread.
+in one request. A forked child gets a new loop and thread at its first use, and so does a process whose threads gevent
+or eventlet has replaced.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
+import sys
 import threading
 import time
 import weakref
-from typing import TypeVar
+from multiprocessing.util import Finalize, register_after_fork
+from typing import Any, TypeVar
 
 from notify.check.listener import Outcome
 from notify.client.alone import Alone
 from notify.client.instance import instance_name
-from notify.client.loop import LoopThread
+from notify.client.loop import LoopThread, home
 from notify.client.outgoing import CLOSED
 from notify.client.running import Plan, Running
 from notify.client.transactions import accepted
-from notify.errors import Closed, Timeout
+from notify.errors import BindingRefused, Closed, Timeout
+from notify.green import patched_by
 from notify.wire import Item, PackedMessage
 
+log = logging.getLogger("notify.client")
 T = TypeVar("T")
+START_SECONDS = 10.0
+"""How long the loop's thread may take to start."""
 FINISH_SECONDS = 1.0
 """How long `close` waits for the answer to an outcome that a thread has sent itself."""
 EXIT_SECONDS = 2.0
@@ -36,35 +44,84 @@ class ThreadOutgoing:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._home = home()
+        self._moving: dict[tuple[int, object], threading.Lock] = {}
+        """The lock of each home that this has moved to: one of another home may be held for ever."""
         self._starting = threading.Lock()
         self._started: tuple[LoopThread, Running] | None = None
         self._alone: Alone | None = None
         """Set before `_started`."""
-        self._abandoned: object = None
+        self._abandoned: list[object] = []
+        """Loops and pools of the processes before a fork; they must not become garbage here."""
         self.is_closed = False
         _open.add(self)
+        register_after_fork(self, ThreadOutgoing._flush_at_the_end)
 
     def start(self) -> tuple[LoopThread, Running]:
-        """Start the loop's thread, if it does not run yet; returns the thread and its Running. Raises Closed after
-        `close`."""
+        """Start the loop's thread, if it does not run yet; returns the thread and its Running.
+
+        Raises Closed after `close`, BindingRefused if the process cannot run threads, and Timeout if the thread does
+        not start.
+        """
         if self.is_closed:
             raise Closed(CLOSED)
+        self._come_home()
         if self._started is None:
             with self._starting:  # only one of several first threads starts the loop
                 if self._started is None:
+                    _refuse_dead_threads()
                     thread = LoopThread(f"notify-producer-{self._plan.group}")
-                    running = thread.run(self._make())
-                    self._alone = Alone(thread, running, self._plan.half_timeout)
+                    try:
+                        running = thread.run(self._make(), START_SECONDS)
+                    except TimeoutError:
+                        raise Timeout(f"the producer's thread did not start within {START_SECONDS:g} s") from None
+                    # Greenlets take turns anyway, and a socket of theirs belongs to one thread.
+                    self._alone = None if patched_by() else Alone(thread, running, self._plan.half_timeout)
                     self._started = thread, running
         return self._started
+
+    def start_ahead(self) -> None:
+        """Start before the first use, if this process will be the one that uses it.
+
+        uWSGI loads the application in its master and then forks the workers, without Python's hooks: a lock that our
+        thread holds at that moment, such as one of the engine's pool, would be held for ever in the workers.
+        """
+        if not _is_before_uwsgis_fork():
+            self.start()
+
+    def _come_home(self) -> None:
+        """Leave what belongs to the process before a fork, or to threads that greenlets have replaced.
+
+        A forked child has none of its parent's threads, and must not close the parent's loop.
+        """
+        here = home()
+        if self._home == here:
+            return
+        with self._moving.setdefault(here, threading.Lock()):
+            if self._home == here:
+                return
+            left, alone = self._started, self._alone
+            self._started = self._alone = None
+            self._starting = threading.Lock()
+            if self._home[0] != here[0]:
+                self._abandoned.append(left)
+                if alone is not None:
+                    alone.abandon()
+                self._plan.instance = instance_name()
+            elif left is not None:
+                thread, running = left
+                thread.loop.call_soon_threadsafe(lambda: thread.loop.create_task(running.close()))
+            self._home = here
 
     async def _make(self) -> Running:
         return Running(self._plan)
 
     def answer_checks(self) -> None:
         """Answer checks from now on, because a listener was added."""
-        thread, running = self.start()
-        thread.run(_answer_checks(running))
+        self.start_ahead()
+        if self._started is not None:
+            thread, running = self._started
+            thread.run(_answer_checks(running), START_SECONDS)
 
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
         """Send a half, wait, and return its item. Raises Timeout, and the errors of `accepted`."""
@@ -90,9 +147,14 @@ class ThreadOutgoing:
         return item
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        """Queue an outcome; does nothing after `close`, or before the first half."""
+        """Queue an outcome; does nothing after `close`, or before the first half. With `wait_for_outcome`, wait until
+        the server has stored a COMMIT."""
+        self._come_home()
         if self._started is not None and not self.is_closed:
             thread, running = self._started
+            if self._plan.wait_for_outcome and outcome == "COMMIT":
+                self._wait_for(transaction_id, shard, outcome)
+                return
             alone = self._alone
             try:
                 is_sent = alone is not None and alone.outcome_soon(transaction_id, shard, outcome)
@@ -101,6 +163,18 @@ class ThreadOutgoing:
                 raise
             if not is_sent:
                 thread.call(running.queue_outcome, transaction_id, shard, outcome)
+
+    def _wait_for(self, transaction_id: str, shard: str | None, outcome: str) -> None:
+        """Send an outcome and wait at most `half_timeout` until the server has stored it. Raises nothing of the server:
+        the transaction is committed."""
+        thread, running = self.start()
+        seconds = self._plan.half_timeout
+        try:
+            why = thread.run(running.stored(transaction_id, shard, outcome, seconds), seconds + 1)
+        except (TimeoutError, Closed) as error:
+            why = str(error) or f"no answer within {seconds:g} s"
+        if why:
+            log.warning("the outcome of %s is not stored yet, a check will find it: %s", transaction_id, why)
 
     def _replace(self, interrupted: Alone | None) -> None:
         """Replace the lines and locks after an exception of a signal handler has interrupted a thread that sent itself:
@@ -126,32 +200,47 @@ class ThreadOutgoing:
         thread, running = self.start()
         return thread.run(running.resolve(transaction_id, shard, outcome))
 
-    def renew_after_fork(self) -> None:
-        """Forget the parent's thread, which does not exist in the child. The first use in the child starts a new one.
+    def leave_pool(self) -> None:
+        """In a forked child, leave the connections of the engine's pool to the parent. The service may not have used
+        its engine before the fork, but our threads have: parent and children would talk over the same socket."""
+        engine = self._plan.engine
+        if engine is not None and self._started is not None and engine.dialect.name != "sqlite":
+            self._abandoned.append(engine.pool)
+            engine.dispose(close=False)
 
-        It cannot be started here, because a thread cannot start before the fork has returned.
-        """
-        self._abandoned = self._started  # the parent's loop must not be closed by this process
-        self._started = None
+    def flush(self, seconds: float) -> list[str]:
+        """Wait at most `seconds` until all that was queued has reached the server; see ThreadProducer.flush."""
+        self._come_home()
+        if self._started is None:
+            return []
+        thread, running = self._started
+        end = time.monotonic() + seconds
         if self._alone is not None:
-            self._alone.abandon()
-            self._alone = None
-        self._starting = threading.Lock()  # another thread of the parent may have held it
-        self._plan.instance = instance_name()
+            self._alone.finish(min(FINISH_SECONDS, seconds))
+        remaining = max(0.0, end - time.monotonic())
+        try:
+            return thread.run(running.flush(remaining), remaining + 1)
+        except (TimeoutError, Closed):
+            return running.unsent()
 
     def flush_at_exit(self, seconds: float) -> None:
         """Wait at most `seconds` until all queued items are sent."""
-        if self._started is not None:
+        if self._started is not None and self._home == home():
             thread, running = self._started
             if self._alone is not None:
                 self._alone.finish(min(FINISH_SECONDS, seconds))
             with contextlib.suppress(TimeoutError, Closed):
                 thread.run(running.client.flush(), seconds)
 
+    def _flush_at_the_end(self) -> None:
+        """Flush at the end of this child of `multiprocessing`, which calls no functions of atexit."""
+        Finalize(None, self.flush_at_exit, (EXIT_SECONDS,), exitpriority=0)
+
     def close(self) -> None:
         """Send the outcomes that wait, stop answering checks, and close the connections."""
         self.is_closed = True
         _open.discard(self)
+        self._come_home()
         if self._started is not None:
             thread, running = self._started
             if self._alone is not None:
@@ -167,9 +256,34 @@ async def _answer_checks(running: Running) -> None:
 _open: weakref.WeakSet[ThreadOutgoing] = weakref.WeakSet()
 
 
-def _renew_all_after_fork() -> None:
+def _leave_all_after_fork() -> None:
+    """Leave what the parent has. Where a fork calls no hooks, each first use does so, but for the engine's pool."""
     for outgoing in list(_open):
-        outgoing.renew_after_fork()
+        outgoing.leave_pool()
+        outgoing._come_home()
+
+
+def _uwsgi() -> Any:
+    """uWSGI's own module, which only its processes have; None in other processes."""
+    return sys.modules.get("uwsgi")
+
+
+def _is_before_uwsgis_fork() -> bool:
+    """Whether this is uWSGI's master, which loads the application and then forks the workers."""
+    uwsgi = _uwsgi()
+    return uwsgi is not None and not (uwsgi.worker_id() or uwsgi.mule_id() or uwsgi.i_am_the_spooler())
+
+
+def _refuse_dead_threads() -> None:
+    """Raises BindingRefused in a process of uWSGI in which a thread would do no good."""
+    options = getattr(_uwsgi(), "opt", None)
+    if options is not None and not any(options.get(name) for name in ("enable-threads", "threads", "gevent")):
+        raise BindingRefused("uWSGI stops Python's threads between requests: start it with enable-threads = true")
+    if _is_before_uwsgis_fork():
+        raise BindingRefused(
+            "uWSGI forks its workers from this process, and a thread that runs at that moment may hang them: use the "
+            "producer in the workers, or start uWSGI with lazy-apps = true"
+        )
 
 
 def _flush_all_at_exit() -> None:
@@ -181,4 +295,4 @@ def _flush_all_at_exit() -> None:
 
 
 atexit.register(_flush_all_at_exit)
-os.register_at_fork(after_in_child=_renew_all_after_fork)
+os.register_at_fork(after_in_child=_leave_all_after_fork)

@@ -10,7 +10,7 @@ from notify.check.listener import CheckMessageListener
 from notify.client.carrier import Carrier
 from notify.client.handles import SyncPrepared
 from notify.client.packing import pack, pack_all
-from notify.client.running import Plan, check_check_after
+from notify.client.running import FLUSH_SECONDS, Plan, check_check_after, check_flush
 from notify.client.thread_outgoing import ThreadOutgoing
 from notify.message import Message
 
@@ -59,6 +59,16 @@ class ThreadProducer:
         with tracing.sending(packed):
             item = self.outgoing.prepare(packed, check_after)
         return SyncPrepared(self.outgoing.resolve, item.id, item.shard)
+
+    def flush(self, timeout: float = FLUSH_SECONDS) -> list[str]:
+        """Wait at most `timeout` seconds until the server has every outcome that is on its way, such as before the
+        platform freezes the process, or at the end of a script.
+
+        Returns the ids of the committed or rolled-back transactions whose outcome it does not have then; a check finds
+        these later. An outcome that could not be sent earlier is sent again. Raises InvalidRequest for a timeout that
+        is not a number of seconds.
+        """
+        return self.outgoing.flush(check_flush(timeout))
 
     def close(self) -> None:
         """Send the outcomes that wait, stop answering checks, and close the connections.

@@ -374,6 +374,10 @@ class TransactionClient:
         shard = self._shard_for_all_attempts(shard, len(message_ids))
         return await self._items("/v1/messages", body, message_ids, OUTCOME_SECONDS, shard)
 
+    async def published(self) -> None:
+        """Wait until all queued messages without a transaction are answered or have failed."""
+        await self._messages.drain()
+
     async def flush(self) -> None:
         """Wait until all queued items are answered or have failed."""
         await self._halves.drain()

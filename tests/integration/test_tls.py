@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import http.server
 import json
+import os
 import socket
 import ssl
 import threading
@@ -27,7 +28,7 @@ import uvloop
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from notify.client import Message, TransactionProducer
+from notify.client import Consumer, Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.limits import LIMITS
 from notify.server.access import gate, lookup, oidc
@@ -43,6 +44,7 @@ from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.connection import Served, head, of_uvicorn
+from tests.support.groups import running
 from tests.support.http import ask
 from tests.support.servers import GuardedInMemory
 
@@ -482,3 +484,55 @@ def test_what_cannot_be_a_token_is_seen_without_a_key(issuer: Issuer) -> None:
     ):
         with pytest.raises(Unauthorized):
             provider.key_name(wrong)
+
+
+def test_a_client_goes_on_with_renewed_files(tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Authority, server and client get new files while both run; once the old connections are gone, a producer and a
+    consumer that had read their files at the start got in no more."""
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    server_file, authority_file, client_file = (tmp_path / name for name in ("server.pem", "ca.pem", "client.pem"))
+
+    def renew(authority: Authority) -> None:
+        for file, content in (
+            (server_file, authority.issue("server")),
+            (authority_file, authority.file),
+            (client_file, authority.issue(unique)),
+        ):
+            (tmp_path / "next").write_bytes(content.read_bytes())
+            os.replace(tmp_path / "next", file)
+
+    renew(old)
+    environment = {
+        "NOTIFY_ACCESS": "1",
+        "NOTIFY_TLS_CERTIFICATE": str(server_file),
+        "NOTIFY_TLS_CLIENT_CA": str(authority_file),
+        "NOTIFY_CREATE_TOPICS": "1",
+    }
+    server = ServerProcess(tmp_path / "data", environment=environment, ca=authority_file).start()
+    admin_token = (tmp_path / "data" / "admin.token").read_text().strip()
+    rights = [f"{right}:{unique}" for right in ("publish", "consume")]
+    credential = {"name": "shop", "kind": "certificate", "subject": unique, "rights": rights, "reason": "r"}
+    trusting = ssl.create_default_context(cafile=str(authority_file))
+    assert ask(server.url, "POST", "/v1/admin/credentials", credential, admin_token, tls=trusting)[0] == 200
+    monkeypatch.delenv("NOTIFY_TOKEN", raising=False)
+    monkeypatch.setenv("NOTIFY_CA", str(authority_file))
+    monkeypatch.setenv("NOTIFY_CERTIFICATE", str(client_file))
+    consumer = Consumer(server.url, group=unique)
+    handled: list[str] = []
+
+    @consumer.subscribe(unique, start="earliest")
+    def on_message(message: Any) -> None:
+        handled.append(message.text)
+
+    try:
+        with running(consumer), TransactionProducer(server.url, group=unique) as producer:
+            producer.publish(Message(unique, "before"))
+            eventually(lambda: handled == ["before"], "the first message")
+            renew(new)
+            server.kill()  # and with it the connections
+            server._tls = ssl.create_default_context(cafile=str(new.file))
+            server.start()
+            producer.publish(Message(unique, "after"))
+            eventually(lambda: handled == ["before", "after"], "the second message")
+    finally:
+        server.stop()

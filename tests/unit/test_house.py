@@ -156,7 +156,8 @@ READ_A_CLOCK = {
     "it waits until something comes, and then says that it did not come": (
         "binlog_bridge.purge cli.storage client.kafka.control client.kafka.feed client.kafka.membership "
         "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions client.line "
-        "client.thread_outgoing kafka.brokers kafka.compacted kafka.flushing kafka.hindrance kafka.transactional maven "
+        "client.django.configured client.thread_outgoing kafka.brokers kafka.compacted kafka.flushing kafka.hindrance "
+        "kafka.transactional maven "
         "relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
         "server.supervisor sinks.delays.earlier spark.kafka_damage spark.kafka_positions spark.kafka_source "
         "spark.messages.server spark.messages.shipped storage.shipped.bounded storage.sql.writer"

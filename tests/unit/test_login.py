@@ -1,14 +1,17 @@
-"""The token that a client shows: from a text, a file that changes, or a function."""
+"""A client shows a token from a text, a file that changes, or a function; and TLS files that are renewed."""
 
 from __future__ import annotations
 
 import logging
+import os
+import ssl
 from pathlib import Path
 
 import pytest
 
-from notify.client.login import TOKEN_SECONDS, Token
+from notify.client.login import TOKEN_SECONDS, TlsFiles, Token
 from notify.errors import InvalidRequest
+from tests.support.authority import Authority
 
 
 class Clock:
@@ -102,3 +105,88 @@ def test_a_file_that_is_no_text_is_refused_with_a_sentence(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidRequest, match=r"NOTIFY_TOKEN_FILE: .* cannot be read: it is no text"):
         Token(None)
+
+
+class Secret:
+    """A directory of TLS files as Kubernetes mounts a secret: its files are links through `..data`, a link itself."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._count = 0
+        for name in ("ca.crt", "tls.crt", "tls.key"):
+            (directory / name).symlink_to(Path("..data") / name)
+
+    def write(self, authority: Authority, *, without: str = "") -> None:
+        """Replace all files at once, by new ones with the same names; `without`: the file that is empty."""
+        self._count += 1
+        made = self.directory / f"..{self._count}"
+        made.mkdir()
+        whole = authority.issue(f"client{self._count}").read_text()
+        at = whole.index("-----BEGIN PRIVATE KEY")
+        texts = {"ca.crt": authority.file.read_text(), "tls.crt": whole[:at], "tls.key": whole[at:]}
+        for name, text in texts.items():
+            (made / name).write_text("" if name == without else text)
+        (self.directory / "..new").symlink_to(made.name)
+        os.replace(self.directory / "..new", self.directory / "..data")
+
+    def files(self) -> TlsFiles:
+        return TlsFiles(*(str(self.directory / name) for name in ("ca.crt", "tls.crt", "tls.key")))
+
+
+def trusted(context: ssl.SSLContext) -> list[str]:
+    """The names of the authorities that a context trusts."""
+    return [dict(pair[0] for pair in made["subject"])["commonName"] for made in context.get_ca_certs()]  # type: ignore[misc]
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Secret:
+    (tmp_path / "secret").mkdir()
+    return Secret(tmp_path / "secret")
+
+
+def test_files_behind_a_link_that_is_swung_are_read_again(secret: Secret, tmp_path: Path) -> None:
+    secret.write(Authority(tmp_path, "first"))
+    files = secret.files()
+    first = files.context()
+    assert trusted(first) == ["first"] and files.context() is first
+    secret.write(Authority(tmp_path, "second"))
+    second = files.context()
+    assert trusted(second) == ["second"] and files.context() is second
+
+
+@pytest.mark.parametrize("without", ["ca.crt", "tls.crt", "tls.key"])
+def test_files_that_are_not_whole_yet_leave_those_before(
+    secret: Secret, tmp_path: Path, without: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret.write(Authority(tmp_path, "first"))
+    files = secret.files()
+    first = files.context()
+    with caplog.at_level(logging.WARNING, "notify.client"):
+        secret.write(Authority(tmp_path, "second"), without=without)
+        assert files.context() is first and files.context() is first
+    assert len(caplog.records) == 1 and "the previous ones stay in use" in caplog.text
+    secret.write(Authority(tmp_path, "third"))
+    assert trusted(files.context()) == ["third"]
+
+
+def test_a_certificate_that_is_replaced_before_its_key_waits_for_it(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    whole = [authority.issue(name).read_text() for name in ("one", "two")]
+    halves = [(text[: text.index("-----BEGIN PRIVATE")], text[text.index("-----BEGIN PRIVATE") :]) for text in whole]
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.write_text(halves[0][0])
+    key.write_text(halves[0][1])
+    files = TlsFiles(str(authority.file), str(certificate), str(key))
+    first = files.context()
+    (tmp_path / "new").write_text(halves[1][0])
+    os.replace(tmp_path / "new", certificate)
+    assert files.context() is first
+    key.unlink()
+    assert files.context() is first
+    key.write_text(halves[1][1])
+    assert files.context() is not first
+
+
+def test_files_that_cannot_be_read_at_the_start_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="NOTIFY_CA, NOTIFY_CERTIFICATE or NOTIFY_KEY cannot be read"):
+        TlsFiles(str(tmp_path / "missing"))

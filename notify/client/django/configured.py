@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from typing import Any
 
 from django.conf import settings
@@ -11,6 +12,7 @@ from django.core.signals import setting_changed
 from django.db import DEFAULT_DB_ALIAS
 
 from notify.client.django.producer import DjangoProducer
+from notify.client.running import FLUSH_SECONDS, check_flush
 from notify.message import Message
 
 OPTIONS = (
@@ -25,6 +27,7 @@ OPTIONS = (
     "TOKEN",
     "TLS",
     "CHOOSER",
+    "WAIT_FOR_OUTCOME",
 )
 """The optional keys of NOTIFY: arguments of DjangoProducer, in capitals."""
 _EXAMPLE = 'NOTIFY = {"URL": "http://127.0.0.1:7400", "GROUP": "shop"}'
@@ -75,6 +78,13 @@ def start(using: str | None = None) -> None:
     """Answer checks from now on; call it in wsgi.py or asgi.py. Without it, checks are answered from the first commit
     with a message on."""
     producer(using).start()
+
+
+def flush(timeout: float = FLUSH_SECONDS) -> list[str]:
+    """Wait at most `timeout` seconds until the server has every outcome of this process, whichever its database; see
+    TransactionProducer.flush."""
+    end = time.monotonic() + check_flush(timeout)
+    return [left for made in list(_producers.values()) for left in made.flush(max(0.0, end - time.monotonic()))]
 
 
 def close() -> None:

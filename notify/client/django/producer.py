@@ -48,6 +48,7 @@ class DjangoProducer(ThreadProducer):
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
         chooser: Chooser = room_then_load,
+        wait_for_outcome: bool = False,
     ) -> None:
         lender = lender_of(using)
         plan = Plan(
@@ -64,6 +65,7 @@ class DjangoProducer(ThreadProducer):
             tls=tls,
             chooser=chooser,
             sources=Sources(schema),
+            wait_for_outcome=wait_for_outcome,
         )
         super().__init__(plan)
         self.using = using

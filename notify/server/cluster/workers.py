@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.client.http import HttpClient
+from notify.client.login import TlsFiles
 from notify.server.cluster.membership import shown
 from notify.settings import Settings
 from notify.storage.sql.registry import Member
@@ -76,11 +77,11 @@ class Workers:
             client.close()
 
 
-def _trust(settings: Settings) -> ssl.SSLContext | None:
+def _trust(settings: Settings) -> TlsFiles | None:
     """Trust this server's certificate alone, for any name: all workers have the same certificate."""
-    if not settings.tls_certificate:
-        return None
-    context = ssl.create_default_context(cafile=settings.tls_certificate)
+    return TlsFiles(settings.tls_certificate, adjust=_trust_itself) if settings.tls_certificate else None
+
+
+def _trust_itself(context: ssl.SSLContext) -> None:
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return context

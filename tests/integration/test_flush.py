@@ -1,0 +1,176 @@
+"""`flush` and `wait_for_outcome`: a process that is frozen or ends right after its commit leaves nothing in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
+from notify.errors import InvalidRequest
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def frozen() -> Iterator[InMemoryServer]:
+    """A server whose clock stands still, so that no check finds an outcome that was not sent."""
+    with InMemoryServer() as server:
+        server.freeze()
+        yield server
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    made = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    use_explicit_begin(made)
+    create_tables(made)
+    yield made
+    made.dispose()
+
+
+def commit(producer: TransactionProducer, engine: sa.Engine, topic: str, *bodies: str) -> None:
+    for body in bodies:
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(topic, body))
+
+
+def bodies(server: InMemoryServer, topic: str) -> list[str]:
+    return [message.text for message in server.messages(topic)]
+
+
+def test_what_was_flushed_is_there(frozen: InMemoryServer, engine: sa.Engine, unique: str) -> None:
+    with TransactionProducer(frozen.url, group=unique, engine=engine) as producer:
+        assert producer.flush() == []
+        for number in range(5):
+            commit(producer, engine, unique, str(number))
+            assert producer.flush(PATIENCE_SECONDS) == []
+            assert len(bodies(frozen, unique)) == number + 1
+        for wrong in (-1, "soon", float("nan")):
+            with pytest.raises(InvalidRequest):
+                producer.flush(wrong)  # type: ignore[arg-type]
+    assert producer.flush() == []
+
+
+def test_what_the_server_did_not_take_is_named_and_sent_again(
+    frozen: InMemoryServer, engine: sa.Engine, unique: str
+) -> None:
+    with TransactionProducer(frozen.url, group=unique, engine=engine) as producer:
+        commit(producer, engine, unique, "before")
+        assert producer.flush(PATIENCE_SECONDS) == []
+        with frozen.losing_outcomes():
+            commit(producer, engine, unique, "lost")
+            (half,) = [half for half in frozen.halves(unique) if half.text == "lost"]
+            assert producer.flush(0.2) == [half.id.partition(".")[0]]
+        frozen._app.faults._lost.clear()
+        assert producer.flush(PATIENCE_SECONDS) == []
+        assert sorted(bodies(frozen, unique)) == ["before", "lost"]
+
+
+def test_a_commit_waits_for_its_outcome(frozen: InMemoryServer, engine: sa.Engine, unique: str) -> None:
+    with TransactionProducer(frozen.url, group=unique, engine=engine, wait_for_outcome=True) as producer:
+        for number in range(5):
+            commit(producer, engine, unique, str(number))
+            assert len(bodies(frozen, unique)) == number + 1
+        with engine.connect() as connection:
+            with producer.transaction(connection) as transaction:
+                transaction.send(Message(unique, "by a connection"))
+            assert "by a connection" in bodies(frozen, unique)
+
+
+def test_a_commit_whose_outcome_is_not_stored_succeeds_and_says_so(
+    frozen: InMemoryServer, engine: sa.Engine, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TransactionProducer(
+        frozen.url, group=unique, engine=engine, wait_for_outcome=True, half_timeout=0.5
+    ) as producer:
+        commit(producer, engine, unique, "before")
+        with frozen.losing_outcomes(), caplog.at_level(logging.WARNING, "notify.client"):
+            commit(producer, engine, unique, "lost")
+        assert "is not stored yet, a check will find it: no answer within 0.5 s" in caplog.text
+        frozen._app.faults._lost.clear()
+        assert producer.flush(PATIENCE_SECONDS) == []
+    assert sorted(bodies(frozen, unique)) == ["before", "lost"]
+
+
+def test_an_outbox_has_no_outcome_to_wait_for(engine: sa.Engine, unique: str) -> None:
+    with pytest.raises(InvalidRequest, match="wait_for_outcome is for mode half"):
+        TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox", wait_for_outcome=True)
+
+
+def test_coroutines_flush_and_wait(frozen: InMemoryServer, engine: sa.Engine, unique: str) -> None:
+    made = create_async_engine(str(engine.url).replace("sqlite:", "sqlite+aiosqlite:"))
+    use_explicit_begin(made)
+
+    async def run(waits: bool) -> None:
+        async with AsyncTransactionProducer(frozen.url, group=unique, engine=made, wait_for_outcome=waits) as producer:
+            for number in range(3):
+                async with AsyncSession(made) as session, session.begin():
+                    await producer.send(session, Message(f"{unique}.{waits}", str(number)))
+                if not waits:
+                    assert await producer.flush(PATIENCE_SECONDS) == []
+                assert len(await asyncio.to_thread(bodies, frozen, f"{unique}.{waits}")) == number + 1
+            async with made.connect() as connection:
+                async with producer.transaction(connection) as transaction:
+                    await transaction.send(Message(f"{unique}.{waits}", "by a connection"))
+            if not waits:
+                assert await producer.flush(PATIENCE_SECONDS) == []
+            assert "by a connection" in await asyncio.to_thread(bodies, frozen, f"{unique}.{waits}")
+        await made.dispose()
+
+    asyncio.run(run(False))
+    asyncio.run(run(True))
+
+
+FUNCTION = """
+import sys
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from notify.client import Message, TransactionProducer, use_explicit_begin
+
+url, database, topic, waits = sys.argv[1:]
+engine = sa.create_engine(database)
+use_explicit_begin(engine)
+producer = TransactionProducer(url, group=topic, engine=engine, wait_for_outcome=bool(waits))
+for line in sys.stdin:
+    with Session(engine) as session, session.begin():
+        producer.send(session, Message(topic, line.strip()))
+    if not waits:
+        assert producer.flush(60) == []
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("waits", ["", "yes"], ids=["flush", "wait_for_outcome"])
+def test_a_function_that_is_frozen_after_each_call(
+    frozen: InMemoryServer, engine: sa.Engine, unique: str, waits: str
+) -> None:
+    """The first transaction of each call stayed undecided while the platform kept the process frozen, and its sockets
+    were dead when it was thawed."""
+    command = [sys.executable, "-c", FUNCTION, frozen.url, str(engine.url), unique, waits]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True, bufsize=1) as function:
+        assert function.stdin is not None and function.stdout is not None
+        for call in range(3):
+            function.send_signal(signal.SIGCONT)
+            function.stdin.write(f"{call}\n")
+            assert function.stdout.readline() == "done\n"
+            function.send_signal(signal.SIGSTOP)
+            assert bodies(frozen, unique) == [str(number) for number in range(call + 1)]
+            frozen.restart()
+            frozen.freeze()
+        function.send_signal(signal.SIGCONT)
+        function.stdin.close()
+        assert function.wait(PATIENCE_SECONDS) == 0
