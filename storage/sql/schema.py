@@ -18,6 +18,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, Engine
 
 from notify import guarantees
+from notify.databases import has_table
 from notify.errors import InvalidRequest, StorageFailed
 from notify.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
 from notify.storage.sql import administration
@@ -26,10 +27,14 @@ from notify.storage.sql.tables import metadata, server_half_message, server_shar
 log = structlog.get_logger("notify.sql")
 
 VERSION_TABLE = "server_schema_version"
+_VERSION = sa.Table(
+    VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True), mysql_engine="InnoDB"
+)
+"""Alembic's table. Alembic itself would make it with the server's default engine, which may know no transactions."""
 NEEDS = tuple(
     Need(table, "two servers could both write what only one of them may", (SELECT, INSERT, UPDATE, DELETE))
     for table in (
-        sa.Table(VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)),
+        _VERSION,
         *metadata.sorted_tables,
         *administration.metadata.sorted_tables,
     )
@@ -49,6 +54,8 @@ def upgrade(engine: Engine, shard: str) -> None:
             if current is None or _is_known(current):  # else they are a newer server's, which `check` judges
                 config = _config()
                 config.attributes["connection"] = connection
+                if not has_table(connection, VERSION_TABLE):
+                    _VERSION.create(connection, checkfirst=False)
                 command.upgrade(config, "head")
             connection.commit()
             if connection.execute(sa.select(server_shard.c.name)).first() is None:
