@@ -402,6 +402,7 @@ _BY_CODE: dict[str, type[NotifyError]] = {
     IdInUse.code: IdInUse,
     OutcomeConflict.code: OutcomeConflict,
     StaleReceipt.code: StaleReceipt,
+    "foreign_host": Unavailable,  # a proxy has changed the name: nothing is said about the request
     WrongShard.code: Unavailable,  # whoever has the shard is away, or keys are being divided anew
 }
 _BY_STATUS: dict[int, type[NotifyError]] = {
