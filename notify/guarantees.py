@@ -156,7 +156,7 @@ class _Table:
 def _read(connection: Connection, needs: Sequence[Need], schema: str) -> dict[str, _Table]:
     """The tables that are there, by name. Other kinds of databases cannot be verified: nothing supports them."""
     read = _READERS.get(connection.dialect.name)
-    return read(connection, [need.table.name for need in needs], schema) if read is not None else {}
+    return read(connection, [need.table.name for need in needs], schema) if read is not None and needs else {}
 
 
 def _asked(found: sa.TextClause, named: sa.TextClause, names: Sequence[str], schema: str) -> tuple[sa.TextClause, Any]:
@@ -315,6 +315,8 @@ _RESOLVES = re.compile(r"ON\s+CONFLICT\s+(REPLACE|IGNORE|ROLLBACK|FAIL)", re.IGN
 
 def _read_sqlite(connection: Connection, names: Sequence[str], schema: str) -> dict[str, _Table]:
     schema = schema or "main"
+    if schema not in {row[1] for row in connection.exec_driver_sql("PRAGMA database_list")}:
+        return {}  # no file is attached under this name, so that it has no tables
     quoted = connection.dialect.identifier_preparer.quote(schema)
     query = sa.text(_SQLITE.format(schema=quoted)).bindparams(_NAMES)
     rows = connection.execute(query, {"names": list(names), "schema": schema}).all()

@@ -148,6 +148,7 @@ def test_what_took_effect_by_a_log_that_was_not_given_is_not_lost_beside_a_resto
     assert "committed messages of database shop took effect" in reason and "--log" in reason
 
 
+@pytest.mark.long
 def test_rows_that_are_purged_while_they_are_read_are_no_ghosts(spark: Any, trade: Trade) -> None:
     middle_us = trade.at(COUNT // 2)
 

@@ -22,6 +22,7 @@ from notify.storage.crash_point import POINTS
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from notify.wire import (
+    JSON,
     Bridged,
     BridgedTransaction,
     Items,
@@ -268,7 +269,8 @@ class Kills:
         """Send batches of committed transactions, each from the end position of the previous one."""
         a = self.answers
         with contextlib.suppress(NotifyError):
-            rows = msgspec.json.decode(await http.call("GET", "/v1/admin/bridges", b"", PATIENCE_SECONDS))["bridges"]
+            answer = await http.call("GET", "/v1/admin/bridges", b"", PATIENCE_SECONDS, JSON)
+            rows = msgspec.json.decode(answer)["bridges"]
             position = rows[0]["position"] if rows else ""
             if position not in self._bridge_may_stand_at:
                 a.violations.append(f"promise 13: the bridge stands at {position!r}, not {self._bridge_may_stand_at}")

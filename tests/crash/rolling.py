@@ -139,7 +139,7 @@ def is_first(server: ServerProcess) -> bool:
 @contextmanager
 def answers_noted(seen: Seen) -> Iterator[None]:
     """Note every answer of a server that is 5xx, also where the SDK sends the request again."""
-    ask = HttpClient._ask
+    ask = HttpClient.ask
 
     async def noted(self: HttpClient, method: str, path: str, *rest: Any) -> tuple[int, bytes]:
         status, answer = await ask(self, method, path, *rest)
@@ -149,7 +149,7 @@ def answers_noted(seen: Seen) -> Iterator[None]:
                 seen.note(self.url, item.status, item)
         return status, answer
 
-    with mock.patch.object(HttpClient, "_ask", noted):
+    with mock.patch.object(HttpClient, "ask", noted):
         yield
 
 

@@ -121,7 +121,9 @@ def test_several_schemas_need_a_name(schemas: Schemas, server: ServerProcess) ->
             once(Bridge([schemas.server_url], server.url, **wrong))
 
 
-@pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
+@pytest.mark.parametrize(
+    "fill", [pytest.param(False, id="binlog"), pytest.param(True, id="backfill", marks=pytest.mark.long)]
+)
 def test_each_schema_has_its_own_list(schemas: Schemas, server: ServerProcess, unique: str, fill: bool) -> None:
     subscribe(server.url, unique, unique)
     urls = [schemas.add("a"), schemas.add("b")]

@@ -215,7 +215,7 @@ def run_green(server: InMemoryServer, tmp_path: Path, *words: str, dsn: str = ""
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+@pytest.mark.parametrize("library", ["gevent", pytest.param("eventlet", marks=LONG)])
 @pytest.mark.parametrize(
     ("when", "loop"),
     [

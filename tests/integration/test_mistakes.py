@@ -26,7 +26,7 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
-from notify.errors import BindingRefused, InvalidRequest, NotFound
+from notify.errors import BindingRefused, InvalidRequest, Unavailable
 from notify.testing import InMemoryServer
 from tests.support.commands import cli
 from tests.support.servers import make_storage
@@ -73,7 +73,7 @@ def test_a_server_that_is_not_notify_is_asked_about() -> None:
     try:
         with (
             TransactionProducer(url, group="g") as producer,
-            pytest.raises(NotFound, match=f"{url}/v1/messages.* is this"),
+            pytest.raises(Unavailable, match=f"{url}/v1/messages was answered with 404 .*not by a Notify server"),
         ):
             producer.publish(Message("t", "x"))
     finally:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from notify import ids
@@ -16,7 +17,7 @@ from notify.client.packing import pack
 from notify.client.transactions import HALVES, OUTCOMES, TransactionClient
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
-from notify.wire import Item
+from notify.wire import PROBLEM_TYPE, Item, Problem
 from tests.support.http import post
 from tests.support.servers import make_storage, stop_if_running
 from tests.support.transactions import half_request, new_id
@@ -95,9 +96,17 @@ def test_a_half_takes_along_the_outcome_that_waits(url: str, requests: Requests,
     asyncio.run(scenario())
 
 
+def problem(status: int, code: str, detail: str) -> tuple[int, bytes]:
+    return status, msgspec.json.encode(Problem(f"{PROBLEM_TYPE}{code}", code, status, detail, code))
+
+
 @pytest.mark.parametrize(
     "answer",
-    [(400, b'{"code": "invalid_schema", "detail": "unknown field"}'), (200, PAGE), (503, b"")],
+    [
+        problem(400, "invalid_schema", "unknown field"),
+        (200, PAGE),
+        problem(503, "unavailable", "it is starting"),
+    ],
     ids=["an earlier version", "a page", "unavailable"],
 )
 def test_both_are_sent_again_where_their_request_fails(

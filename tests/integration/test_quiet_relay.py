@@ -262,7 +262,8 @@ def test_a_partition_in_another_schema_wakes_the_relay(outbox: Outbox, server: S
         create_tables(connection)
         connection.exec_driver_sql("ALTER TABLE half_message RENAME TO old")
         connection.exec_driver_sql(
-            "CREATE TABLE half_message (LIKE old INCLUDING DEFAULTS) PARTITION BY RANGE (transaction_id)"
+            "CREATE TABLE half_message (LIKE old INCLUDING DEFAULTS INCLUDING INDEXES) "
+            "PARTITION BY RANGE (transaction_id)"
         )
         connection.exec_driver_sql("CREATE TABLE parts.all_of_it PARTITION OF half_message DEFAULT")
         connection.exec_driver_sql("DROP TABLE old CASCADE")

@@ -162,8 +162,11 @@ def test_a_relay_says_that_another_session_has_locked_a_table(
         assert asyncio.run(Relay(engine, server.url).run(once=True)).sent == 1
 
 
-def test_tables_that_are_made_later_are_relayed(engine_url: str, server: ServerProcess, unique: str) -> None:
+def test_tables_that_are_made_later_are_relayed(
+    engine_url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A service's outbox came into a server's database: its rows waited until the relay was started again."""
+    monkeypatch.setattr("notify.relay.relay.LOOK_SECONDS", 0.2)
     make_storage(engine_url)
     subscribe(server.url, unique, unique)
 

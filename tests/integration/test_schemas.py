@@ -20,7 +20,7 @@ from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionP
 from notify.client.packing import pack
 from notify.client.places import ASK_FIRST
 from notify.client.purge import purge_by_force
-from notify.errors import BindingRefused, InvalidRequest
+from notify.errors import BindingRefused, InvalidRequest, UnsafeTable
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.dying import lose_outcomes
@@ -330,7 +330,7 @@ def test_a_temporary_table_of_the_same_name(
     home = tenants.make("home")
     producer = producing(tenants.engine)
     order(tenants, producer, home, "session", "x")
-    with pytest.raises(BindingRefused, match="temporary table"), tenants.session(home, "session") as session:
+    with pytest.raises(UnsafeTable, match="temporary table"), tenants.session(home, "session") as session:
         session.connection().exec_driver_sql("CREATE TEMPORARY TABLE half_message (LIKE half_message)")
         producer.send(session, Message(producer.group, "x"))
 

@@ -259,7 +259,14 @@ def _texts(memory: InMemoryServer, topic: str) -> set[str]:
     return {message.text for message in memory.messages(topic)}
 
 
-@pytest.mark.parametrize("name", ["404", "413", "400", "200 with a login page", "nothing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "404",
+        "413",
+        *[pytest.param(name, marks=pytest.mark.long) for name in ("400", "200 with a login page", "nothing")],
+    ],
+)
 def test_a_bridge_loses_and_refuses_nothing(
     binlog_url: str, server: ServerProcess, unique: str, name: str, between_process: Stranger
 ) -> None:

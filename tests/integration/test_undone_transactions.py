@@ -44,7 +44,7 @@ def test_nothing_is_kept_of_transactions_that_are_over(shop: Shop) -> None:
     """Each left its messages in memory until the process ended."""
     before = _in_memory()
     _send_in_each_way(shop)
-    assert _in_memory() == before
+    assert _in_memory() <= before  # an earlier test may have left some
     assert len(shop.messages()) == 10
 
 

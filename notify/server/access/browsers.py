@@ -46,8 +46,8 @@ def refuse_foreign_host(host: bytes, settings: Settings) -> None:
     """Raises Forbidden if the header `Host` has a name that is not the server's."""
     if not is_own_host(host, settings.host, settings.url):
         raise Forbidden(
-            f"this server is not called {host.decode('latin-1')[:100]!r}: let the proxy in between pass on the client's "
-            "own Host (nginx: proxy_set_header Host $http_host), or set url to the name",
+            f"this server is not called {host.decode('latin-1')[:100]!r}: let the proxy in between pass on the "
+            "client's own Host (nginx: proxy_set_header Host $http_host), or set url to the name",
             "foreign_host",
         )
 
