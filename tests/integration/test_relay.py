@@ -220,6 +220,15 @@ def test_a_relay_whose_rows_are_locked_says_so_and_sends_nothing_twice(
         other.exec_driver_sql("SELECT 1 FROM half_message FOR UPDATE")
         with pytest.raises(Unavailable, match="lock timeout"):
             asyncio.run(relay.run(once=True))
+
+    def are_free() -> bool:
+        with engines[0].connect() as connection:
+            locks = "FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database"
+            return not connection.exec_driver_sql(
+                f"SELECT count(*) {locks} WHERE datname = current_database())"
+            ).scalar()
+
+    eventually(are_free, "the end of the session with the relay's locks")
     assert asyncio.run(relay.run(once=True)).sent == 1
     assert bodies(drain(server.url, unique, unique, 1)) == ["once"]
 
