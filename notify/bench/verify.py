@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from notify.client.http import HttpClient
-from notify.wire import Delivered, Items, Pulled, States, encode_msgpack
+from notify.wire import JSON, Delivered, Items, Pulled, States, encode_msgpack
 
 
 class _Queue(msgspec.Struct):
@@ -53,7 +53,7 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
     workers: dict[str, HttpClient] = {}
     counts: Counter[str] = Counter()
     try:
-        answer = await http.call("GET", "/v1/admin/topics", b"", 60)
+        answer = await http.call("GET", "/v1/admin/topics", b"", 60, JSON)
         topics = msgspec.json.decode(answer, type=_Topics).topics
         deadline = time.monotonic() + 600
         for topic in topics:
@@ -102,7 +102,7 @@ async def _committed(url: str, acknowledged: list[str], sent_besides: int) -> tu
             request = encode_msgpack(States(producer_group="bench", ids=acknowledged[first : first + 4096]))
             answer = msgspec.msgpack.decode(await http.call("POST", "/v1/transactions/states", request, 60), type=Items)
             missing += sum([item.state != "COMMITTED" for item in answer.items])
-        listed = await http.call("GET", "/v1/admin/topics", b"", 60)
+        listed = await http.call("GET", "/v1/admin/topics", b"", 60, JSON)
     finally:
         http.close()
     topics = msgspec.json.decode(listed, type=_Topics).topics
