@@ -16,13 +16,13 @@
     ├── WrongRole                 this server lacks the role for the request: ask another member (421)
     ├── WrongShard                the key, or the transaction, belongs to another shard: send it there (421)
     ├── StaleReceipt              the receipt's lease has ended (410)
-    ├── Unavailable               try again: the server is away, starting or overloaded (503)
+    ├── Unavailable               try again: the server is unreachable, starting or overloaded (503)
     │   ├── Backpressure          a rate limit, or a full backlog: try again after `retry_after` s (429)
     │   ├── Closed                this producer or client was closed: make another one (not retryable)
     │   ├── Timeout               no answer in time; the request may have been carried out (504)
     │   ├── ForeignAnswer         something else answered in a server's place: a proxy, a login page (503)
     │   ├── DiskFull              the server's disk is full: reads go on, writes are refused (507)
-    │   └── ObjectStoreFailed     the object store that a log is shipped to is away, refuses, or lost an object (503)
+    │   └── ObjectStoreFailed     the object store of a shipped log is unreachable, refuses, or lost an object (503)
     ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)
     │   └── Corrupt               bytes on the disk differ from what was written
     ├── BindingRefused            the session or engine cannot carry a transactional message safely

@@ -220,17 +220,17 @@ def _read_postgresql(connection: Connection, names: Sequence[str], schema: str) 
             table.flaw = "has child tables (INHERITS), whose rows its key does not cover"
             table.mends = "move their rows into the table itself, and drop them"
         elif rule is not None:
-            table.flaw = f"has the rule {rule}, which may turn its inserts into something else"
+            table.flaw = f"has the rule {rule}, which may replace its inserts by other statements"
             table.mends = f"DROP RULE {rule} ON {table.shown}"
         for column_name, is_not_null, folding in json.loads(columns or "[]"):
-            flaw = f"{folding} takes different names for the same one" if folding else ""
+            flaw = f"{folding} treats different names as equal" if folding else ""
             table.columns[column_name] = _Column(column_name, not is_not_null, flaw)
         for index_name, immediate, valid, partial, with_nulls, of in json.loads(indexes or "[]"):
             index = _Index(index_name, of or [None], with_nulls=bool(with_nulls))
             if not immediate:
                 index.flaw = "is DEFERRABLE, so that a second row is noticed only at the commit"
             elif not valid:
-                index.flaw = "is not valid: its making failed, or a partition lacks it"
+                index.flaw = "is not valid: building it failed, or a partition lacks it"
             elif partial:
                 index.flaw = "covers only the rows of its WHERE"
             table.indexes.append(index)
@@ -270,7 +270,7 @@ def _read_mysql(connection: Connection, names: Sequence[str], schema: str) -> di
             table = found[name] = _Table(where, name, _MYSQL_KINDS.get(kind, str(kind).lower()))
             table.is_partitioned = "partitioned" in str(options or "").lower()
             if engine is not None and has_transactions != "YES":
-                table.flaw = f"has the engine {engine}, which knows no transactions: a rollback would keep its rows"
+                table.flaw = f"has the engine {engine}, which has no transactions: a rollback would keep its rows"
                 table.mends = f"ALTER TABLE {table.shown} ENGINE=InnoDB"
     for what, _, name, of, value, detail, _, _ in rows:
         if name not in found or what == "table":
@@ -280,7 +280,7 @@ def _read_mysql(connection: Connection, names: Sequence[str], schema: str) -> di
             flaw = (
                 ""
                 if value is None or value.endswith("_bin") or value == "binary"
-                else (f"the collation {value} takes different names for the same one")
+                else (f"the collation {value} treats different names as equal")
             )
             table.columns[of] = _Column(of, detail == "YES", flaw)
             continue
@@ -333,7 +333,7 @@ def _read_sqlite(connection: Connection, names: Sequence[str], schema: str) -> d
                 table.mends = "PRAGMA journal_mode = WAL"
             elif resolves is not None:
                 table.flaw = f"has the clause {resolves.group(0).upper()}, so that a second row is no error"
-                table.mends = "rename the table, have create_tables make it again, and copy its rows"
+                table.mends = "rename the table, have create_tables recreate it, and copy its rows"
     keys: dict[str, dict[int, str]] = {name: {} for name in found}
     for what, name, of, value, collation, _ in rows:
         if name not in found or what == "table":
@@ -348,7 +348,7 @@ def _read_sqlite(connection: Connection, names: Sequence[str], schema: str) -> d
             table.indexes.append(_Index(of, flaw="covers only the rows of its WHERE" if what == "index1" else ""))
         table.indexes[-1].columns.append(value)
         if collation not in (None, "BINARY") and value in table.columns:
-            table.columns[value].flaw = f"the collation {collation} takes different names for the same one"
+            table.columns[value].flaw = f"the collation {collation} treats different names as equal"
     for name, key in keys.items():
         if len(key) == 1:  # an INTEGER PRIMARY KEY has no index
             found[name].indexes.append(_Index("PRIMARY KEY", list(key.values())))
@@ -401,8 +401,8 @@ def _key_faults(connection: Connection, need: Need, table: _Table) -> Iterator[F
         if set(index.columns) >= set(key) or not _takes_for_same(index, table):
             continue
         yield Fault(
-            f"the table {table.shown} has the unique index {index.name} over ({_listed(index)}), which takes rows that "
-            "differ for the same one",
+            f"the table {table.shown} has the unique index {index.name} over ({_listed(index)}), which treats rows "
+            "that differ as equal",
             "drop it, or make it not unique",
         )
     for name in _named_by(need.table):

@@ -1,4 +1,4 @@
-"""A database's URL, and all else that its driver in Python went by, for Java's driver: passed on, or refused.
+"""A database's URL, and all else that its driver in Python went by, for the JDBC driver: passed on, or refused.
 
 The audit asks a database by SQLAlchemy what to read, and Spark reads it by JDBC. Both have to reach the same server, as
 the same user, and check it as strictly. So nothing is read from the URL's text that the first connection can say: libpq
@@ -29,7 +29,7 @@ DRIVERS = {
     "mariadb": "org.mariadb.jdbc.Driver",
     "sqlite": "org.sqlite.JDBC",
 }
-"""Java's drivers, by the kind of database."""
+"""The JDBC drivers, by the kind of database."""
 READ_BY = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
 """The drivers in Python whose parameters are known here."""
 _TCP = "Spark reads by TCP: write the server's host and port into the URL"
@@ -44,7 +44,7 @@ TRANSLATED = {
     "sslmode": "sslmode",
     "sslnegotiation": "sslNegotiation",
 }
-"""Parameters of libpq that Java's driver takes with the same values, and their names there."""
+"""Parameters of libpq that the JDBC driver takes with the same values, and their names there."""
 RESOLVED = frozenset(
     {
         *("host", "hostaddr", "port", "dbname", "user", "passfile", "service", "servicefile"),
@@ -52,11 +52,11 @@ RESOLVED = frozenset(
         *("sslrootcert", "sslcert", "sslkey"),
     }
 )
-"""Parameters of libpq of which Java's driver gets the outcome: the server that was chosen, the user, the password, and
-the files as `_tls_of_postgresql` passes them on."""
+"""Parameters of libpq of which the JDBC driver gets the outcome: the server that was chosen, the user, the password,
+and the files as `_tls_of_postgresql` passes them on."""
 HARMLESS = frozenset(
     {
-        "client_encoding",  # Java's driver always speaks UTF-8
+        "client_encoding",  # the JDBC driver always speaks UTF-8
         *("connect_timeout", "tcp_user_timeout"),
         *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
         *("min_protocol_version", "max_protocol_version"),
@@ -66,8 +66,8 @@ HARMLESS = frozenset(
 )
 """Parameters of libpq that change neither what is read nor who may read it. They are left out."""
 _NO_TICKET = "Spark's workers have no ticket of Kerberos: use a password or a certificate, and leave it out"
-_NO_REVOCATION = "Java's driver reads no list of revoked certificates: leave it out"
-_NO_OTHER_LOGIN = "Java's driver knows no such login: use a password or a certificate, and leave it out"
+_NO_REVOCATION = "the JDBC driver reads no list of revoked certificates: leave it out"
+_NO_OTHER_LOGIN = "the JDBC driver knows no such login: use a password or a certificate, and leave it out"
 REFUSED = {
     "gssdelegation": _NO_TICKET,
     "gsslib": _NO_TICKET,
@@ -81,20 +81,20 @@ REFUSED = {
     "scram_server_key": _NO_OTHER_LOGIN,
     "sslcrl": _NO_REVOCATION,
     "sslcrldir": _NO_REVOCATION,
-    "sslpassword": "Java's driver reads a key without a password: write one with "
+    "sslpassword": "the JDBC driver reads a key without a password: write one with "
     "`openssl pkcs8 -topk8 -nocrypt -in KEY -out NEW`, name it as sslkey=NEW, and leave sslpassword out",
 }
-"""Parameters of libpq that Java's driver cannot keep, and what to do instead."""
+"""Parameters of libpq that the JDBC driver cannot keep, and what to do instead."""
 SERVED_VALUES = {
     "gssencmode": (("disable", "prefer"), _NO_TICKET),
-    "sslcertmode": (("allow",), "Java's driver presents a certificate where the server asks for one: leave it out"),
+    "sslcertmode": (("allow",), "the JDBC driver presents a certificate where the server asks for one: leave it out"),
     "ssl_min_protocol_version": (
-        ("TLSv1", "TLSv1.1", "TLSv1.2"), "Java's driver takes TLS 1.2 and 1.3: let the server demand it, and leave "
+        ("TLSv1", "TLSv1.1", "TLSv1.2"), "the JDBC driver takes TLS 1.2 and 1.3: let the server demand it, and leave "
         "it out",
     ),
-    "ssl_max_protocol_version": (("TLSv1.3",), "Java's driver takes TLS 1.2 and 1.3: leave it out"),
+    "ssl_max_protocol_version": (("TLSv1.3",), "the JDBC driver takes TLS 1.2 and 1.3: leave it out"),
 }  # fmt: skip
-"""Parameters of libpq of which Java's driver keeps some values, and what to do instead of the others."""
+"""Parameters of libpq of which the JDBC driver keeps some values, and what to do instead of the others."""
 
 OF_OTHERS = {
     "currentSchema": "write options=-csearch_path=SCHEMA, or name it with --schema",
@@ -116,17 +116,18 @@ MYSQL_RESOLVED = frozenset(
         "sql_mode",
     }
 )
-"""Parameters of which Java's driver gets the outcome: server, user, and how the certificate was checked."""
+"""Parameters of which the JDBC driver gets the outcome: server, user, and how the certificate was checked."""
 MYSQL_HARMLESS = frozenset(
     {
-        *("charset", "collation", "use_unicode"),  # Java's driver always speaks UTF-8
+        *("charset", "collation", "use_unicode"),  # the JDBC driver always speaks UTF-8
         *("connect_timeout", "read_timeout", "write_timeout", "max_allowed_packet"),
         *("autocommit", "binary_prefix", "client_flag", "local_infile", "program_name"),
     }
 )
 _NO_CERTIFICATE = "Spark presents no certificate to MySQL and MariaDB: audit as a user who needs none, without it"
 _NO_FILE = (
-    "Java's driver reads no such file: write its host, port, user and password into the URL, and its ssl-ca as ssl_ca="
+    "the JDBC driver reads no such file: write its host, port, user and password into the URL, and its ssl-ca as "
+    "ssl_ca="
 )
 MYSQL_REFUSED = {
     "bind_address": "Spark's workers connect from addresses of their own: leave it out",
@@ -142,7 +143,7 @@ MYSQL_REFUSED = {
     "ssl_mode": "PyMySQL has no such option: write ssl_ca=FILE, which checks the server's certificate and name",
     "unix_socket": f"{_TCP}, without it",
 }
-"""Parameters that Java's driver cannot keep, and what to do instead."""
+"""Parameters that the JDBC driver cannot keep, and what to do instead."""
 
 SQLITE_OPTIONS = frozenset(
     {"uri", "timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements"}
@@ -173,8 +174,8 @@ class Address:
 def checked(text: str, named: str) -> str:
     """A database's URL with the driver that the audit asks it with.
 
-    Raises InvalidRequest, with what to write instead, for a part that Java's driver cannot keep. `named`: the flag that
-    has the URL, for errors.
+    Raises InvalidRequest, with what to write instead, for a part that the JDBC driver cannot keep. `named`: the flag
+    that has the URL, for errors.
     """
     try:
         url = with_driver(parsed_url(text))
@@ -186,7 +187,7 @@ def checked(text: str, named: str) -> str:
             if option in MYSQL_REFUSED:
                 raise InvalidRequest(f"{named}: {option}: {MYSQL_REFUSED[option]}")
             if option not in MYSQL_RESOLVED | MYSQL_HARMLESS:
-                raise InvalidRequest(f"{named}: {option}: what it is to Java's driver is not known: leave it out")
+                raise InvalidRequest(f"{named}: {option}: the audit does not know this option: leave it out")
     if driver in ("psycopg", "psycopg2"):
         known = {*TRANSLATED, *RESOLVED, *HARMLESS, *REFUSED, *SERVED_VALUES, "password"}
         for option in url.query.keys() - known:
@@ -219,7 +220,7 @@ def check_driver(engine: sa.Engine, named: str) -> None:
 def address_of(connection: sa.Connection, named: str) -> Address:
     """How Spark reaches what a connection reached, with all that the connection went by.
 
-    Raises InvalidRequest, with what to write instead, for what Java's driver cannot keep, such as a socket.
+    Raises InvalidRequest, with what to write instead, for what the JDBC driver cannot keep, such as a socket.
     """
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "postgresql":
@@ -274,7 +275,7 @@ def of_postgresql(given: Mapping[str, str], reached: Reached, named: str) -> Add
             if value not in served:
                 raise InvalidRequest(f"{named}: {name}={value}: {instead}")
         elif name not in TRANSLATED and name not in RESOLVED and name not in HARMLESS:
-            raise InvalidRequest(f"{named}: {name}: what it is to Java's driver is not known: leave it out")
+            raise InvalidRequest(f"{named}: {name}: the audit does not know this option: leave it out")
     if reached.host.startswith(("/", "@")):
         raise InvalidRequest(f"{named}: {_TCP}")
     properties = {new: given[name] for name, new in reversed(TRANSLATED.items()) if given.get(name)}
@@ -286,7 +287,7 @@ def of_postgresql(given: Mapping[str, str], reached: Reached, named: str) -> Add
     if "hostaddr" in given:
         if names_are_checked and reached.host != reached.address:
             raise InvalidRequest(
-                f"{named}: hostaddr: Java's driver checks the name that it connects to: write host={reached.host} "
+                f"{named}: hostaddr: the JDBC driver checks the name that it connects to: write host={reached.host} "
                 "alone, or sslmode=verify-ca"
             )
         host = reached.address
@@ -320,12 +321,12 @@ def _tls_of_postgresql(given: Mapping[str, str], named: str) -> dict[str, str]:
         properties |= _certificate(Path(certificate or home / "postgresql.crt"), Path(key or home / "postgresql.key"))
         if not properties.get("sslcert"):
             raise InvalidRequest(
-                f"{named}: sslcert: Java's driver reads a file with nothing but certificates: write one without the "
+                f"{named}: sslcert: the JDBC driver reads a file with nothing but certificates: write one without the "
                 "key that is in it"
             )
         if not properties.get("sslkey"):
             raise InvalidRequest(
-                f"{named}: sslkey: Java's driver reads a key of PKCS #8 without a password: write one with "
+                f"{named}: sslkey: the JDBC driver reads a key of PKCS #8 without a password: write one with "
                 f"`openssl pkcs8 -topk8 -nocrypt -in {key or home / 'postgresql.key'} -out NEW`, and sslkey=NEW"
             )
     elif (home / "postgresql.crt").exists():
@@ -343,7 +344,7 @@ _ALGORITHMS = {
 
 
 def _certificate(certificate: Path, key: Path) -> dict[str, str]:
-    """Properties for a client's certificate; without the files that Java's driver cannot read."""
+    """Properties for a client's certificate; without the files that the JDBC driver cannot read."""
     properties = {"sslcert": str(certificate.absolute())}
     try:
         if b"PRIVATE KEY-----" in certificate.read_bytes():
@@ -421,7 +422,7 @@ def _check_sqlite(url: URL, named: str) -> None:
 
 def _of_sqlite(engine: sa.Engine) -> Address:
     (file,), options = engine.dialect.create_connect_args(engine.url)
-    # As a URI whatever the path is: Java's driver takes what follows a question mark in a plain path for options.
+    # As a URI whatever the path is: the JDBC driver takes what follows a question mark in a plain path for options.
     return Address(f"jdbc:sqlite:{file if options.get('uri') else 'file:' + quote(str(file))}")
 
 

@@ -205,8 +205,8 @@ class Bridge:
                 if self._source_ids and source_ids and self._source_ids.isdisjoint(source_ids):
                     raise Unfit(
                         f"its source id is {min(source_ids)}, but the database read before has "
-                        f"{min(self._source_ids)}: it is another database and not a replica; give each source a name "
-                        "of its own (--dsn name=URL)"
+                        f"{min(self._source_ids)}: it is another database and not a replica; give each source its "
+                        "own name (--dsn name=URL)"
                     )
                 server_id = self._server_id or default_server_id(name)
                 named = there if self._schema or self._schemas else None

@@ -74,7 +74,7 @@ class Refusals:
                 return found
         engines = self.scope.engines(engine)
         if not engines:
-            log.error("no schema of this source has tables any more: %s are on no list", ", ".join(left))
+            log.error("no schema of this source has its tables any longer: %s are on no list", ", ".join(left))
             return found
         return [*found, (engines[0][1], left)]
 

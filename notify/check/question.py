@@ -169,7 +169,7 @@ def _read(connection: Connection, transaction_id: str, schema: str | None, sourc
     local_row = LocalRow(str(row[0]), tuple(shard for shard in str(row[1]).split(",") if shard))
     its_source, purged_before = read_source(connection, schema)
     if source is not None and its_source != source:
-        raise CheckUnavailable(f"the schema {schema!r} has become source {its_source}: it was {source} a moment ago")
+        raise CheckUnavailable(f"the schema {schema!r} now has source id {its_source}, and had {source} a moment ago")
     if local_row.state != "COMMITTED" and ids.milliseconds(ids.from_text(transaction_id)) <= purged_before:
         raise CheckUnavailable("rows of that time were purged by force: an operator has to decide")
     return local_row

@@ -44,8 +44,8 @@ SCHEMAS = typer.Option(
     None,
     "--schemas",
     envvar="NOTIFY_SCHEMAS",
-    help="Patterns of schemas, separated by commas (`t_*,shop`), instead of one; those made later are found. "
-    "[env: NOTIFY_SCHEMAS]",
+    help="Patterns of schemas, separated by commas (`t_*,shop`), instead of one schema; schemas created later are "
+    "included. [env: NOTIFY_SCHEMAS]",
 )
 
 
@@ -74,8 +74,8 @@ def relay(
         0.2,
         min=0.01,
         max=86_400,
-        help="Seconds between polls of an empty outbox where no commit wakes the relay. More than 300: no session is "
-        "kept in between, so that a database may pause.",
+        help="Seconds between polls of an empty outbox where no commit wakes the relay. Above 300 the relay closes its "
+        "sessions between polls, so that a database can pause.",
     ),
     once: bool = typer.Option(False, "--once", help="Stop when the outbox is empty."),
     as_json: bool = AS_JSON,

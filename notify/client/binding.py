@@ -81,13 +81,15 @@ class Readers:
     when a session is to have one transaction; one that has written does."""
 
     def __init__(self, engine: Engine, readers: Sequence[Any]) -> None:
-        """`engine`: the producer's. Raises InvalidRequest for a reader that is no engine, or the producer's own."""
+        """`engine`: the producer's. Raises InvalidRequest for a reader that is not an engine, or the producer's own."""
         self._engines: list[Engine] = [getattr(reader, "sync_engine", reader) for reader in readers]
         for reader in self._engines:
             if not isinstance(reader, Engine):
                 raise InvalidRequest(f"readers takes engines, not a {type(reader).__name__}")
             if reader is engine:
-                raise InvalidRequest("the producer's engine is among its readers, on which sessions only read")
+                raise InvalidRequest(
+                    "readers contains the producer's own engine: name only engines that sessions do not write to"
+                )
         self._bases = {base_of(reader) for reader in self._engines} - {base_of(engine)}
         self._written: weakref.WeakKeyDictionary[Connection, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         """The connections that have written, and the transaction in which they last did."""
@@ -115,7 +117,7 @@ class Readers:
         return written is not None and written() is connection.get_transaction()
 
     def others(self, connections: Sequence[Connection]) -> list[Connection]:
-        """The connections that are no reader's. Raises BindingRefused if a reader has written."""
+        """The connections that are not a reader's. Raises BindingRefused if a reader has written."""
         if not self._engines:
             return list(connections)
         others = []
@@ -125,7 +127,7 @@ class Readers:
             elif self.has_written(connection):
                 raise BindingRefused(
                     f"this session has written through {shown_url(connection.engine)}, which is one of the producer's "
-                    "readers: what it wrote there and the message would have no common outcome; write through the "
+                    "readers: what it wrote there and the message would not commit together: write through the "
                     "producer's engine"
                 )
         return others
@@ -196,7 +198,7 @@ class Binding:
         session.info[INFO_KEY] = (self, bound)
 
     def _connection_of(self, session: Session) -> Connection:
-        """The session's only connection that is no reader's, or a first one from the engine that the session uses."""
+        """The session's only connection that is not a reader's, or a first one from the engine that it uses."""
         connections = self.writing(session)
         if len(connections) > 1:
             raise BindingRefused(SEVERAL)
@@ -209,8 +211,8 @@ class Binding:
         return session.connection(bind_arguments={"bind": bind})
 
     def writing(self, session: Session) -> list[Connection]:
-        """The connections of the session's root transaction that are no reader's. Raises BindingRefused if a reader has
-        written."""
+        """The connections of the session's root transaction that are not a reader's. Raises BindingRefused if a reader
+        has written."""
         return self._readers.others(connections_of_session(session))
 
     def _chosen(self, session: Session) -> Any:

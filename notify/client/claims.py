@@ -165,8 +165,8 @@ def _insert(
             written = connection.execute(insert, many_or_one, execution_options=options).rowcount
             if 0 <= written < len(values):  # drivers that do not know it say -1
                 raise InvalidRequest(
-                    f"{written} of {len(values)} rows of {notify_inbox.name} were written: a trigger of that table "
-                    "leaves out the others, and their messages would take effect again; drop it",
+                    f"{written} of {len(values)} rows of {notify_inbox.name} were written, because a trigger of that "
+                    "table skips the others, whose messages would take effect again: drop the trigger",
                     "unsafe_table",
                 )
     except sa.exc.IntegrityError as error:

@@ -220,7 +220,7 @@ class _Consumer:
                 if patched_by():
                     raise InvalidRequest(
                         f"a consumer of a Kafka cluster cannot run under {patched_by()}, because Kafka's library "
-                        "blocks all greenlets: run it in a process whose threads are not replaced"
+                        "blocks all greenlets: run it in a process whose threads are not patched"
                     )
                 from notify.client.kafka.insisting import consume
                 from notify.client.kafka.plan import Plan

@@ -269,7 +269,7 @@ class HttpClient:
         if self._closed:
             raise Closed("this client is closed")
         if self._leaving:
-            raise Unavailable(f"the server at {self.url} is no member any more")
+            raise Unavailable(f"the server at {self.url} is no longer a member")
         while self._idle:
             connection = self._idle.pop()
             if time.time() - connection.idle_since > IDLE_SECONDS:
@@ -403,7 +403,7 @@ _BY_CODE: dict[str, type[NotifyError]] = {
     OutcomeConflict.code: OutcomeConflict,
     StaleReceipt.code: StaleReceipt,
     "foreign_host": Unavailable,  # a proxy has changed the name: nothing is said about the request
-    WrongShard.code: Unavailable,  # whoever has the shard is away, or keys are being divided anew
+    WrongShard.code: Unavailable,  # the shard's server is unreachable, or keys are being redistributed
 }
 _BY_STATUS: dict[int, type[NotifyError]] = {
     401: Unauthorized,

@@ -103,9 +103,9 @@ def _header(token: object) -> str:
 
 
 class TlsFiles:
-    """The TLS context of a client, made again whenever one of its files was replaced.
+    """The TLS context of a client, recreated whenever one of its files was replaced.
 
-    Certificates are renewed while a client lives: by a rename, by a link that is swung to another directory (as
+    Certificates are renewed while a client lives: by a rename, by a link that is changed to another directory (as
     Kubernetes does), or in place.
     """
 

@@ -56,7 +56,7 @@ class LoopThread:
         """Raises BindingRefused where gevent or eventlet has replaced the sockets, but not the threads."""
         if owns_sockets() and not patched_by():
             raise BindingRefused(
-                "gevent or eventlet has replaced the sockets of this process, but not its threads: let it replace both"
+                "gevent or eventlet has patched the sockets of this process, but not its threads: let it patch both"
             )
         self._home = home()
         self._is_green = bool(patched_by())

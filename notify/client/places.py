@@ -71,7 +71,7 @@ class Places:
         """The place of a transaction: named, guessed, or asked for. Raises BindingRefused if it lacks tables."""
         pool, changes = pool_of(connection), self._sources.changes
         # A new pool, or connections that the database has ended, may lead to another server; and a look may have found
-        # that a schema was made again.
+        # that a schema was recreated.
         if pool != self._pool or changes != self._changes:
             self._pool, self._changes = pool, changes
             self._known, self._last = {}, None
@@ -108,8 +108,8 @@ class Places:
             return None
         self._guesses = False
         refused = TransactionRefused(
-            "nothing is committed: half_message was made by an older version in this transaction's schema, unlike in "
-            "the one before: repeat the transaction, which then knows, or call create_tables for each schema again"
+            "nothing is committed: this transaction's schema has the half_message of an older version, unlike the one "
+            "before: repeat the transaction, or call create_tables for every schema"
         )
         refused.retryable = True
         return refused

@@ -109,8 +109,8 @@ class HalfRows:
         written = self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
         if 0 <= written < len(rows):  # drivers that do not know it say -1
             raise BindingRefused(
-                f"nothing is committed: {written} of {len(rows)} rows of {half_message.name} were written, since a "
-                "trigger of that table leaves out the others: drop it"
+                f"nothing is committed: {written} of {len(rows)} rows of {half_message.name} were written, because a "
+                "trigger of that table skips the others: drop the trigger"
             )
 
     def _guarded(self, connection: Connection, place: Place, count: int) -> _Insert:
@@ -152,7 +152,7 @@ class HalfRows:
 
 
 def _needs_no_guard(dialect: str, place: Place) -> bool:
-    """Whether a plain INSERT that names the schema does. On PostgreSQL the guard also sees that it was made again."""
+    """Whether a plain INSERT that names the schema does. On PostgreSQL the guard also notices that it was recreated."""
     return place.is_named and dialect != "postgresql"
 
 

@@ -352,7 +352,7 @@ class Servers:
         unreached = frozenset(m.url for m in self._members if self._role in m.roles and m.url not in self._reached)
         if unreached - self._unreached:
             log.warning(
-                "%s: the registry lists this address for a server, and nothing of Notify answers there; requests go to "
+                "%s: the registry lists this address for a server, and no Notify server answers there; requests go to "
                 "other servers, or to %s: set NOTIFY_URL of that server to the address by which clients reach it",
                 ", ".join(sorted(unreached)), ", ".join(self._seeds),
             )  # fmt: skip

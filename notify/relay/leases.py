@@ -307,7 +307,7 @@ class PostgreSqlLeases:
         self._schema = ""
         """The schema in which it shows its presence, "" for none."""
         self._number = 0
-        """The number of the schema in the catalogue: a schema that is dropped and made again has another one."""
+        """The number of the schema in the catalogue: a schema that is dropped and recreated has another one."""
         self.held: set[int] = set()
         """The buckets of that schema that this relay holds."""
         self._lock = threading.RLock()
@@ -336,7 +336,7 @@ class PostgreSqlLeases:
     def _count_others(self, connection: Connection, schema: str) -> int | None:
         """How many other relays work on a schema, in which this one shows its presence; None if there is no schema."""
         row = connection.execute(_COUNT if self._schema else _BEGIN, {"schema": schema}).first()
-        if self._schema and (row is None or row[0] != self._number):  # it was dropped, and maybe made again
+        if self._schema and (row is None or row[0] != self._number):  # it was dropped, and maybe recreated
             self.leave()
             row = connection.execute(_BEGIN, {"schema": schema}).first()
         if row is None:

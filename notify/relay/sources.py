@@ -94,7 +94,7 @@ class Sources:
         for schema in found if not self.are_many else ():  # each time: an empty outbox may have become a hidden one
             self._leases.read(partial(verify, needs=MOVES, schema=self._named(schema)))
         for schema in self.by_schema.keys() - found.keys():
-            log.warning("schema %s has no outbox any more: it is forgotten", schema)
+            log.warning("schema %s no longer has an outbox: it is forgotten", schema)
             del self.by_schema[schema]
         for schema, names in found.items():
             rows = self.by_schema.get(schema)

@@ -39,7 +39,7 @@ def of(url: str, **parts: Any) -> str:
 
 
 def read(spark: Any, url: str, query: str, **properties: str) -> str:
-    """One value, by a connection of Spark's. `properties` are for Java's driver alone."""
+    """One value, by a connection of Spark's. `properties` are for the JDBC driver alone."""
     with contextlib.closing(Database(url, "shop")) as database:
         changed = {**database.address.properties, **properties}
         database.address = dataclasses.replace(database.address, properties=changed)

@@ -150,10 +150,10 @@ FAULTS: list[tuple[tuple[str, ...], str, list[str], str]] = [
         [f"ALTER TABLE {INBOX} ADD CONSTRAINT k EXCLUDE (message_id WITH =)"],
         "unique index k",
     ),
-    (MYSQLS, "MyISAM", [f"ALTER TABLE {HALF} ENGINE=MyISAM"], "has the engine MyISAM, which knows no transactions"),
+    (MYSQLS, "MyISAM", [f"ALTER TABLE {HALF} ENGINE=MyISAM"], "has the engine MyISAM, which has no transactions"),
     (MYSQLS, "MEMORY", [f"ALTER TABLE {INBOX} ENGINE=MEMORY"], "has the engine MEMORY"),
     (("mariadb",), "Aria", [f"ALTER TABLE {INBOX} ENGINE=Aria"], "has the engine Aria"),
-    (MYSQLS, "collation", [_NAMES], "utf8mb4_unicode_ci takes different names for the same one"),
+    (MYSQLS, "collation", [_NAMES], "utf8mb4_unicode_ci treats different names as equal"),
     (("mysql",), "newer collation", [_NEWER], "VARCHAR(127) CHARACTER SET ascii COLLATE ascii_bin again"),
     (
         MYSQLS,

@@ -438,6 +438,6 @@ def test_sockets_without_threads_are_refused_in_one_sentence(made: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     assert done.stderr.splitlines()[-1] == (
-        "notify.errors.BindingRefused: gevent or eventlet has replaced the sockets of this process, but not its "
-        "threads: let it replace both"
+        "notify.errors.BindingRefused: gevent or eventlet has patched the sockets of this process, but not its "
+        "threads: let it patch both"
     )

@@ -1,4 +1,4 @@
-"""A database's URL for Java's driver: each option is passed on, left out because nothing depends on it, or refused."""
+"""A database's URL for the JDBC driver: each option is passed on, refused, or left out since nothing depends on it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_authorities_are_those_of_libpq(home: Path) -> None:
 def test_an_address_beside_a_name_is_used_unless_the_name_is_checked() -> None:
     both = {"host": "db.example", "hostaddr": "192.0.2.1"}
     assert "//192.0.2.1:5432/" in jdbc_urls.of_postgresql(both, DB, "").url
-    with pytest.raises(InvalidRequest, match="hostaddr: Java's driver checks the name that it connects to: write host"):
+    with pytest.raises(InvalidRequest, match="hostaddr: the JDBC driver checks the name that it connects to: write"):
         properties(both | {"sslmode": "verify-full"})
 
 
@@ -161,7 +161,7 @@ def test_a_client_certificate_is_passed_on_with_the_kind_of_its_key(algorithm: s
     assert properties(both) == both | {"pemKeyAlgorithm": algorithm}
     written(key, KEYS[algorithm](), "DER", "PKCS8")
     assert properties(both) == both
-    with pytest.raises(InvalidRequest, match="sslcert: Java's driver reads a file with nothing but certificates"):
+    with pytest.raises(InvalidRequest, match="sslcert: the JDBC driver reads a file with nothing but certificates"):
         properties({"sslcert": str(Authority(tmp_path, "us").issue("client")), "sslkey": str(key)})
 
 
@@ -172,7 +172,7 @@ def test_a_key_that_java_cannot_read_is_refused_with_the_command_that_writes_one
     key = written(tmp_path / "old.key", KEYS["RSA"](), "PEM", "PKCS8" if password else "TraditionalOpenSSL", password)
     with pytest.raises(InvalidRequest, match=f"openssl pkcs8 -topk8 -nocrypt -in {key} -out NEW"):
         properties({"sslcert": __file__, "sslkey": str(key)})
-    with pytest.raises(InvalidRequest, match="sslkey: Java's driver reads a key"):
+    with pytest.raises(InvalidRequest, match="sslkey: the JDBC driver reads a key"):
         properties({"sslcert": __file__, "sslkey": "pkcs11:token=a"})
 
 
