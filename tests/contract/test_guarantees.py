@@ -136,7 +136,7 @@ FAULTS: list[tuple[tuple[str, ...], str, list[str], str]] = [
         ("postgresql",),
         "insensitive",
         [_INSENSITIVE, f"ALTER TABLE {INBOX} ALTER consumer_group TYPE varchar(127) COLLATE insensitive"],
-        "insensitive takes different names",
+        "insensitive treats different names",
     ),
     (
         ("postgresql",),
@@ -167,7 +167,7 @@ FAULTS: list[tuple[tuple[str, ...], str, list[str], str]] = [
         [f"ALTER TABLE {INBOX} DROP PRIMARY KEY, ADD UNIQUE k ((lower(consumer_group)), message_id, replay)"],
         "k is over an expression, message_id, replay",
     ),
-    (("sqlite",), "NOCASE", made_again(INBOX, key_of(INBOX), "COLLATE NOCASE"), "NOCASE takes different names"),
+    (("sqlite",), "NOCASE", made_again(INBOX, key_of(INBOX), "COLLATE NOCASE"), "NOCASE treats different names"),
     *(
         (
             ("sqlite",),

@@ -192,7 +192,7 @@ def test_a_row_that_a_trigger_leaves_out_is_missed(
         lambda: inbox.run(GROUP, received[0], lambda *_: None),
         lambda: inbox.run_batch(GROUP, received, lambda *_: None),
     ):
-        with pytest.raises(InvalidRequest, match="would take effect again; drop it"):
+        with pytest.raises(InvalidRequest, match="would take effect again: drop the trigger"):
             attempt()
 
 
