@@ -116,7 +116,7 @@ def test_all_of_a_url_of_postgresql_reaches_spark(spark: Any, secured: Secured) 
     assert read(spark, certified(secured), SESSION) == "tenant certified audit of ours t /CN=certified"
 
 
-@pytest.mark.parametrize("place", ["environment", "service"])
+@pytest.mark.parametrize("place", ["environment", pytest.param("service", marks=pytest.mark.long)])
 def test_what_libpq_takes_from_elsewhere_reaches_spark(
     place: str, spark: Any, secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +146,7 @@ def test_a_postgresql_with_another_authority_is_not_read(spark: Any, secured: Se
         read(spark, certified(secured), SESSION, sslrootcert=str(other))
 
 
+@pytest.mark.long
 def test_one_of_several_servers_is_read_by_all(spark: Any, secured: Secured) -> None:
     """The first that fits is the audit's: also where another one could be reached later."""
     port = secured.server.port
@@ -159,12 +160,13 @@ def test_one_of_several_servers_is_read_by_all(spark: Any, secured: Secured) -> 
         database._jdbc(spark, SESSION, "value string").collect()
 
 
-@pytest.mark.parametrize("mode", ["prefer", "verify-full"])
+@pytest.mark.parametrize("mode", [pytest.param("prefer", marks=pytest.mark.long), "verify-full"])
 def test_postgresql_at_an_address_of_ipv6(mode: str, spark: Any, secured: Secured) -> None:
     url = certified(secured, sslmode=mode).replace("127.0.0.1", "[::1]")
     assert read(spark, url, SESSION).startswith("tenant certified")
 
 
+@pytest.mark.long
 def test_names_of_databases_and_passwords_are_written_as_they_are(spark: Any, secured: Secured) -> None:
     name = "sh/op?a=b c%20d+ü"
     engine = sa.create_engine(secured.url, isolation_level="AUTOCOMMIT")
@@ -205,7 +207,7 @@ def folder_of(file: str, to: Path) -> str:
     return str(to)
 
 
-@pytest.mark.parametrize("given", ["", "file", "folder"])
+@pytest.mark.parametrize("given", [pytest.param("", marks=pytest.mark.long), "file", "folder"])
 def test_a_server_that_demands_tls_is_read(given: str, spark: Any, mysql: BinlogServer, tmp_path: Path) -> None:
     query = {"file": {"ssl_ca": authority_of(mysql)}, "folder": {}, "": {}}[given]
     if given == "folder":
@@ -230,6 +232,7 @@ def test_a_server_with_another_authority_is_not_read(spark: Any, mysql: BinlogSe
         read(spark, of(mysql.url, ssl_ca=authority_of(mysql)), cipher(mysql), serverSslCert=other)
 
 
+@pytest.mark.long
 def test_mysql_at_an_address_of_ipv6(spark: Any, mysql: BinlogServer) -> None:
     for query in ({}, {"ssl_ca": authority_of(mysql)}):
         url = of(mysql.url, host="::1", sql_mode="ANSI", **query)

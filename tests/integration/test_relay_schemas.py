@@ -361,6 +361,7 @@ def test_a_schemas_refused_messages_are_its_own(tenants: Tenants, server: Server
         assert refused.count(connection) == 0
 
 
+@pytest.mark.long
 def test_many_tenants_over_kafka(
     postgresql: Tenants, kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
