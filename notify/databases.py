@@ -88,6 +88,35 @@ def is_gone(error: BaseException | None) -> bool:
     return str(state).startswith(GONE_STATES) or (bool(arguments) and arguments[0] in GONE_CODES)
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether SQLAlchemy's error says that the connection, or the database, is gone."""
+    return isinstance(error, sa.exc.DBAPIError) and (error.connection_invalidated or is_gone(error.orig))
+
+
+_HELD_UP_STATES = ("40", "55P03", "57014")
+_HELD_UP_SQLITE_CODES = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+
+
+def is_held_up(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a statement met a lock, or was ended for another session or for its time: the
+    same statement may succeed later."""
+    if isinstance(error, sqlite3.Error):
+        return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _HELD_UP_SQLITE_CODES
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    is_mysqls = bool(arguments) and arguments[0] in AGAIN_CODES
+    return is_mysqls or str(_state_of(error) or "").startswith(_HELD_UP_STATES)
+
+
+_DENIED_STATE = "42501"
+_DENIED_CODES = frozenset({1044, 1142, 1143})
+
+
+def is_denied(error: BaseException | None) -> bool:
+    """Whether a driver's error says that this user has no right to a database, table or column."""
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    return _state_of(error) == _DENIED_STATE or (bool(arguments) and arguments[0] in _DENIED_CODES)
+
+
 _FULL_STATE = "53100"
 _FULL_CODES = frozenset({1021, 1114})
 

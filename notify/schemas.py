@@ -11,6 +11,7 @@ import fnmatch
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,16 +19,22 @@ from sqlalchemy.engine import Connection
 from notify.databases import is_gone, quoted
 from notify.errors import InvalidRequest
 
+Kind = Literal["table", "view", "foreign"]
+"""What stands in a table's place: a table, a view, or a foreign table, whose rows are another server's."""
 _POSTGRESQL_FINDS = sa.text(
     "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.oid = pg_catalog.to_regclass(:name)"
 )
 _POSTGRESQL_HAS = sa.text(
-    "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "SELECT n.nspname, CAST(c.relkind AS text) "
+    "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.relname = :name AND c.relkind IN ('r', 'p', 'v', 'f') AND n.nspname NOT LIKE 'pg\\_%' "
     "AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') ORDER BY 1"
 )
-_MYSQL_HAS = sa.text("SELECT table_schema FROM information_schema.tables WHERE table_name = :name ORDER BY 1")
+_MYSQL_HAS = sa.text(
+    "SELECT table_schema, table_type FROM information_schema.tables WHERE table_name = :name ORDER BY 1"
+)
+_OTHER_KINDS: dict[str, Kind] = {"v": "view", "VIEW": "view", "f": "foreign"}
 SQLITE = "main"
 """The name of the schema of SQLite's own file, beside attached ones."""
 
@@ -61,19 +68,31 @@ def found_in(connection: Connection, table: str, schema: str | None = None) -> s
 
 
 def with_table(connection: Connection, table: str, patterns: str = "*") -> list[str]:
-    """The schemas that have a table, and whose names match one of the patterns (`t_*,public`, separated by commas), in
-    the order of their names. On PostgreSQL only those that this role may use."""
-    if connection.dialect.name == "postgresql":
-        names = iter(connection.execute(_POSTGRESQL_HAS, {"name": table}).scalars())
-    elif connection.dialect.name == "sqlite":
+    """The schemas that have a table, or what stands in its place, and whose names match one of the patterns
+    (`t_*,public`, separated by commas), in the order of their names. On PostgreSQL only those that this role may use.
+    """
+    return list(kinds_of(connection, table, patterns))
+
+
+def kinds_of(connection: Connection, table: str, patterns: str = "*") -> dict[str, Kind]:
+    """What stands in a table's place in each schema of `with_table`."""
+    found: dict[str, Kind]
+    if connection.dialect.name == "sqlite":
         attached = [str(row[1]) for row in connection.exec_driver_sql("PRAGMA database_list")]
-        names = iter([name for name in attached if sa.inspect(connection).has_table(table, schema=name)])
+        found = {name: "table" for name in attached if sa.inspect(connection).has_table(table, schema=name)}
     else:
-        names = iter(connection.execute(_MYSQL_HAS, {"name": table}).scalars())
+        statement = _POSTGRESQL_HAS if connection.dialect.name == "postgresql" else _MYSQL_HAS
+        rows = connection.execute(statement, {"name": table})
+        found = {_text(name): _OTHER_KINDS.get(_text(kind), "table") for name, kind in rows}
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     if not wanted:
         raise InvalidRequest("name at least one schema, or a pattern such as 't_*'")
-    return [str(name) for name in names if any(fnmatch.fnmatchcase(str(name), pattern) for pattern in wanted)]
+    return {name: kind for name, kind in found.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)}
+
+
+def _text(value: object) -> str:
+    """A value of a catalogue; some drivers give its texts as bytes."""
+    return value.decode() if isinstance(value, bytes | bytearray) else str(value)
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
-from notify.check.question import ask, short_waits
+from notify.check.question import MayNotAsk, ask, short_waits
 from notify.check.sources import Sources
 
 log = logging.getLogger("notify.check")
@@ -60,19 +60,38 @@ def _answer(connection: Connection, half: HalfMessage, sources: Sources) -> Outc
     try:
         sources.freshen(connection)
         asked = sources.schemas_of(half.source)
-        # A copied schema has the same source id: the row is in one of them, and a tombstone in each of the others.
+        # A copied schema has the same source id: the row is in one of them, and a tombstone in each of the others. A
+        # committed row proves the commit, whatever is wrong in the others; without one, each of them has to answer.
+        answered: list[str] = []
+        denied: MayNotAsk | None = None
+        doubt: CheckUnavailable | None = None
         for schema in asked:
-            sources.verify(connection, schema)
-            row = ask(connection, half.id, half.producer_group, schema, half.source)
+            try:
+                sources.verify(connection, schema)
+                row = ask(connection, half.id, half.producer_group, schema, half.source)
+            except MayNotAsk as error:
+                denied = error
+                continue
+            except CheckUnavailable as error:
+                if len(asked) == 1:
+                    raise
+                doubt = error
+                continue
+            answered.append(schema)
             if row.state == "COMMITTED" and half.shard in row.shards:
                 return Outcome.COMMIT
-        for state, shards in sources.elsewhere(connection, half.id, asked):
+        rows, unread = sources.elsewhere(connection, half.id, answered)
+        for state, shards in rows:
             if state == "COMMITTED" and half.shard in shards.split(","):
                 return Outcome.COMMIT
     except SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
-    if not asked:
-        raise CheckUnavailable(sources.unknown(half.source))
+    if doubt is not None:
+        raise doubt
+    if unread:
+        raise CheckUnavailable(f"the schema {unread[0]!r}, which may have the row, is locked at the moment")
+    if not answered:
+        raise denied or CheckUnavailable(sources.unknown(half.source))
     # The row is a tombstone, or a retry stored the transaction's half on another shard, and this half is left over.
     return Outcome.ROLLBACK
 

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from notify import ids
 from notify.check.listener import CheckUnavailable
-from notify.databases import commits_by_itself
+from notify.databases import commits_by_itself, is_denied
 from notify.schemas import named_by, qualified
 
 LOCK_TIMEOUT_MS = 300
@@ -49,6 +49,10 @@ class LocalRow:
 
     state: str
     shards: tuple[str, ...]
+
+
+class MayNotAsk(CheckUnavailable):
+    """This user may not write the row that a question inserts, and so none of its transactions has a row there."""
 
 
 def _sql(connection: Connection, statement: str, schema: str | None, **parts: str) -> sa.TextClause:
@@ -82,9 +86,9 @@ def ask(
     """Ask in a new transaction; the connection must not have an open one.
 
     `schema`: None: where the connection finds the table; `source`: the source id that the schema must have. Raises
-    CheckUnavailable on a lock timeout or another error of the database. Raises it also if the schema has another source
-    id, or if there is no committed row and rows of that time were purged by force: then the outcome is unknown, and no
-    tombstone remains.
+    CheckUnavailable on a lock timeout or another error of the database; MayNotAsk if this user lacks a right. Raises
+    CheckUnavailable also if the schema has another source id, or if there is no committed row and rows of that time
+    were purged by force: then the outcome is unknown, and no tombstone remains.
     """
     name = connection.dialect.name
     if name not in _TOMBSTONES:
@@ -92,10 +96,12 @@ def ask(
     tombstone = _sql(connection, _TOMBSTONE, schema, **_TOMBSTONES[name])
     try:
         with _own_transaction(connection):
-            with _short_lock_waits(connection):
+            with short_lock_waits(connection):
                 connection.execute(tombstone, {"id": transaction_id, "producer_group": producer_group})
             return _read(connection, transaction_id, schema, source)
     except sa.exc.SQLAlchemyError as error:
+        if isinstance(error, sa.exc.DBAPIError) and is_denied(error.orig):
+            raise MayNotAsk(f"this user may not ask in {schema or 'the database'}: {error.orig}") from error
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
 
 
@@ -131,8 +137,8 @@ def _own_transaction(connection: Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _short_lock_waits(connection: Connection) -> Iterator[None]:
-    """Bound the waits for locks of rows and tables. On SQLite `short_waits` has done this."""
+def short_lock_waits(connection: Connection) -> Iterator[None]:
+    """Bound the waits of a transaction for locks of rows and tables. On SQLite `short_waits` has done this."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'")
     if connection.dialect.name not in ("mysql", "mariadb"):

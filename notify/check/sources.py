@@ -17,9 +17,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.check.listener import CheckUnavailable
+from notify.check.question import short_lock_waits
+from notify.databases import commits_by_itself, is_held_up
 from notify.errors import UnsafeTable
 from notify.guarantees import verify_once
-from notify.schemas import found_in, qualified, with_table
+from notify.schemas import found_in, kinds_of, qualified
 
 log = logging.getLogger("notify.check")
 
@@ -46,6 +48,8 @@ class Sources:
         """The source id of each schema; replaced as a whole, so that any thread may read it."""
         self._former: dict[str, tuple[str, ...]] = {}
         """For source ids that no schema has any more, the schemas that had them."""
+        self._unread: frozenset[str] = frozenset()
+        """The schemas that were locked at the last look, so that their sources may be others by now."""
         self._looked_at: float | None = None
         self._warned: set[str] = set()
         self._unsafe: dict[str, UnsafeTable] = {}
@@ -110,26 +114,45 @@ class Sources:
     def look(self, connection: Connection) -> None:
         """Read the sources of all schemas, in transactions of their own. Raises SQLAlchemy's errors.
 
-        Schemas that this role may not read or write are left out: none of its transactions has a row there.
+        Schemas that this role may not read or write are left out: none of its transactions has a row there. So are
+        views that show the rows of another schema. What was known of a schema that is locked stays.
         """
         began = self._monotonic()
+        views: set[str] = set()
         if self.schema:
             wanted = [self.schema]
         else:
-            with_source = set(with_table(connection, "notify_source", self._patterns))
-            wanted = [name for name in with_table(connection, "half_message", self._patterns) if name in with_source]
+            wanted, views = self._there(connection)
             if self._patterns == ALL and not wanted and (found := found_in(connection, "half_message")):
                 wanted = [found]  # its error says what is wrong
         connection.rollback()
         by_schema: dict[str, str] = {}
+        unread: list[str] = []
         for part in _parts(wanted):
-            for schema, source in _read(connection, part, _SOURCES, must=len(wanted) == 1):
+            for schema, source in _read(connection, part, _SOURCES, unread, must=len(wanted) == 1):
                 by_schema[str(schema)] = str(source)
+        with_tables = {source for schema, source in by_schema.items() if schema not in views}
+        by_schema = {
+            schema: source for schema, source in by_schema.items() if schema not in views or source not in with_tables
+        }
+        known = self._by_schema
+        by_schema |= {schema: known[schema] for schema in unread if schema in known}
+        self._unread = frozenset(unread)
         for schema in wanted:
-            if schema in self._unsafe or schema not in by_schema:  # hidden rows are not missing rows
+            # Hidden rows are not missing rows, nor are those of a locked table.
+            is_left_out = schema in views or schema in unread
+            if not is_left_out and (schema in self._unsafe or schema not in by_schema):
                 self._verified(connection, schema)
         self._take(by_schema)
         self._looked_at = began
+
+    def _there(self, connection: Connection) -> tuple[list[str], set[str]]:
+        """The schemas with both tables, in order; and those in which one of them is a view."""
+        sources = kinds_of(connection, "notify_source", self._patterns)
+        rows = kinds_of(connection, "half_message", self._patterns)
+        kinds = {schema: {kind, sources[schema]} for schema, kind in rows.items() if schema in sources}
+        there = [schema for schema, its_kinds in kinds.items() if "foreign" not in its_kinds]
+        return there, {schema for schema in there if "view" in kinds[schema]}
 
     def verify(self, connection: Connection, schema: str) -> None:
         """Raises CheckUnavailable if answers from this schema would be wrong. Its source is not polled for then."""
@@ -177,17 +200,22 @@ class Sources:
             here = "no schema here has a source id: run create_tables on this database"
         return f"{here}, but the half came from source {source or '(none)'}"
 
-    def elsewhere(self, connection: Connection, transaction_id: str, asked: Sequence[str]) -> list[tuple[str, str]]:
-        """State and shards of a transaction's row in the schemas that were not asked, in transactions of their own.
+    def elsewhere(
+        self, connection: Connection, transaction_id: str, asked: Sequence[str]
+    ) -> tuple[list[tuple[str, str]], list[str]]:
+        """State and shards of a transaction's row in the schemas that were not asked, in transactions of their own; and
+        the schemas that are locked, so that a row there is not seen.
 
         A committed row proves its commit, even if the half names another source: an older SDK, or a source id that was
         replaced meanwhile.
         """
-        others = [schema for schema in self.schemas if schema not in asked]
-        rows = []
+        others = sorted({*self._by_schema, *self._unread}.difference(asked))
+        rows: list[tuple[str, str]] = []
+        unread: list[str] = []
         for part in _parts(others):
-            rows += [(str(row[1]), str(row[2])) for row in _read(connection, part, _ROWS, {"id": transaction_id})]
-        return rows
+            found = _read(connection, part, _ROWS, unread, {"id": transaction_id})
+            rows += [(str(row[1]), str(row[2])) for row in found]
+        return rows, unread
 
 
 def copied(source: str, schemas: Sequence[str]) -> str:
@@ -212,14 +240,15 @@ def _read(
     connection: Connection,
     schemas: Sequence[str],
     query: str,
+    unread: list[str],
     parameters: Mapping[str, str] = MappingProxyType({}),
     *,
     must: bool = False,
 ) -> list[tuple[object, ...]]:
     """The rows of a query in each schema, with the schema as their first value.
 
-    If it fails for several schemas at once, each is asked alone, and those that cannot be read are left out; `must`:
-    the error is raised.
+    If it fails for several schemas at once, each is asked alone, and those that cannot be read are left out; `unread`
+    gets those of them that are locked, for which no other schema waits long. `must`: the error is raised.
     """
     selects = [
         query.format(
@@ -230,19 +259,28 @@ def _read(
         + _writable(connection, schema, "WHERE" if "WHERE" not in query else "AND")
         for number, schema in enumerate(schemas)
     ]
+    # On PostgreSQL the bound is the transaction's, which a driver that commits by itself does not begin.
+    begins = connection.dialect.name == "postgresql" and commits_by_itself(connection)
     try:
-        rows = connection.execute(sa.text(" UNION ALL ".join(selects)), dict(parameters)).all()
+        if begins:
+            connection.exec_driver_sql("BEGIN")
+        with short_lock_waits(connection):
+            rows = connection.execute(sa.text(" UNION ALL ".join(selects)), dict(parameters)).all()
         return [(schemas[row[0]], *row[1:]) for row in rows]
     except sa.exc.DBAPIError as error:
         if must or error.connection_invalidated:
             raise
         if len(schemas) == 1:
             log.debug("the schema %s is left out: %s", schemas[0], error)
+            if is_held_up(error.orig):
+                unread.append(schemas[0])
             return []
     finally:
         if not connection.invalidated:
+            if begins:
+                connection.exec_driver_sql("ROLLBACK")
             connection.rollback()
-    return [row for schema in schemas for row in _read(connection, [schema], query, parameters)]
+    return [row for schema in schemas for row in _read(connection, [schema], query, unread, parameters)]
 
 
 def _writable(connection: Connection, schema: str, word: str) -> str:
@@ -250,4 +288,4 @@ def _writable(connection: Connection, schema: str, word: str) -> str:
     if connection.dialect.name != "postgresql":
         return ""
     name = qualified(connection, "half_message", schema).replace("'", "''")
-    return f" {word} pg_catalog.has_table_privilege('{name}', 'INSERT')"
+    return f" {word} pg_catalog.has_any_column_privilege('{name}', 'INSERT')"
