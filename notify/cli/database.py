@@ -22,9 +22,9 @@ from notify.client.purge import Purged, purge, purge_by_force
 from notify.client.running import Plan
 from notify.client.table import half_message
 from notify.client.thread_outgoing import ThreadOutgoing
-from notify.databases import within_schema
+from notify.databases import is_lost, reason_of, within_schema
 from notify.ending import heeding_signals, run_until_told
-from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable
+from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable, UnsafeTable
 from notify.kafka.records import SCHEME
 from notify.relay.relay import Relay
 from notify.schemas import with_table
@@ -141,17 +141,28 @@ def purge_rows(
     """Delete old half_message rows whose transactions are decided on the server, or that a bridge has moved there."""
     one_way(schema, schemas)
     result = Purged()
+    left: list[str] = []
     with opened(dsn) as engine:
         for place in _places(engine, schema, schemas):
-            if force:
-                done = purge_by_force(engine, older_than=older_than, schema=place)
-            else:
-                done = asyncio.run(_purge(engine, url, older_than, place))
+            try:
+                if force:
+                    done = purge_by_force(engine, older_than=older_than, schema=place)
+                else:
+                    done = asyncio.run(_purge(engine, url, older_than, place))
+            except (sa.exc.DBAPIError, UnsafeTable) as error:  # what is wrong in one schema holds up no other
+                if not schemas or is_lost(error):
+                    raise
+                left.append(f"{place}: {reason_of(error)}")
+                continue
             result.looked_at += done.looked_at
             result.rows += done.rows
             result.kept += done.kept
     told = dataclasses.asdict(result)
     say_json(told) if as_json else say(f"{told['rows']} rows deleted, {counted(told['kept'])} kept")
+    for each in left:
+        say(f"nothing is purged in the schema {each}", err=True)
+    if left:
+        raise typer.Exit(1)
 
 
 def _places(engine: sa.Engine, schema: str | None, schemas: str | None) -> Sequence[str | None]:

@@ -30,8 +30,16 @@ from notify.client.old_rows import (
 )
 from notify.client.servers import Servers
 from notify.client.table import half_message, notify_source
-from notify.databases import REFUSED, RELAYED, UNSENT, in_transaction, in_transaction_async
-from notify.errors import InvalidRequest, NotifyError
+from notify.databases import (
+    REFUSED,
+    RELAYED,
+    UNSENT,
+    in_transaction,
+    in_transaction_async,
+    is_lost,
+    reason_of,
+)
+from notify.errors import InvalidRequest, NotifyError, UnsafeTable
 from notify.schemas import found_in, named_by, naming
 from notify.wire import Item, OutcomeItem, Outcomes, States, encode_msgpack
 
@@ -183,8 +191,14 @@ class RowPurge:
         """Look at every old row of every schema once. Raises Unavailable, and the errors of the database."""
         result = Purged()
         await self._look()
-        for schema in self._sources.schemas:
-            await self._purge(schema, result)
+        schemas = self._sources.schemas
+        for schema in schemas:
+            try:
+                await self._purge(schema, result)
+            except (sa.exc.DBAPIError, UnsafeTable) as error:  # what is wrong in one schema holds up no other
+                if len(schemas) == 1 or is_lost(error):
+                    raise
+                log.warning("old half_message rows of the schema %s were not purged: %s", schema, reason_of(error))
         return result
 
     async def _purge(self, schema: str, result: Purged) -> None:

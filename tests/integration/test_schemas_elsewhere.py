@@ -153,6 +153,43 @@ def test_purges_of_schemas(
     assert [len(tenants.rows(schema)) for schema in schemas] == [0, 0, 0]
 
 
+def test_a_schema_that_cannot_be_purged_holds_up_no_other(
+    tenants: Tenants,
+    producing: Callable[..., TransactionProducer],
+    memory: InMemoryServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    schemas = [tenants.make(name) for name in ("t1", "t2", "t3")]
+    producer = producing(tenants.engine)
+    for schema in schemas:
+        order(tenants, producer, schema, "session", "x")
+    eventually(lambda: not memory.halves(producer.group), "the outcomes")
+    key = "DROP CONSTRAINT half_message_pkey" if tenants.is_postgresql else "DROP PRIMARY KEY"
+    tenants.run(
+        f"ALTER TABLE {tenants.quoted(schemas[0])}.half_message {key}",
+        f"ALTER TABLE {tenants.quoted(schemas[1])}.half_message RENAME COLUMN relayed TO moved",
+    )
+    engine = sa.create_engine(tenants.url)
+
+    async def purge_all() -> int:
+        http = Servers(memory.url, "transactions")
+        try:
+            return (await RowPurge(http, producer.group, engine, -60).once()).rows
+        finally:
+            await http.aclose()
+
+    assert asyncio.run(purge_all()) == 1
+    engine.dispose()
+    assert [f"the schema {schema} were not purged" in caplog.text for schema in schemas] == [True, True, False]
+    order(tenants, producer, schemas[2], "session", "x")
+    eventually(lambda: not memory.halves(producer.group), "the outcomes")
+    pattern = "t*" if tenants.is_postgresql else f"{tenants.home}t*"
+    words = ("purge", "--dsn", tenants.url, "--url", memory.url, "--schemas", pattern, "--older-than", "0")
+    code, said = cli(*words)
+    assert code == 1 and said["text"].count("nothing is purged in the schema") == 2, said
+    assert tenants.rows(schemas[2]) == []
+
+
 def test_commands(tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer) -> None:
     schemas = [tenants.make(name) for name in ("home", "t1", "t2")]
     producer = producing(tenants.engine)
