@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.backoff import Backoff
-from notify.databases import is_gone, reason_of, shown_url
+from notify.databases import is_lost, reason_of, shown_url
 from notify.errors import Backpressure, Unavailable
 from notify.outbox import SERVER
 from notify.relay.by_id import ById
@@ -339,13 +339,13 @@ class Relay:
                 raise backpressure
             self._backoffs.pop(schema, None)
         except (Backpressure, MovesElsewhere) as error:
-            if once:
+            if once and not self._sources.are_many:
                 raise
             retry_after = min(getattr(error, "retry_after", 0.0), RETRY_MAX_SECONDS)
             self._hold(schema, max(self._backoff(schema), retry_after), error)
             return
         except sa.exc.DBAPIError as error:
-            if not self._sources.are_many or error.connection_invalidated or is_gone(error.orig):
+            if not self._sources.are_many or is_lost(error):
                 raise
             self._hold(schema, self._backoff(schema) if is_away(error) else BROKEN_SECONDS, error)
             return

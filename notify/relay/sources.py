@@ -11,7 +11,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.databases import has_table, is_gone, reason_of, within_schema
+from notify.databases import has_table, is_lost, reason_of, within_schema
 from notify.errors import InvalidRequest, UnsafeTable
 from notify.guarantees import verify, verify_once
 from notify.outbox import LOCAL, MOVES, OUTBOXES, SERVER, Outbox
@@ -121,10 +121,12 @@ class Sources:
         for schema in found:
             try:
                 self._leases.read(partial(verify_once, needs=MOVES, schema=self._named(schema)))
-            except UnsafeTable as error:
-                unsafe[schema] = str(error)
-                if self.unsafe.get(schema) != str(error):
-                    log.warning("schema %s is left alone: %s", schema, error)
+            except (UnsafeTable, sa.exc.DBAPIError) as error:
+                if is_lost(error):
+                    raise
+                unsafe[schema] = why = reason_of(error)
+                if self.unsafe.get(schema) != why:
+                    log.warning("schema %s is left alone: %s", schema, why)
         for schema in unsafe:
             del found[schema]
         self.unsafe = unsafe
@@ -196,15 +198,16 @@ class Sources:
                 continue
             try:
                 report = rows.listed()
+                source = rows.source() if report.waiting or rows.has_listed else ""
             except sa.exc.DBAPIError as error:
                 self._undecided.append(schema)
-                if not self.are_many or error.connection_invalidated or is_gone(error.orig):
+                if not self.are_many or is_lost(error):
                     raise
                 log.warning("schema %s: its list of refused messages cannot be read: %s", schema, reason_of(error))
                 continue
             if rows.is_undecided and schema not in self._undecided:
                 self._undecided.append(schema)
-            if (report.waiting or rows.has_listed) and (source := rows.source()):
+            if source:
                 reports.append((source, report))
         return reports
 

@@ -28,6 +28,7 @@ from tests.support.clock import eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, subscribe
+from tests.support.http import admin
 from tests.support.kafka import committed
 from tests.support.shop import make_engine
 
@@ -263,6 +264,39 @@ def test_a_tenant_that_cannot_be_read_holds_up_no_other(tenants: Tenants, server
     with pytest.raises(Unavailable, match=r"1 schemas could not be moved"):
         asyncio.run(relay_once(tenants, server.url))
     assert tenants.waiting([names[1]]) == 0 and tenants.waiting([names[2]]) == 5
+
+
+def test_a_tenant_whose_topic_takes_nothing_holds_up_no_other(
+    tenants: Tenants, server: ServerProcess, unique: str
+) -> None:
+    """A relay that runs once ended at the first one, in the order of names, each time."""
+    subscribe(server.url, unique, unique)
+    subscribe(server.url, unique + "f", unique + ".full")
+    admin(server.url, "PUT", f"topics/{unique}.full", {"backlog": 1})
+    full, other = tenants.add("a", "b")
+    tenants.send(full, unique + ".full", 20, keys=1)
+    tenants.send(other, unique, 5)
+    with pytest.raises(Unavailable, match=r"1 schemas could not be moved"):
+        asyncio.run(relay_once(tenants, server.url))
+    assert tenants.waiting([other]) == 0 and tenants.waiting([full]) > 0
+
+
+def test_a_list_of_refused_messages_beside_a_locked_source_holds_up_no_other(
+    tenants: Tenants, server: ServerProcess, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    listed, other = tenants.add("a", "b")
+    tenants.send(listed, "no name", 1)
+    assert asyncio.run(relay_once(tenants, server.url)).refused == 1
+    tenants.send(other, unique, 5)
+    locking = {"postgresql": f"LOCK TABLE {listed}.notify_source IN ACCESS EXCLUSIVE MODE"}.get(
+        tenants.engine.dialect.name, f"LOCK TABLES {listed}.notify_source WRITE"
+    )
+    relay = Relay(tenants.engine, server.url, schemas=f"{tenants.prefix}*")
+    with tenants.engine.connect() as locker:
+        locker.exec_driver_sql(locking)
+        asyncio.run(until([relay], lambda: relay.total.sent == 5, "the other to be moved"))
+        locker.invalidate()
 
 
 def test_relays_of_one_schema_and_of_all_exclude_each_other(
