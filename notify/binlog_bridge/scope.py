@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from notify.databases import within_schema
 from notify.errors import InvalidRequest
 from notify.outbox import OUTBOXES
-from notify.schemas import holding, with_table
+from notify.schemas import holding, kinds_of
 
 _WORD = re.compile(rb"[^\s`'\".,;()=]+")
 
@@ -67,11 +67,12 @@ class Scope:
 
     def schemas(self, connection: Connection, tables: Iterable[str] = ()) -> list[str]:
         """The schemas that there are now, in the order of their names: those with one of these tables, by default with
-        an outbox. The only schema counts as there."""
+        an outbox. The only schema counts as there. Views do not: the binlog has the rows of tables."""
         if not self.patterns:
             return [self.schema]
         names = list(tables) or [outbox.table.name for outbox in OUTBOXES]
-        return sorted({schema for name in names for schema in with_table(connection, name, self.patterns)})
+        found = [kinds_of(connection, name, self.patterns) for name in names]
+        return sorted({schema for kinds in found for schema, kind in kinds.items() if kind == "table"})
 
     def engines(self, engine: Engine, tables: Iterable[str] = ()) -> list[tuple[str, Engine]]:
         """Each of `schemas`, and an engine whose tables are in it."""

@@ -111,6 +111,19 @@ def test_a_bridge_of_one_schema_leaves_the_others(schemas: Schemas, server: Serv
     assert numbers(server, unique, 2) == [10, 12]
 
 
+def test_views_for_reports_are_no_schema(
+    schemas: Schemas, binlog_server: BinlogServer, server: ServerProcess, unique: str
+) -> None:
+    """The bridge refused to start, since a view may hide rows."""
+    subscribe(server.url, unique, unique)
+    outbox(url := schemas.add("b"), unique, range(3))
+    reports, shop = sa.make_url(schemas.add("a")).database, sa.make_url(url).database
+    for table in ("half_message", "notify_source"):
+        binlog_server.execute(f"CREATE VIEW {reports}.{table} AS SELECT * FROM {shop}.{table}")
+    once(bridge_of(schemas, server))
+    assert numbers(server, unique, 3) == [0, 1, 2]
+
+
 def test_several_schemas_need_a_name(schemas: Schemas, server: ServerProcess) -> None:
     for wrong, why in (
         ({"schemas": "a*"}, "--dsn NAME=URL"),
