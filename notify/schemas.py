@@ -20,7 +20,7 @@ from notify.databases import is_gone, quoted
 from notify.errors import InvalidRequest
 
 Kind = Literal["table", "view", "foreign"]
-"""What stands in a table's place: a table, a view, or a foreign table, whose rows are another server's."""
+"""The kinds that may stand in a table's place: a table, a view, or a foreign table, whose rows are another server's."""
 _POSTGRESQL_FINDS = sa.text(
     "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.oid = pg_catalog.to_regclass(:name)"
@@ -75,7 +75,7 @@ def with_table(connection: Connection, table: str, patterns: str = "*") -> list[
 
 
 def kinds_of(connection: Connection, table: str, patterns: str = "*") -> dict[str, Kind]:
-    """What stands in a table's place in each schema of `with_table`."""
+    """The kind of the table in each schema of `with_table`."""
     found: dict[str, Kind]
     if connection.dialect.name == "sqlite":
         attached = [str(row[1]) for row in connection.exec_driver_sql("PRAGMA database_list")]
