@@ -36,9 +36,9 @@ cluster-demo: install
 	@$(PY) -m tests.cluster_demo $(if $(KAFKA),--kafka,) $(if $(DATABASE),--database $(DATABASE),) \
 		$(if $(AUDIT),--audit notify-audit,)
 
-# Everything but what is marked `long`, in 10 minutes at most; the slowest tests are named. Most tests wait for servers: six
+# Everything but what is marked `long`, in 10 minutes at most; the slowest tests are named. Most tests wait for servers: five
 # workers keep two cores busy (tests/support).
-WORKERS ?= 6
+WORKERS ?= 5
 test: install
 	@$(MAKE) --no-print-directory --jobs=2 check compiled mysql
 	$(PY) -m pytest -n $(WORKERS) --durations=25
