@@ -20,7 +20,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 
 from notify.errors import HiddenRows, UnsafeTable
-from notify.schemas import named_by
+from notify.schemas import named_by, text_of
 
 Command = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
 SELECT: Command = "SELECT"
@@ -205,13 +205,13 @@ def _read_postgresql(connection: Connection, names: Sequence[str], schema: str) 
     found = {}
     for row in connection.execute(*_asked(_POSTGRESQL_FOUND, _POSTGRESQL_NAMED, names, schema)):
         where, name, role, kind, persistence, has_children, rule, volatile, secured, columns, indexes, policies = row
-        table = found[str(name)] = _Table(str(where), str(name), _KINDS[_text(kind)], role=str(role))
-        table.is_partitioned = _text(kind) == "p"
+        table = found[str(name)] = _Table(str(where), str(name), _KINDS[text_of(kind)], role=str(role))
+        table.is_partitioned = text_of(kind) == "p"
         table.secured = bool(secured)
         alter = f"ALTER TABLE {table.shown}"
-        if _text(persistence) == "t":
+        if text_of(persistence) == "t":
             table.flaw, table.mends = "is a temporary table, which only this session sees", f"DROP TABLE {table.shown}"
-        elif _text(persistence) == "u":
+        elif text_of(persistence) == "u":
             table.flaw, table.mends = "is UNLOGGED: a crash of the database empties it", f"{alter} SET LOGGED"
         elif volatile is not None:
             table.flaw = f"has a partition, {volatile}, whose rows do not last (UNLOGGED, or a foreign table)"
@@ -237,11 +237,6 @@ def _read_postgresql(connection: Connection, names: Sequence[str], schema: str) 
         for policy_name, command, permissive, using, check in json.loads(policies or "[]"):
             table.policies.append(_Policy(policy_name, _COMMANDS[command], permissive, using, check))
     return found
-
-
-def _text(value: Any) -> str:
-    """PostgreSQL's type "char" as text; asyncpg gives bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 # --- MySQL and MariaDB --------------------------------------------------------------------------------------------

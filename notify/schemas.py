@@ -2,7 +2,7 @@
 
 A table without a named schema is where the connection finds it: by its `schema_translate_map`, else by PostgreSQL's
 search_path or MySQL's current database. A source is a schema: its half_message and its notify_source are in the same
-one. Whoever writes or asks finds the schema first, and names it in the statement.
+one. A part that writes or asks finds the schema first, and names it in the statement.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def found_in(connection: Connection, table: str, schema: str | None = None) -> s
     if named := named_by(connection, schema):
         return named
     if connection.dialect.name == "postgresql":
-        quoted = connection.dialect.identifier_preparer.quote(table)
-        return str(connection.execute(_POSTGRESQL_FINDS, {"name": quoted}).scalar() or "")
+        name = connection.dialect.identifier_preparer.quote(table)
+        return str(connection.execute(_POSTGRESQL_FINDS, {"name": name}).scalar() or "")
     if connection.dialect.name == "sqlite":
         return SQLITE
     return str(connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
@@ -83,15 +83,32 @@ def kinds_of(connection: Connection, table: str, patterns: str = "*") -> dict[st
     else:
         statement = _POSTGRESQL_HAS if connection.dialect.name == "postgresql" else _MYSQL_HAS
         rows = connection.execute(statement, {"name": table})
-        found = {_text(name): _OTHER_KINDS.get(_text(kind), "table") for name, kind in rows}
-    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
-    if not wanted:
+        found = {text_of(name): _OTHER_KINDS.get(text_of(kind), "table") for name, kind in rows}
+    check_patterns(patterns)
+    return {name: kind for name, kind in found.items() if matches(name, patterns)}
+
+
+def check_choice(schema: str | None, patterns: str | None) -> None:
+    """Raises InvalidRequest if both a schema and patterns are given, or patterns without a name."""
+    if schema and patterns:
+        raise InvalidRequest("name one schema, or patterns of several, not both")
+    if patterns is not None:
+        check_patterns(patterns)
+
+
+def check_patterns(patterns: str) -> None:
+    """Raises InvalidRequest if there is no pattern among the commas."""
+    if not patterns.replace(",", "").strip():
         raise InvalidRequest("name at least one schema, or a pattern such as 't_*'")
-    return {name: kind for name, kind in found.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)}
 
 
-def _text(value: object) -> str:
-    """A value of a catalogue; some drivers give its texts as bytes."""
+def matches(name: str, patterns: str) -> bool:
+    """Whether a schema's name matches one of the patterns (`t_*,public`, separated by commas)."""
+    return any(fnmatch.fnmatchcase(name, pattern.strip()) for pattern in patterns.split(","))
+
+
+def text_of(value: object) -> str:
+    """A value of a catalogue as text; some drivers give its texts as bytes."""
     return value.decode() if isinstance(value, bytes | bytearray) else str(value)
 
 
@@ -110,8 +127,8 @@ AT_ONCE = 100
 def holding(connection: Connection, conditions: Mapping[str, Mapping[str, str]]) -> list[str]:
     """The schemas in which a table has a row that meets its condition. `conditions`: SQL texts by schema and table.
 
-    A schema into which this user cannot look counts as one of them: whoever then works there learns why. It is found by
-    halving the schemas, so that a table that is locked, dropped or not to be read hides no other.
+    A schema into which this user cannot look counts as one of them: the part that works there learns why. It is found
+    by halving the schemas, so that a table that is locked, dropped or not to be read hides no other.
     """
     schemas = list(conditions)
     found: list[str] = []

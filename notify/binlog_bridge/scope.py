@@ -5,7 +5,6 @@ Patterns also cover schemas that are made later: the binlog names the schema of 
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.databases import within_schema
-from notify.errors import InvalidRequest
 from notify.outbox import OUTBOXES
-from notify.schemas import holding, kinds_of
+from notify.schemas import check_choice, holding, kinds_of, matches
 
 _WORD = re.compile(rb"[^\s`'\".,;()=]+")
 
@@ -34,10 +32,7 @@ class Scope:
 
         Raises InvalidRequest for both names, or for no pattern at all.
         """
-        if schema and schemas:
-            raise InvalidRequest("name one schema, or patterns of several, not both")
-        if schemas is not None and not schemas.strip(" ,"):
-            raise InvalidRequest("name at least one schema, or a pattern such as 't_*'")
+        check_choice(schema, schemas)
         if not schema and not schemas:
             return cls(str(connection.exec_driver_sql("SELECT DATABASE()").scalar() or ""))
         folds = connection.exec_driver_sql("SELECT @@lower_case_table_names").scalar()
@@ -53,7 +48,7 @@ class Scope:
         """Whether the bridge serves a schema."""
         if not self.patterns:
             return schema == self.schema
-        return any(fnmatch.fnmatchcase(schema, pattern.strip()) for pattern in self.patterns.split(","))
+        return matches(schema, self.patterns)
 
     def is_named_in(self, database: bytes, text: bytes) -> bool:
         """Whether a statement of a session in `database` may concern one of the schemas; upper and lower case are the

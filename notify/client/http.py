@@ -235,6 +235,14 @@ class HttpClient:
             return status, answer
         raise self._foreign.answer(f"{method} {self.url}{path}", len(body), status, head, answer)
 
+    async def is_reachable(self, seconds: float) -> bool:
+        """Whether a Notify server itself answers a small request, even with a refusal."""
+        try:
+            await self.call("GET", "/v1/members", b"", seconds)
+        except NotifyError as error:
+            return not isinstance(error, Unavailable)
+        return True
+
     def request(self, method: str, path: str, body: bytes) -> bytes:
         """The bytes of a request that the caller sends on a connection of its own."""
         return self._request(method, path, body, MSGPACK, self._token.header())
@@ -249,7 +257,8 @@ class HttpClient:
         return f"{head}{len(body)}\r\n{token_header}\r\n".encode() + body
 
     async def _ask(self, request: bytes, deadline: float) -> Reply:
-        """An answer, whoever gave it. Raises Unavailable, or TimeoutError at the deadline (the loop's time)."""
+        """An answer, even if it is not a server's. Raises Unavailable, or TimeoutError at the deadline (the loop's
+        time)."""
         loop = asyncio.get_running_loop()
         while True:
             connection = self._take_idle() or await self._connect(deadline)

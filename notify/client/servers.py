@@ -344,7 +344,7 @@ class Servers:
         urls = [m.url for m in self._members if m.url not in self._reached and self._down.get(m.url, 0.0) <= now]
         if not urls:
             return
-        answers = await asyncio.gather(*map(self._answers, urls))
+        answers = await asyncio.gather(*[self._client(url).is_reachable(PROBE_SECONDS) for url in urls])
         self._reached.update(url for url, has_answered in zip(urls, answers, strict=True) if has_answered)
         again_at = asyncio.get_running_loop().time() + PROBE_AGAIN_SECONDS
         self._down |= {url: again_at for url in urls if url not in self._reached}
@@ -357,14 +357,6 @@ class Servers:
                 ", ".join(sorted(unreached)), ", ".join(self._seeds),
             )  # fmt: skip
         self._unreached = unreached
-
-    async def _answers(self, url: str) -> bool:
-        """Whether a server of Notify answers at an address."""
-        try:
-            await self._client(url).call("GET", "/v1/members", b"", PROBE_SECONDS)
-        except NotifyError as error:
-            return not isinstance(error, Unavailable)
-        return True
 
     def _not_in_the_clear(self, members: list[Member]) -> list[Member]:
         if not self._only_tls:

@@ -17,7 +17,7 @@ from notify.guarantees import verify, verify_once
 from notify.outbox import LOCAL, MOVES, OUTBOXES, SERVER, Outbox
 from notify.relay.leases import Leases
 from notify.relay.rows import Rows
-from notify.schemas import found_in, holding, with_table
+from notify.schemas import check_choice, found_in, holding, with_table
 from notify.wire import RefusedReport
 
 log = logging.getLogger("notify.relay")
@@ -59,10 +59,7 @@ class Sources:
 
         Raises InvalidRequest for both, or for no pattern at all.
         """
-        if schema and schemas:
-            raise InvalidRequest("name one schema, or patterns of several, not both")
-        if schemas is not None and not schemas.strip(" ,"):
-            raise InvalidRequest("name at least one schema, or a pattern such as 't_*'")
+        check_choice(schema, schemas)
         self._engine = engine
         self._leases = leases
         self._mover = mover

@@ -149,7 +149,7 @@ class QueueSink:
             return await self._append_both(source, *parts)
         except ForeignAnswer:
             parts = _parts(batch)
-            if not parts or not await _is_reachable(await self._server()):
+            if not parts or not await (await self._server()).is_reachable(LOOK_SECONDS):
                 raise
             return await self._append_both(source, *parts)
         return read_answer(_decode_bridged, answer)
@@ -286,7 +286,7 @@ class _Putting:
                     waiting.extendleft(reversed(sent))
                     continue
             except Unavailable as error:
-                if not isinstance(error, ForeignAnswer) or not await _is_reachable(self._http):
+                if not isinstance(error, ForeignAnswer) or not await self._http.is_reachable(LOOK_SECONDS):
                     if not self.items:
                         raise
                     self._is_away = True
@@ -354,15 +354,6 @@ class _Putting:
             item_ids = [_published_id(t) for t, _ in transactions]
         answer = await self._http.call("POST", path, encode_msgpack(request), POST_SECONDS)
         return items_for(item_ids, answer, self._http)
-
-
-async def _is_reachable(http: HttpClient) -> bool:
-    """Whether the server itself answers a small request."""
-    try:
-        await http.call("GET", "/v1/members", b"", LOOK_SECONDS)
-    except NotifyError as error:
-        return not isinstance(error, Unavailable)
-    return True
 
 
 def _too_large(transaction_id: str, size: int, head_bytes: int) -> Item | None:
