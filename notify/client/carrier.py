@@ -121,7 +121,7 @@ class Carrier:
             self._store_half(bound, messages, place.source)
         is_written = False
         try:
-            is_written = self._rows.insert(connection, bound.id, bound.shard, messages, place)
+            is_written = self._insert(connection, bound, messages, place)
         except DBAPIError as error:
             refused = self._places.wrong_table(error)
             if refused is None:
@@ -145,6 +145,12 @@ class Carrier:
             refused.code, refused.retryable = error.code, error.retryable
             raise refused from error
         bound.shard = item.shard
+
+    def _insert(
+        self, connection: Connection, bound: BoundTransaction, messages: list[PackedMessage], place: Place
+    ) -> bool:
+        """Insert the rows. A method of its own, since `notify.testing.crashing` lets a process die here."""
+        return self._rows.insert(connection, bound.id, bound.shard, messages, place)
 
     def committed(self, bound: BoundTransaction) -> None:
         """Send the outcome COMMIT to the server, in the background. Call it once the database's COMMIT has returned."""
