@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from notify.client.table import half_message
 from notify.databases import RELAYED, UNSENT, database_now
 from notify.digest import body_digest
 from notify.errors import BindingRefused, InvalidRequest
-from notify.schemas import in_schema, qualified, within
+from notify.schemas import qualified, within
 from notify.wire import PackedMessage
 
 Mode = Literal["half", "outbox"]
@@ -29,7 +30,6 @@ _MARK_COLUMNS = (
     "transaction_id", "producer_group", "mode", "state", "shards", "relayed", "message_no", "topic", "key", "tag",
 )  # fmt: skip
 _BODY_COLUMNS = ("headers", "body", "delay", "deliver_at", "ttl")
-_BY_NAME = in_schema(None) | {"preserve_rowcount": True}
 MOST_STATEMENTS = 1000
 """The most statements that are remembered; one that names its schema is of use in this schema only."""
 
@@ -38,7 +38,6 @@ MOST_STATEMENTS = 1000
 class _Insert:
     """A statement that inserts a number of rows, compiled for the driver."""
 
-    statement: Any
     text: str
     order: list[str] | None
     """The parameters' names in the driver's order; None if the driver takes names."""
@@ -59,6 +58,7 @@ class HalfRows:
         }
         self._inserts: dict[tuple[str, bool, int], _Insert] = {}
         """By the schema that the statement names, whether it has digests, and the number of its rows."""
+        self._conversions: dict[str, Callable[[Any], Any]] | None = None
 
     def insert(
         self,
@@ -78,8 +78,13 @@ class HalfRows:
             for number, message in enumerate(messages)
         ]
         if self._with_bodies:
+            conversions = self._conversions
+            if conversions is None:
+                self._conversions = conversions = _conversions_of(connection)
             for row, message in zip(rows, messages, strict=True):
                 row |= _body_columns(message)
+                for name, convert in conversions.items():
+                    row[name] = convert(row[name])
         if place.has_digest:
             for row, message in zip(rows, messages, strict=True):
                 row["digest"] = body_digest(message.body or b"")
@@ -130,25 +135,20 @@ class HalfRows:
         if len(self._inserts) >= MOST_STATEMENTS:
             self._inserts = {}
         compiled = statement.compile(dialect=connection.dialect, column_keys=names)
-        self._inserts[key] = insert = _Insert(statement, compiled.string, compiled.positiontup)
+        self._inserts[key] = insert = _Insert(compiled.string, compiled.positiontup)
         return insert
 
     def _execute(self, connection: Connection, insert: _Insert, parameters: Any) -> int:
         """Execute a statement and return the number of its rows.
 
-        Rows without bodies have only text and numbers, so that no value needs a conversion. Their statement is passed
-        to the driver directly, which takes half the CPU time of `execute`.
+        Its text goes to the driver directly, which takes half the CPU time of SQLAlchemy's `execute`.
         """
-        if self._with_bodies:
-            result = connection.execute(insert.statement, parameters, execution_options=_BY_NAME)
-        else:
-            order = insert.order
-            if order is not None:
-                many = isinstance(parameters, list)
-                listed = [tuple([row[name] for name in order]) for row in (parameters if many else [parameters])]
-                parameters = listed if many else listed[0]
-            result = connection.exec_driver_sql(insert.text, parameters)
-        return int(result.rowcount)
+        order = insert.order
+        if order is not None:
+            many = isinstance(parameters, list)
+            listed = [tuple([row[name] for name in order]) for row in (parameters if many else [parameters])]
+            parameters = listed if many else listed[0]
+        return int(connection.exec_driver_sql(insert.text, parameters).rowcount)
 
 
 def _needs_no_guard(dialect: str, place: Place) -> bool:
@@ -191,6 +191,15 @@ def _guarded(connection: Connection, place: Place, fixed: dict[str, Any], column
         selects.append(sa.select(*values, database_now()).where(guard))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)
     return table.insert().from_select([*columns, "created_at"], rows, include_defaults=False)
+
+
+def _conversions_of(connection: Connection) -> dict[str, Callable[[Any], Any]]:
+    """By column of a body, how the dialect converts its values for the driver; columns that need none are left out."""
+    dialect = connection.dialect
+    processors = {
+        name: half_message.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in _BODY_COLUMNS
+    }
+    return {name: convert for name, convert in processors.items() if convert is not None}
 
 
 def _body_columns(message: PackedMessage) -> dict[str, Any]:
