@@ -11,6 +11,7 @@ offsets. A message that is sent after all is written in one transaction with the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from notify.kafka.records import Headers
 from notify.kafka.rights import of_decider
 from notify.kafka.topics import Topics
 from notify.kafka.transactional import TransactionalProducer
+from notify.limits import digits
 
 TOPIC = f"{records.DELAYED}.refused"
 DECISIONS = "notify-undelivered"
@@ -101,9 +103,12 @@ class UndeliveredList:
 
     def decisions(self) -> Decisions:
         """All decisions. Raises Unavailable."""
-        return Decisions(
-            {int(key): msgspec.json.decode(value, type=Decision) for key, value in _decided(self._cluster)}
-        )
+        decisions: dict[int, Decision] = {}
+        for key, value in newest(self._cluster, DECISIONS).items():
+            with contextlib.suppress(msgspec.DecodeError):  # of a later version, or of another tool
+                if (offset := offset_of(key)) is not None:
+                    decisions[offset] = msgspec.json.decode(value, type=Decision)
+        return Decisions(decisions)
 
     def read(self) -> Iterator[Undelivered]:
         """All refused messages, the oldest first. Raises Unavailable."""
@@ -179,5 +184,6 @@ def _carried_out(
     return {"status": 422, "detail": f"Kafka: {errors[0].str()}"}
 
 
-def _decided(cluster: Cluster) -> list[tuple[bytes, bytes]]:
-    return [(key, value) for key, value in newest(cluster, DECISIONS).items() if key.isdigit()]
+def offset_of(key: bytes) -> int | None:
+    """The offset that a decision's key names; None for a record of another tool."""
+    return digits(key.decode("latin-1"))

@@ -63,8 +63,8 @@ class RefusedOverKafka:
 
     def _note(self, record: News) -> None:
         if record.topic == undelivered.DECISIONS:
-            if record.key.isdigit():
-                self._decide(int(record.key), record.value or b"")
+            if (offset := undelivered.offset_of(record.key)) is not None:
+                self._decide(offset, record.value or b"")
         elif len(self._waiting) >= MOST_HELD:
             self._has_left_out = True
         else:
