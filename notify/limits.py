@@ -108,6 +108,24 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
         raise InvalidRequest(f"{name} is {value}; it must be from {low:,.15g} to {high:,.15g}", "out_of_bounds")
 
 
+LAST_US = 253_402_300_799_999_999
+"""The end of the year 9999: no page and no answer can show a later instant."""
+
+
+def instant_us(name: str, moment: datetime) -> int:
+    """An instant in microseconds since 1970, at least 0.
+
+    Raises InvalidRequest (`out_of_bounds`) unless it names its time zone, and is before the year 10000 in UTC.
+    """
+    try:
+        at_us = microseconds(moment)
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}", "out_of_bounds") from None
+    if at_us > LAST_US:
+        raise InvalidRequest(f"{name} is {moment.isoformat()}; it must be before the year 10000", "out_of_bounds")
+    return max(0, at_us)
+
+
 def check_whole(name: str, value: int, low: int, high: int) -> None:
     """Raises InvalidRequest (`out_of_bounds`) unless `value` is a whole number with low <= value <= high."""
     if isinstance(value, bool) or not isinstance(value, int):

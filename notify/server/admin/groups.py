@@ -8,13 +8,13 @@ from fastapi import APIRouter, Depends
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
 
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import LIMITS, MODES, check_between, check_name
+from notify.limits import LIMITS, MODES, check_between, check_name, instant_us
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, SpanName, Who, Write
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move
 from notify.storage.groups import Priorities, PriorityClass
-from notify.wire import Subscribe, microseconds
+from notify.wire import Subscribe
 
 WEIGHTS = (6, 3, 1)
 """Default weights of a group's first, second and third class."""
@@ -122,7 +122,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
     async def tell_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:
         """Record since when a consumer's inbox has a row for each message that took effect."""
-        await desk.core.subscriptions.tell_inbox(name, topic, max(0, microseconds(inbox.whole_from)))
+        await desk.core.subscriptions.tell_inbox(name, topic, instant_us("whole_from", inbox.whole_from))
         return {"group": name, "topic": topic}
 
     @routes.delete("/groups/{name}/subscriptions/{topic}")

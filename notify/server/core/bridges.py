@@ -8,7 +8,7 @@ from typing import Any
 from notify import ids, tracing
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError, StorageFailed
-from notify.limits import BASE_CHARACTERS, LIMITS, POSITION_CHARACTERS, check_name
+from notify.limits import BASE_CHARACTERS, LIMITS, POSITION_CHARACTERS, check_between, check_name
 from notify.server.core.admission import new_messages
 from notify.server.topics import Topics
 from notify.storage.bridged import BridgeState, IdsInUse, check_bridge
@@ -149,6 +149,8 @@ def _check_bounds(batch: JsonBridgeBatch | PackedBridgeBatch) -> None:
     """Raises InvalidRequest."""
     if not 0 < batch.epoch < 1 << 62:
         raise InvalidRequest("epoch counts from 1", "out_of_bounds")
+    if batch.lag is not None:
+        check_between("lag", batch.lag, -LIMITS.ttl_seconds, LIMITS.ttl_seconds)
     if len(batch.position) > POSITION_CHARACTERS:
         what = f"position has more than {POSITION_CHARACTERS:,} characters: send its difference from a base"
         raise InvalidRequest(what, "out_of_bounds")

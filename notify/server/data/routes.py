@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError
-from notify.limits import LIMITS, bounds_of_clients, check_between, check_name, digits
+from notify.limits import LIMITS, bounds_of_clients, check_between, check_name, digits, instant_us
 from notify.server.access.principal import EVERYONE
 from notify.server.core.admission import failed
 from notify.server.core.core import Core
@@ -46,7 +46,6 @@ from notify.wire import (
     Subscribe,
     WholeInbox,
     encode_json,
-    microseconds,
 )
 
 REMEMBERED_CHARACTERS = 500
@@ -297,7 +296,7 @@ class DataRoutes:
     async def tell_inbox(self, request: Request, group: str, topic: str) -> bytes:
         body: WholeInbox = request.decode(_WHOLE_INBOX)
         check_subscriber(request, group, topic)
-        await self.core.subscriptions.tell_inbox(group, topic, max(0, microseconds(body.whole_from)))
+        await self.core.subscriptions.tell_inbox(group, topic, instant_us("whole_from", body.whole_from))
         return request.encode({"group": group, "topic": topic})
 
     async def topic(self, request: Request, topic: str) -> bytes:
