@@ -30,6 +30,10 @@ class _Report:
     refused: int = 0
 
 
+MOST_LAG_SECONDS = 1e12
+"""Wrong clocks of a source are shown as they are; more than this is no time."""
+
+
 class Bridges:
     """The queue's side of bridges."""
 
@@ -150,7 +154,7 @@ def _check_bounds(batch: JsonBridgeBatch | PackedBridgeBatch) -> None:
     if not 0 < batch.epoch < 1 << 62:
         raise InvalidRequest("epoch counts from 1", "out_of_bounds")
     if batch.lag is not None:
-        check_between("lag", batch.lag, -LIMITS.ttl_seconds, LIMITS.ttl_seconds)
+        check_between("lag", batch.lag, -MOST_LAG_SECONDS, MOST_LAG_SECONDS)
     if len(batch.position) > POSITION_CHARACTERS:
         what = f"position has more than {POSITION_CHARACTERS:,} characters: send its difference from a base"
         raise InvalidRequest(what, "out_of_bounds")
