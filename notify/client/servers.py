@@ -333,6 +333,8 @@ class Servers:
         # Choose a server again, so that an added server gets its share.
         self._current = ""
         used_urls = {*self._seeds, *(m.url for m in members)}
+        self._reached &= used_urls
+        self._down = {url: again_at for url, again_at in self._down.items() if url in used_urls}
         for url in [url for url in self._clients if url not in used_urls]:
             leaving = self._clients.pop(url)
             leaving.close_when_idle()
