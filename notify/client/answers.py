@@ -21,7 +21,9 @@ administrator asks for; what sends more is no server, or not ours."""
 class AnswerReader(ABC):
     """Base of connections with at most one request on its way; assembles the answer from the received bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = ANSWER_BYTES) -> None:
+        """`most`: bytes of an answer; one with more is refused."""
+        self._most = most
         self._parser: Any = None
         self._body: list[bytes] = []
         self.head = b""
@@ -42,9 +44,9 @@ class AnswerReader(ABC):
         if self._parser is None:
             raise Unavailable("the server sent an answer without a request")
         self._size += len(data)
-        if self._size > ANSWER_BYTES:
+        if self._size > self._most:
             self._parser, self._body = None, []
-            raise Unavailable(f"the server's answer has more than {ANSWER_BYTES:,} bytes: ask for less, page by page")
+            raise Unavailable(f"the server's answer has more than {self._most:,} bytes: ask for less, page by page")
         if not self.head or self._is_interim:
             self.head, self._is_interim = data, False
         try:

@@ -29,6 +29,7 @@ from notify.kafka.rights import of_decider
 from notify.kafka.topics import Topics
 from notify.kafka.transactional import TransactionalProducer
 from notify.limits import digits
+from notify.wire import UNDECODABLE
 
 TOPIC = f"{records.DELAYED}.refused"
 DECISIONS = "notify-undelivered"
@@ -105,7 +106,7 @@ class UndeliveredList:
         """All decisions. Raises Unavailable."""
         decisions: dict[int, Decision] = {}
         for key, value in newest(self._cluster, DECISIONS).items():
-            with contextlib.suppress(msgspec.DecodeError):  # of a later version, or of another tool
+            with contextlib.suppress(*UNDECODABLE):  # of a later version, or of another tool
                 if (offset := offset_of(key)) is not None:
                     decisions[offset] = msgspec.json.decode(value, type=Decision)
         return Decisions(decisions)

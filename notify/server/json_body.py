@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from notify.errors import InvalidRequest
-from notify.wire import JSON
+from notify.wire import JSON, UNDECODABLE
 
 
 def decoded(body: bytes) -> Any:
@@ -22,10 +22,10 @@ def decoded(body: bytes) -> Any:
     """
     try:
         return msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}", "invalid_schema") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", "invalid_schema") from None
+    except UNDECODABLE as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", "invalid_schema") from None
 
 
 def body_of(headers: Mapping[bytes, bytes], body: bytes) -> Any:

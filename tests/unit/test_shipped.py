@@ -48,7 +48,10 @@ def rows(store: Store, listed: Manifest, tmp_path: Path) -> list[dict[str, Any]]
     for segment in manifest.segments_from(store, listed):
         copy = tmp_path / "copy.parquet"
         with copy.open("wb") as file:
-            assert store.copy_to(segment.parquet_name, file) == (segment.parquet.size, segment.parquet.sha256)
+            assert store.copy_to(segment.parquet_name, file, segment.parquet.size) == (
+                segment.parquet.size,
+                segment.parquet.sha256,
+            )
         found += pq.read_table(copy).to_pylist()
     return found
 
