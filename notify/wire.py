@@ -372,7 +372,8 @@ PROBLEM_TYPE = "urn:notify:error:"
 """The beginning of the `type` of a server's problems, with which it shows that an error is its own word."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises on bytes from elsewhere: texts that are no UTF-8, and deep nesting, are not its own errors."""
+"""The errors of msgspec for bytes from elsewhere. For texts that are no UTF-8, and for deep nesting, it raises
+Python's."""
 
 encode_msgpack = msgspec.msgpack.Encoder().encode
 encode_json = msgspec.json.Encoder().encode

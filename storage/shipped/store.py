@@ -132,7 +132,10 @@ class Store:
             while chunk := file.read(min(CHUNK, most + 1 - size)):
                 size += len(chunk)
                 if size > most:  # before it is taken: an object may be far larger than its manifest says
-                    raise ObjectStoreFailed(f"{self.url}/{name} is larger than {most:,} bytes")
+                    raise ObjectStoreFailed(
+                        f"{self.url}/{name} has more than {most:,} bytes, which is the size that it was written with: "
+                        "something else was put in its place"
+                    )
                 self._pace(len(chunk))
                 alive()
                 digest.update(chunk)

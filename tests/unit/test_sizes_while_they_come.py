@@ -1,5 +1,5 @@
-"""What comes from elsewhere is compared with its announced size while it comes, not afterwards: objects of a store,
-files of a backup, answers of servers, and what is compressed."""
+"""Bytes from elsewhere are compared with their announced size while they come, not afterwards: objects of a store,
+files of a backup, answers of servers, compressed data."""
 
 from __future__ import annotations
 

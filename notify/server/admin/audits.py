@@ -22,7 +22,7 @@ NO_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandb
 MOST = 1 << 53
 """The largest number of a verdict: browsers, too, count so far."""
 _OLDER = {"verdict": "INCONCLUSIVE", "counts": {}, "totals": {}, "reasons": [], "since": "", "until": ""}
-"""What a verdict has that an older version stored without it."""
+"""The fields of a verdict that an older version stored without them."""
 
 
 def _instant(text: str) -> str:
