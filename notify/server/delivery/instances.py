@@ -169,6 +169,11 @@ class Instances(dict[str, Instance]):
         """Whether another instance is active."""
         return any(now_us - i.asked_us < ACTIVE_US for i in self.values() if i is not instance)
 
+    def forget(self, before_us: int) -> None:
+        """Forget instances that have not asked since `before_us`, and hold no messages."""
+        for name in [name for name, i in self.items() if i.asked_us < before_us and not i.in_flight]:
+            del self[name]
+
     def _forget_one(self) -> None:
         """Forget the instance that asked the longest ago, of those that hold no messages."""
         idle = next((name for name, i in self.items() if not i.in_flight), None)
