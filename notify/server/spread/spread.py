@@ -364,15 +364,15 @@ def _check_some_right(scope: Scope) -> None:
 
 
 def _fields(scope: Scope, body: bytes) -> dict[str, Any] | None:
-    """The body of a write. None if it is not a JSON object: this worker alone then says what is wrong, as a server
-    without workers does."""
+    """The body of a write. None if it is not a JSON object, or its `dry_run`, which is replaced here, is not a boolean:
+    this worker alone then says what is wrong, as a server without workers does."""
     if scope["method"] in _READS:
         return {}
     try:
         fields = body_of(dict(scope["headers"]), body)
     except InvalidRequest:
         return None
-    return fields if isinstance(fields, dict) else None
+    return fields if isinstance(fields, dict) and isinstance(fields.get("dry_run", False), bool) else None
 
 
 async def _read(receive: Receive) -> bytes:
