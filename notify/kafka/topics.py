@@ -67,7 +67,7 @@ class Topics:
 
 
 def whole(config: Mapping[str, Any], name: str) -> int | None:
-    """A whole number of a topic's settings, -1 included; None if brokers, or what stands in for them, do not tell it."""
+    """A whole number of a topic's settings, -1 included; None if the brokers tell none."""
     entry = config.get(name)
     text = str(entry.value) if entry is not None else ""
     return -1 if text == "-1" else digits(text)
