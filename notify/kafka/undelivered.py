@@ -107,7 +107,7 @@ class UndeliveredList:
         decisions: dict[int, Decision] = {}
         for key, value in newest(self._cluster, DECISIONS).items():
             with contextlib.suppress(*UNDECODABLE):  # of a later version, or of another tool
-                if (offset := offset_of(key)) is not None:
+                if (offset := digits(key.decode("latin-1"))) is not None:
                     decisions[offset] = msgspec.json.decode(value, type=Decision)
         return Decisions(decisions)
 
@@ -183,8 +183,3 @@ def _carried_out(
         errors.append(raised.args[0])
     producer.abort_transaction(CALL_SECONDS)
     return {"status": 422, "detail": f"Kafka: {errors[0].str()}"}
-
-
-def offset_of(key: bytes) -> int | None:
-    """The offset that a decision's key names; None for a record of another tool."""
-    return digits(key.decode("latin-1"))

@@ -143,7 +143,7 @@ def test_an_odd_query_or_name_is_refused_or_found_nowhere(server: InMemoryServer
 
 @pytest.mark.parametrize("field", ["since", "until"])
 def test_the_times_of_an_audit_are_checked_when_they_are_taken(server: InMemoryServer, field: str) -> None:
-    verdict = {"reason": REASON, "verdict": "PASS", "counts": {}}
+    verdict: dict[str, Any] = {"reason": REASON, "verdict": "PASS", "counts": {}}
     for odd in (
         "yesterday",
         "2026-01-01",

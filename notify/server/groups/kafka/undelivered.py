@@ -12,6 +12,7 @@ import structlog
 
 from notify.kafka import refusals, undelivered
 from notify.kafka.undelivered import CODE, SOURCE, Decision, Undelivered
+from notify.limits import digits
 from notify.server.core.refusals import MOST_SHOWN, TEXT_CHARACTERS
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics, News
@@ -63,7 +64,7 @@ class RefusedOverKafka:
 
     def _note(self, record: News) -> None:
         if record.topic == undelivered.DECISIONS:
-            if (offset := undelivered.offset_of(record.key)) is not None:
+            if (offset := digits(record.key)) is not None:
                 self._decide(offset, record.value or b"")
         elif len(self._waiting) >= MOST_HELD:
             self._has_left_out = True
