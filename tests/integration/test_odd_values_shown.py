@@ -159,13 +159,13 @@ def test_the_times_of_an_audit_are_checked_when_they_are_taken(server: InMemoryS
         assert ask(server.url, "POST", "/v1/admin/audits", verdict | {field: taken})[0] == 200, taken
     shown = admin(server.url, "GET", "audits?max=1")["audits"][0]
     assert shown[field] == "2026-11-21T08:00:00.000000Z"
-    for odd in (
+    for beyond in (
         {"counts": {"LOST": 10**20}},
         {"totals": {"x": 1e308}},
         {"reasons": ["x" * 2000]},
         {"counts": {"x" * 200: 1}},
     ):
-        assert ask(server.url, "POST", "/v1/admin/audits", verdict | odd)[0] == 422, odd
+        assert ask(server.url, "POST", "/v1/admin/audits", verdict | beyond)[0] == 422, beyond
 
 
 def test_an_inbox_begins_before_the_end_of_the_calendar(server: InMemoryServer) -> None:
