@@ -12,6 +12,8 @@ import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,8 @@ from notify.limits import LIMITS, NAME_CHARACTERS, check_name
 from notify.server.access import browsers, tokens
 from notify.server.access.gate import KNOWN_BYTES, Access
 from notify.server.access.oidc import TOKEN_BYTES
+from notify.server.core.bridges import MOST_REPORTS, Bridges
+from notify.server.core.checks import MOST_GROUPS, Checks
 from notify.server.delivery.instances import MOST_INSTANCES, Instances
 from notify.settings import Settings
 from tests.support.provider import Provider
@@ -287,3 +291,17 @@ def test_instances_with_ever_new_names_are_forgotten_before_those_that_hold_mess
         instances.asking(f"i{number}", 2)
     assert len(instances) == MOST_INSTANCES
     assert "holds" in instances and "idle" not in instances
+
+
+def test_groups_that_poll_once_and_sources_that_store_nothing_are_forgotten_beyond_a_number() -> None:
+    now_us = 0
+    unused: Any = SimpleNamespace()
+    checks = Checks(unused, lambda: now_us, unused, "", unused, unused)
+    bridges = Bridges(unused, lambda: now_us, unused)
+    for number in range(MOST_GROUPS + 50):
+        now_us += 1
+        checks._note_poll(f"g{number}")
+        checks._note_poll("polls on")
+        bridges._report(f"s{number}").refused += 1
+    assert len(checks._polled_us) == MOST_GROUPS and len(bridges._reports) == MOST_REPORTS
+    assert checks.is_online("polls on") and checks.is_online(f"g{number}") and not checks.is_online("g0")

@@ -122,4 +122,5 @@ def test_a_key_that_no_record_of_ours_has_is_passed_over(monkeypatch: pytest.Mon
     monkeypatch.setattr(compacted, "reader", lambda *_: consumer)
     monkeypatch.setattr(compacted, "arrived", lambda *_: written)
     monkeypatch.setattr(compacted, "_news", lambda record: record.key())
-    assert list(topics._read({("t", 0): len(keys)})) == [keys[0], None]
+    passed: list[Any] = list(topics._read({("t", 0): len(keys)}))
+    assert passed == [keys[0], None]
