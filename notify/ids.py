@@ -16,6 +16,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from notify.errors import InvalidId
+from notify.limits import digits
 
 _TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
 _STEPS = struct.Struct("256I")
@@ -150,10 +151,11 @@ def message_id(transaction_id: bytes, message_no: int) -> str:
 def parse_message_id(text: str) -> tuple[bytes, int]:
     """The transaction id and the message number of a message id; a transaction id alone means message 0. Raises
     InvalidId."""
-    transaction, dot, number = text.partition(".")
-    if dot and not (number.isascii() and number.isdigit() and len(number) <= 4):
+    transaction, dot, text_of_number = text.partition(".")
+    number = digits(text_of_number, 4) if dot else 0
+    if number is None:
         raise InvalidId(f"{text[:60]!r} is not a message id: it should read {{transaction}}.{{n}}")
-    return from_text(transaction), int(number) if dot else 0
+    return from_text(transaction), number
 
 
 def milliseconds(transaction_id: bytes) -> int:

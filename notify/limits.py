@@ -17,7 +17,9 @@ Mode = Literal["shared", "ordered", "exclusive", "failover", "broadcast"]
 MODES: tuple[Mode, ...] = ("shared", "ordered", "exclusive", "failover", "broadcast")
 """How the instances of a group share a topic's messages."""
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}\Z")
+NAME_CHARACTERS = 127
+"""The most characters in the name of a topic, group, source or tag."""
+NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{NAME_CHARACTERS - 1}}}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +73,57 @@ def bounds_of_clients() -> dict[str, float]:
 
 
 @lru_cache(4096)  # a producer sends to few topics, and a group has one name
-def _is_name(text: str) -> bool:
-    return NAME.match(text) is not None
+def _accept(text: str) -> None:
+    """Raises ValueError for what is not a name, so that only names are cached."""
+    if NAME.match(text) is None:
+        raise ValueError
 
 
 def check_name(kind: str, name: str) -> None:
     """Raises InvalidRequest (`invalid_name`) unless `name` is a valid name; `kind`: what it names, such as "topic"."""
     if not isinstance(name, str):
         raise InvalidRequest(f"{kind} is {name!r:.60}: it should be text", "invalid_name")
-    if not _is_name(name):
-        raise InvalidRequest(
-            f"{kind} {name[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -, not beginning with . or -",
-            "invalid_name",
-        )
+    try:
+        if len(name) <= NAME_CHARACTERS:  # a longer text is neither hashed nor cached
+            return _accept(name)
+    except ValueError:
+        pass
+    raise InvalidRequest(
+        f"{kind} {name[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -, not beginning with . or -", "invalid_name"
+    )
+
+
+def digits(text: str, most: int = 19) -> int | None:
+    """The number that 1 to `most` ASCII digits write; None for any other text.
+
+    `isdigit` and `isdecimal` are also true for digits that `int` refuses or that nobody writes (², ٣), and `int` takes
+    signs, spaces and underscores, and raises for more than 4,300 digits.
+    """
+    return int(text) if len(text) <= most and text.isascii() and text.isdigit() else None
 
 
 def check_between(name: str, value: float, low: float, high: float) -> None:
     """Raises InvalidRequest (`out_of_bounds`) unless low <= value <= high."""
     if not low <= value <= high:  # also refuses NaN
         raise InvalidRequest(f"{name} is {value}; it must be from {low:,.15g} to {high:,.15g}", "out_of_bounds")
+
+
+LAST_US = 253_402_300_799_999_999
+"""The end of the year 9999: no page and no answer can show a later instant."""
+
+
+def instant_us(name: str, moment: datetime) -> int:
+    """An instant in microseconds since 1970, at least 0.
+
+    Raises InvalidRequest (`out_of_bounds`) unless it names its time zone, and is before the year 10000 in UTC.
+    """
+    try:
+        at_us = microseconds(moment)
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}", "out_of_bounds") from None
+    if at_us > LAST_US:
+        raise InvalidRequest(f"{name} is {moment.isoformat()}; it must be before the year 10000", "out_of_bounds")
+    return max(0, at_us)
 
 
 def check_whole(name: str, value: int, low: int, high: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from notify.errors import DeadLetter, InvalidRequest
+from notify.wire import UNDECODABLE
 
 T = TypeVar("T")
 
@@ -200,7 +201,7 @@ class ReceivedMessage:
         """The body as a JSON value. Raises a DeadLetter that is also a msgspec.DecodeError."""
         try:
             return msgspec.json.decode(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise NoJson(f"the body is not JSON: {error}") from None
 
     def decode(self, kind: type[T]) -> T:
@@ -211,7 +212,7 @@ class ReceivedMessage:
         read = getattr(kind, "model_validate_json", None)
         try:
             value: T = read(self.body) if read is not None else msgspec.json.decode(self.body, type=kind)
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, *UNDECODABLE) as error:
             raise DeadLetter(f"the body does not fit {kind.__name__}: {why_unfit(error)}") from None
         return value
 

@@ -7,6 +7,7 @@ conventions for messaging (https://opentelemetry.io/docs/specs/semconv/messaging
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol, TypeVar
@@ -22,6 +23,7 @@ except ImportError:  # the extra `otel` is not installed
 T = TypeVar("T")
 
 HEADER = "traceparent"
+_TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 SYSTEM = "notify"
 _SCOPE = "notify"
 
@@ -42,12 +44,10 @@ def _tracer() -> trace.Tracer:
 def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
     """The span context in the headers; None if they have no valid context, or it is not sampled."""
     text = (headers or {}).get(HEADER) if trace is not None else None
-    if text is None or len(text) != 55 or text[:3] != "00-":
+    # `int` alone would also take signs, spaces and underscores.
+    if text is None or len(text) != 55 or (parts := _TRACEPARENT.fullmatch(text)) is None:
         return None
-    try:
-        trace_id, span_id, flags = int(text[3:35], 16), int(text[36:52], 16), int(text[53:], 16)
-    except ValueError:
-        return None
+    trace_id, span_id, flags = int(parts[1], 16), int(parts[2], 16), int(parts[3], 16)
     context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return context if context.is_valid and context.trace_flags.sampled else None
 

@@ -371,6 +371,10 @@ MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application
 PROBLEM_TYPE = "urn:notify:error:"
 """The beginning of the `type` of a server's problems, with which it shows that an error is its own word."""
 
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""The errors of msgspec for bytes from elsewhere. For texts that are no UTF-8, and for deep nesting, it raises
+Python's."""
+
 encode_msgpack = msgspec.msgpack.Encoder().encode
 encode_json = msgspec.json.Encoder().encode
 decode_payload = msgspec.msgpack.Decoder(Payload).decode

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
 def count(value: float | None) -> str:
     """A number such as 1,234,567."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
 
 
 def duration(seconds: float | None) -> str:
     """Seconds in the two largest units, such as 1 h 5 min."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 10:
         return f"{seconds:.1f} s"

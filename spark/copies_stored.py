@@ -26,6 +26,7 @@ from notify.spark.facts import Scanned
 from notify.spark.log_files import SegmentFile
 from notify.spark.stored_file import opened
 from notify.storage.shipped.store import ObjectMissing, Store
+from notify.wire import UNDECODABLE
 
 MOST_BYTES = 1 << 30
 """The most bytes of the facts of all copies: about 500,000 segments."""
@@ -53,7 +54,7 @@ class StoredCopies:
         store = Store(url)
         try:
             return cls(store.url, _decode(store.read(_FACTS, MOST_BYTES)))
-        except ObjectMissing:
+        except (ObjectMissing, *UNDECODABLE):  # without its facts a copy is made again
             return cls(store.url)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from notify.message import DEAD_LETTER_REASON
 from notify.storage.log.entry import Entry
 from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic
-from notify.wire import decode_payload
+from notify.wire import UNDECODABLE, decode_payload
 
 LETTERS = pa.schema(
     [
@@ -35,7 +34,7 @@ def letter_of(entry: Entry, payload: bytes) -> dict[str, Any] | None:
     """The row of a dead letter in LETTERS; None if its payload cannot be read."""
     try:
         message = decode_payload(payload)
-    except (msgspec.MsgspecError, ValueError):
+    except UNDECODABLE:
         return None
     headers = message.headers or {}
     group = headers.get(_GROUP, "")

@@ -193,7 +193,7 @@ class ShippedFiles:
             path = Path(directory) / Path(name).name
             try:
                 with path.open("wb") as file:
-                    if self._store.copy_to(name, file) != (size, sha256):
+                    if self._store.copy_to(name, file, size) != (size, sha256):
                         return None
                 # The mapping outlives the file's name.
                 return SealedPart(Disk(path.parent), path.name).entries

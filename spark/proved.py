@@ -18,6 +18,7 @@ import msgspec
 from notify.errors import InvalidRequest
 from notify.spark.result import Inputs, Plan, Result
 from notify.spark.times import instant_text
+from notify.wire import UNDECODABLE
 
 FILE = "proved.json"
 
@@ -67,7 +68,7 @@ def _load(directory: Path, inputs: Inputs) -> Proved | None:
         proved = msgspec.json.decode(path.read_bytes(), type=Proved)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise InvalidRequest(f"--continue: {path} cannot be read ({error}); run an audit without --continue") from None
     _refuse_others(proved, inputs)
     return proved

@@ -54,6 +54,7 @@ from notify.storage.log.records import (
 )
 from notify.storage.log.recovery import Damage, SegmentReader, walk
 from notify.storage.log.segments import Segment
+from notify.wire import UNDECODABLE
 
 
 class SegmentScan:
@@ -185,7 +186,7 @@ class SegmentScan:
         if source_hash is None:
             try:
                 name = origin_of(sender_of(sender).source)
-            except (msgspec.MsgspecError, ValueError):  # the frame is damaged
+            except (*UNDECODABLE, ValueError):  # the frame is damaged
                 name = ""
             source_hash = self._source_hashes[sender] = name_hash(name)
             self._source_names[source_hash] = name
@@ -336,6 +337,6 @@ def _digest_of(payload: bytes) -> int:
     """The digest of a payload's contents; 0 if the payload cannot be read."""
     try:
         contents = _decode_contents(payload)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return 0
     return hashes.of_contents(body_digest(contents.body), contents.key, contents.tag)

@@ -12,6 +12,7 @@ import struct
 
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position, shown
 from notify.errors import StorageFailed
+from notify.limits import digits
 
 
 class Purged(StorageFailed):
@@ -22,8 +23,7 @@ class Purged(StorageFailed):
 
 def _number(file: str) -> int:
     """A binlog's number; 0 for a name without one."""
-    digits = file.rpartition(".")[2]
-    return int(digits) if digits.isdecimal() else 0
+    return digits(file.rpartition(".")[2]) or 0
 
 
 class History:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 import msgspec
 
 from notify.errors import InvalidRequest
+from notify.wire import UNDECODABLE
 
 _MARIADB = re.compile(r"\d+-\d+-\d+\Z")
 _NUMBERS = r"(?::\d{1,19}(?:-\d{1,19})?)"
@@ -337,7 +338,7 @@ class Position:
             # An older bridge stored only the first three fields.
             later = (int(stored.get(name, 0)) for name in _FIELDS[3:])
             return cls(str(stored["gtids"]), str(stored["file"]), int(stored["offset"]), *later)
-        except (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError):
+        except (*UNDECODABLE, ValueError, KeyError, TypeError, AttributeError):
             raise InvalidRequest(
                 f"the queue stands at {text[:100]!r} for this source, which is not a position of a binlog: "
                 "another kind of bridge or relay wrote it; give this bridge another --source"

@@ -12,7 +12,7 @@ from notify.binlog_bridge.decoder import Column, TableMap, Unreadable
 from notify.binlog_bridge.events import PARTIAL_UPDATE, ROWS, UPDATES, WITH_EXTRA
 from notify.binlog_bridge.scope import Scope
 from notify.outbox import LOCAL, SERVER
-from notify.wire import BridgedTransaction, PackedMessage
+from notify.wire import UNDECODABLE, BridgedTransaction, PackedMessage
 
 OURS = (LOCAL.table.name, SERVER.table.name)
 MOST_READERS = 64
@@ -85,7 +85,7 @@ def _headers(text: bytes) -> object:
     """A row's headers, or the text itself if it is not JSON: every target refuses that, and the row is listed."""
     try:
         return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, ValueError):
+    except (*UNDECODABLE, ValueError):
         return text.decode("utf-8", "replace")
 
 

@@ -29,6 +29,7 @@ from notify.client.foreign import foreign_content
 from notify.client.http import read_answer
 from notify.client.servers import Servers
 from notify.errors import InvalidRequest
+from notify.limits import digits
 from notify.told import told
 from notify.told.form import Told
 from notify.wire import JSON
@@ -229,4 +230,5 @@ def pairs(texts: Sequence[str]) -> dict[str, str]:
 
 def place(text: str) -> str | int:
     """An offset as a number; other text unchanged."""
-    return int(text) if text.isdecimal() else text
+    offset = digits(text)
+    return text if offset is None else offset

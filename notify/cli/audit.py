@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -101,7 +102,7 @@ def instant_us(option: str, text: str) -> int:
     if not text:
         return 0
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-    if text[-1] in units and text[:-1].replace(".", "", 1).isdigit():
+    if text[-1] in units and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", text[:-1]):
         return int((datetime.now(UTC).timestamp() - float(text[:-1]) * units[text[-1]]) * 1e6)
     try:
         moment = datetime.fromisoformat(text)

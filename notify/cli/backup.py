@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import urllib.error
@@ -69,13 +70,13 @@ def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any
     try:
         with urllib.request.urlopen(request, timeout=SECONDS, context=context) as answer, target.open("wb") as out:
             target.chmod(0o600)
-            while chunk := answer.read(CHUNK):
-                out.write(chunk)
+            while chunk := answer.read(min(CHUNK, file["size"] + 1 - size)):
                 size += len(chunk)
                 if size > file["size"]:
                     break  # the file is longer than the server announced
+                out.write(chunk)
                 done(len(chunk))
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise Unavailable(f"backup: {file['name']} could not be fetched: {error}") from None
     if size != file["size"]:
         raise Unavailable(f"backup: {file['name']} has {file['size']} bytes, {size} came; try again")

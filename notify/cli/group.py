@@ -27,7 +27,7 @@ from notify.cli.api import (
     write,
 )
 from notify.errors import NotFound
-from notify.limits import MODES
+from notify.limits import MODES, digits
 
 COLUMNS: Columns = {
     "group": itemgetter("name"),
@@ -181,13 +181,15 @@ def _class(text: str) -> dict[str, Any]:
     """A class from NAME[=WEIGHT][:PATTERN,…]."""
     head, _, patterns = text.partition(":")
     name, _, weight = head.partition("=")
-    if weight and not weight.isdecimal():
+    number = digits(weight)
+    if weight and number is None:
         raise typer.BadParameter(f"{weight!r} is not a weight; write NAME=WEIGHT:PATTERN,PATTERN")
-    return {"name": name, "weight": int(weight) if weight else None, "topics": [p for p in patterns.split(",") if p]}
+    return {"name": name, "weight": number, "topics": [p for p in patterns.split(",") if p]}
 
 
 def _share(text: str) -> tuple[str, int]:
     topic, _, turns = text.rpartition("=")
-    if not topic or not turns.isdecimal():
+    number = digits(turns)
+    if not topic or number is None:
         raise typer.BadParameter(f"{text!r} is not a share; write TOPIC=TURNS")
-    return topic, int(turns)
+    return topic, number

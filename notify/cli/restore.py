@@ -55,7 +55,7 @@ def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((directory / "backup.json").read_text())
         expected = {file["name"]: int(file["size"]) for file in manifest["files"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise InvalidRequest(f"{directory} is not a backup: backup.json is missing or cannot be read") from None
     for name, size in expected.items():
         source = place(directory, name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from notify.errors import InvalidRequest
+from notify.limits import digits
 from notify.wire import instant
 
 
@@ -25,7 +26,8 @@ def listed(url: str, state: str | None, after: str, most: int) -> tuple[int, lis
 
     if state is not None and state not in STATES:
         raise InvalidRequest(f"--state {state}: over Kafka it is one of {', '.join(STATES)}")
-    if after and not after.isdigit():
+    from_offset = digits(after) if after else -1
+    if from_offset is None:
         raise InvalidRequest(f"--after {after[:40]}: over Kafka it is an offset of the list")
     messages = _list(url)
     decided = messages.decisions()
@@ -35,7 +37,7 @@ def listed(url: str, state: str | None, after: str, most: int) -> tuple[int, lis
         decision = decided.of(message)
         waiting += decision is None
         message_state = decision.state if decision is not None else WAITING
-        if len(rows) < most and message.offset > int(after or -1) and state in (None, message_state):
+        if len(rows) < most and message.offset > from_offset and state in (None, message_state):
             rows.append(
                 {
                     "offset": message.offset,

@@ -23,6 +23,7 @@ from notify.databases import (
 )
 from notify.errors import DeadLetter, InvalidRequest
 from notify.guarantees import verify_once
+from notify.limits import digits
 from notify.message import REPLAY, ReceivedMessage
 from notify.schemas import in_schema
 
@@ -279,7 +280,5 @@ def _was_aborted() -> InvalidRequest:
 
 def replay_of(message: ReceivedMessage) -> int:
     """The replay number of a message's effect: from the delivery, or from the header of a redriven dead letter."""
-    text = message.headers.get(REPLAY, "")
-    if text.isascii() and text.isdigit() and len(text) <= REPLAY_DIGITS:
-        return int(text)
-    return message.replay
+    written = digits(message.headers.get(REPLAY, ""), REPLAY_DIGITS)
+    return message.replay if written is None else written

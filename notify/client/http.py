@@ -38,7 +38,7 @@ from notify.errors import (
     WrongShard,
 )
 from notify.urls import server_address
-from notify.wire import MSGPACK, PROBLEM_TYPE, Item, Items, Problem
+from notify.wire import MSGPACK, PROBLEM_TYPE, UNDECODABLE, Item, Items, Problem
 
 T = TypeVar("T")
 CONNECTIONS = 256
@@ -338,7 +338,7 @@ def read_answer(decode: Callable[[bytes], T], answer: bytes) -> T:
     """The content of a 200 answer. Raises ForeignAnswer if it is not a Notify server's, or not as that sent it."""
     try:
         return decode(answer)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise foreign_content(str(error)) from None
 
 
@@ -396,7 +396,7 @@ def _problem(body: bytes) -> Problem | None:
     """The problem document of a Notify server; None if this is none. Other programs have problem documents, too."""
     try:
         problem = _decode_problem(body)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None
     return problem if problem.type.startswith(PROBLEM_TYPE) else None
 

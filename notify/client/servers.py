@@ -29,7 +29,7 @@ from notify.client.login import Shown, Token
 from notify.errors import Closed, DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.keys import shard_of_key
 from notify.urls import refuse_user
-from notify.wire import MSGPACK
+from notify.wire import MSGPACK, UNDECODABLE
 
 log = logging.getLogger("notify.client")
 
@@ -310,7 +310,7 @@ class Servers:
         for url in dict.fromkeys(address for address in addresses if address):
             try:
                 answer = decode_members(await self._client(url).call("GET", "/v1/members", b"", 1.0))
-            except (NotifyError, msgspec.DecodeError) as error:
+            except (NotifyError, *UNDECODABLE) as error:
                 failed = error if isinstance(error, NotifyError) else failed
                 continue
             self.takes_outcomes = answer.outcomes_with_halves
@@ -333,6 +333,8 @@ class Servers:
         # Choose a server again, so that an added server gets its share.
         self._current = ""
         used_urls = {*self._seeds, *(m.url for m in members)}
+        self._reached &= used_urls
+        self._down = {url: again_at for url, again_at in self._down.items() if url in used_urls}
         for url in [url for url in self._clients if url not in used_urls]:
             leaving = self._clients.pop(url)
             leaving.close_when_idle()

@@ -18,6 +18,7 @@ import msgspec.inspect
 
 from notify.errors import DeadLetter, InvalidRequest
 from notify.message import Message, ReceivedMessage, why_unfit
+from notify.wire import UNDECODABLE
 
 Read = Callable[[ReceivedMessage], Any]
 """Decodes a message's body. Raises DeadLetter if the body does not fit the type."""
@@ -189,7 +190,7 @@ def _foreign(part: Any, seen: set[int]) -> Any:
 def _read(decode: Callable[[bytes], Any], type_name: str, message: ReceivedMessage) -> Any:
     try:
         return decode(message.body)
-    except (ValueError, TypeError, msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, TypeError, *UNDECODABLE) as error:
         # Another attempt would get the same bytes.
         raise DeadLetter(f"the body does not fit {type_name}: {why_unfit(error)}") from None
 

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.kafka.transactional import TransactionalProducer
+from notify.limits import digits
 from notify.text_files import text_of
 from notify.urls import without_secrets
 
@@ -170,9 +171,10 @@ def _refused(why: object) -> InvalidRequest:
 def _partitions(text: str) -> int:
     if not text:
         return -1
-    if not text.isdecimal() or not 0 < int(text) <= MOST_PARTITIONS:
+    number = digits(text)
+    if number is None or not 0 < number <= MOST_PARTITIONS:
         raise InvalidRequest(f"the Kafka setting {PARTITIONS} is {text!r}; it is a number from 1 to {MOST_PARTITIONS}")
-    return int(text)
+    return number
 
 
 def _of_query(query: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ import msgspec
 
 from notify.errors import InvalidRequest
 from notify.kafka.progress import MOST_ID_CHARACTERS
+from notify.wire import UNDECODABLE
 
 TOPIC = "notify-control"
 OBEY_SECONDS = 5.0
@@ -69,7 +70,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
             return cls()
         try:
             control = msgspec.json.decode(value, type=cls)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise InvalidRequest(f"a record of {TOPIC} cannot be read: {error}") from None
         control.encoded()
         return control

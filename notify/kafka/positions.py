@@ -9,6 +9,8 @@ positions, each with a part of it, since brokers take records of 1 MiB only.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from notify.errors import InvalidRequest
@@ -17,6 +19,9 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import latest
 from notify.kafka.records import POSITIONS
 from notify.long_positions import LongPosition, refers_to_base
+from notify.wire import UNDECODABLE
+
+T = TypeVar("T")
 
 PART_CHARACTERS = 512 << 10
 """The most characters of a base in one record."""
@@ -51,9 +56,20 @@ def standing(cluster: Cluster, source: str) -> Standing:
     """
     record = latest(cluster, positions_topic(source), source.encode(), must_see=True)
     if record is not None:
-        return msgspec.json.decode(record, type=Standing)
+        return _decoded(record, Standing, source)
     shared = latest(cluster, SHARED, source.encode(), whole=True)
-    return msgspec.json.decode(shared, type=Standing) if shared is not None else Standing()
+    return _decoded(shared, Standing, source) if shared is not None else Standing()
+
+
+def _decoded(record: bytes, kind: type[T], source: str) -> T:
+    """Raises InvalidRequest: to begin again without the position would send everything a second time."""
+    try:
+        return msgspec.json.decode(record, type=kind)
+    except UNDECODABLE as error:
+        raise InvalidRequest(
+            f"the last position of source {source!r} in {positions_topic(source)} cannot be read ({error}): another "
+            "tool, or a later version of Notify, wrote it; use that version, or write the position before it again"
+        ) from None
 
 
 class Recorded:
@@ -114,7 +130,7 @@ def whole(cluster: Cluster, source: str, last: Standing) -> LongPosition:
     parts = 1 if refers_to_base(last.position) else 0
     while len(texts) < parts:
         record = latest(cluster, positions_topic(source), _base_key(source, len(texts)), must_see=True)
-        part = msgspec.json.decode(record, type=BasePart) if record is not None else BasePart("", 0)
+        part = _decoded(record, BasePart, source) if record is not None else BasePart("", 0)
         texts.append(part.text)
         parts = part.parts
     return LongPosition(last.position, "".join(texts))

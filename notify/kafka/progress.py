@@ -19,7 +19,6 @@ Empty fields are left out. Metadata of another kind, such as another tool's, is 
 from __future__ import annotations
 
 import base64
-import binascii
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -78,7 +77,7 @@ class Progress:
             if decoded.notify != VERSION:
                 return cls(offset)
             done = frozenset(_offsets(offset, decoded.done))
-        except (msgspec.DecodeError, binascii.Error, zlib.error):
+        except (ValueError, RecursionError, zlib.error):  # ValueError: of JSON, of base64, of characters beyond ASCII
             return cls(offset)
         failed = {offset + n: attempts for n, attempts in decoded.failed}
         begun = frozenset(offset + n for n in decoded.begun)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from notify.limits import digits
 from notify.message import DEAD_LETTER_REASON
 from notify.wire import BridgedTransaction, PackedMessage, microseconds
 
@@ -77,7 +78,7 @@ def header(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) 
 def number(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) -> int | None:
     """The whole number in a header; None if the header is missing or not a number, as in another tool's record."""
     text = header(headers, name)
-    return int(text) if text is not None and len(text) < 20 and text.isascii() and text.isdigit() else None
+    return digits(text) if text is not None else None
 
 
 def why_dead(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[str, str]:

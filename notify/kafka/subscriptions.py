@@ -16,6 +16,7 @@ from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import newest, write
 from notify.kafka.rights import of_consumer
+from notify.wire import UNDECODABLE
 
 TOPIC = "notify-subscriptions"
 
@@ -112,5 +113,5 @@ def parsed(key: str, value: bytes | None) -> tuple[str, Place, Subscribed] | Non
     try:
         group, topic, partition = key.split("/")
         return group, Place(topic, int(partition)), msgspec.json.decode(value or b"", type=Subscribed)
-    except (ValueError, msgspec.DecodeError):
+    except (ValueError, *UNDECODABLE):
         return None

@@ -6,6 +6,8 @@ A topic that is made here accepts every legal message, even if the brokers' defa
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
@@ -16,7 +18,7 @@ from notify.kafka.brokers import CALL_SECONDS, make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.records import Headers
-from notify.limits import LIMITS, check_name
+from notify.limits import LIMITS, check_name, digits
 
 LOOK_SECONDS = 60.0
 """How long the size of a topic's largest record is cached; it is read again for a record that is too large."""
@@ -61,7 +63,14 @@ class Topics:
             config = answered(admin.describe_configs([resource], request_timeout=CALL_SECONDS)[resource], CALL_SECONDS)
         except KafkaException:
             return UNKNOWN
-        return int(config["max.message.bytes"].value)
+        return whole(config, "max.message.bytes") or UNKNOWN
+
+
+def whole(config: Mapping[str, Any], name: str) -> int | None:
+    """A whole number of a topic's settings, -1 included; None if the brokers tell none."""
+    entry = config.get(name)
+    text = str(entry.value) if entry is not None else ""
+    return -1 if text == "-1" else digits(text)
 
 
 def record_bytes(key: bytes | None, value: bytes, headers: Headers) -> int:

@@ -11,6 +11,7 @@ offsets. A message that is sent after all is written in one transaction with the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ from notify.kafka.records import Headers
 from notify.kafka.rights import of_decider
 from notify.kafka.topics import Topics
 from notify.kafka.transactional import TransactionalProducer
+from notify.limits import digits
+from notify.wire import UNDECODABLE
 
 TOPIC = f"{records.DELAYED}.refused"
 DECISIONS = "notify-undelivered"
@@ -101,9 +104,12 @@ class UndeliveredList:
 
     def decisions(self) -> Decisions:
         """All decisions. Raises Unavailable."""
-        return Decisions(
-            {int(key): msgspec.json.decode(value, type=Decision) for key, value in _decided(self._cluster)}
-        )
+        decisions: dict[int, Decision] = {}
+        for key, value in newest(self._cluster, DECISIONS).items():
+            with contextlib.suppress(*UNDECODABLE):  # of a later version, or of another tool
+                if (offset := digits(key.decode("latin-1"))) is not None:
+                    decisions[offset] = msgspec.json.decode(value, type=Decision)
+        return Decisions(decisions)
 
     def read(self) -> Iterator[Undelivered]:
         """All refused messages, the oldest first. Raises Unavailable."""
@@ -177,7 +183,3 @@ def _carried_out(
         errors.append(raised.args[0])
     producer.abort_transaction(CALL_SECONDS)
     return {"status": 422, "detail": f"Kafka: {errors[0].str()}"}
-
-
-def _decided(cluster: Cluster) -> list[tuple[bytes, bytes]]:
-    return [(key, value) for key, value in newest(cluster, DECISIONS).items() if key.isdigit()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from notify.errors import InvalidRequest
-from notify.wire import JSON
+from notify.wire import JSON, UNDECODABLE
 
 
 def decoded(body: bytes) -> Any:
@@ -22,36 +22,43 @@ def decoded(body: bytes) -> Any:
     """
     try:
         return msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}", "invalid_schema") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", "invalid_schema") from None
+    except UNDECODABLE as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", "invalid_schema") from None
+
+
+def body_of(headers: Mapping[bytes, bytes], body: bytes) -> Any:
+    """Decode a request's body by its headers, with names in lower case. Raises InvalidRequest."""
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise InvalidRequest("compressed bodies are not taken", "unsupported_encoding", 415)
+    kind = headers.get(b"content-type", b"").decode("latin-1")
+    if kind.partition(";")[0].strip().lower() != JSON:
+        raise InvalidRequest(f"send {JSON}, not {kind[:60]!r}", "unsupported_type", 415)
+    return decoded(body)
 
 
 class _JsonRequest(Request):
     async def read(self) -> None:
         """Read and decode the body, if there is one. Raises InvalidRequest."""
         body = await self.body()
-        if not body:
-            return
-        if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise InvalidRequest("compressed bodies are not taken", "unsupported_encoding", 415)
-        kind = self.headers.get("content-type", "")
-        if kind.partition(";")[0].strip().lower() != JSON:
-            raise InvalidRequest(f"send {JSON}, not {kind[:60]!r}", "unsupported_type", 415)
-        self._json = decoded(body)  # `json` returns it, and FastAPI calls that
+        if body:
+            self._json = body_of(dict(self.scope["headers"]), body)  # `json` returns it, and FastAPI calls that
 
 
 class JsonRoute(APIRoute):
-    """A route of FastAPI that takes its body from `decoded`."""
+    """A route of FastAPI that takes its body from `body_of`, once it has checked the caller's right."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's handler, called with the decoded body."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
+        checks = [check.dependency for check in self.dependencies if check.dependency is not None]
 
         async def handle_decoded(request: Request) -> Response:
+            for check in checks:
+                check(request)  # FastAPI asks again, but only after it has the body
             asked = _JsonRequest(request.scope, request.receive)
             await asked.read()
             return await handle(asked)

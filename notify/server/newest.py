@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from notify.errors import InvalidRequest
-from notify.limits import LIMITS
+from notify.limits import LIMITS, digits
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
 
@@ -25,10 +25,10 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, text: str) -> Place:
         """The place that `text` writes. Raises InvalidRequest if it is not one."""
-        parts = text.split(".")
-        if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 20 for p in parts):
+        numbers = [n for part in text.split(".", 3) if (n := digits(part)) is not None]
+        if len(numbers) != 3 or text.count(".") != 2:
             raise InvalidRequest("before is the `next` of an earlier answer", "invalid_query")
-        return cls(*map(int, parts))
+        return cls(*numbers)
 
     def __str__(self) -> str:
         return ".".join(map(str, self))

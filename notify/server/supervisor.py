@@ -27,6 +27,7 @@ import structlog
 
 from notify.clock import wall_clock
 from notify.errors import InvalidRequest, NotifyError
+from notify.limits import digits
 from notify.server.cluster.workers import Ended, Workers
 from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.records import Records
@@ -146,13 +147,14 @@ def _urls(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ..
         return tuple(f"{base}/{name}" for name in settings.key_shards)
     if not settings.url:
         return tuple(f"{url}/{name}" for url, name in zip(bound_urls, settings.key_shards, strict=True))
-    base, _, port = settings.url.rstrip("/").rpartition(":")
-    if not port.isdigit():
+    base, _, text = settings.url.rstrip("/").rpartition(":")
+    port = digits(text, 5)
+    if port is None:
         raise InvalidRequest(
             f"setting url is {settings.url}: with workers and TLS it needs a port, and clients reach worker n on the "
             "n-th port from it on"
         )
-    return tuple(f"{base}:{int(port) + number}/{name}" for number, name in enumerate(settings.key_shards))
+    return tuple(f"{base}:{port + number}/{name}" for number, name in enumerate(settings.key_shards))
 
 
 def _near(settings: Settings, sockets: Sequence[socket.socket]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from notify.urls import HIDDEN, check_host, place_of
 
 SECONDS = 10.0
 """The most time for a whole call, from the look-up of the name to the last byte of the answer."""
+URL_CHARACTERS = 2000
 ANSWER_BYTES = 1 << 20
 HEAD_BYTES = 64 << 10
 """The most bytes of an answer besides its body."""
@@ -55,6 +56,8 @@ class _Address:
 def _parsed(url: str) -> _Address:
     """The parts of a URL. Raises InvalidRequest if it is not the address of a webhook."""
     try:
+        if len(url) > URL_CHARACTERS:  # `urlsplit` caches what it has split, and IDNA takes long for a long name
+            raise ValueError
         parts = urlsplit(url)
         port = parts.port
         check_host(parts.hostname)

@@ -34,6 +34,7 @@ from notify.limits import LIMITS
 from notify.long_positions import LongPosition
 from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
 from notify.wire import (
+    UNDECODABLE,
     Bridged,
     BridgedTransaction,
     Item,
@@ -374,7 +375,7 @@ def _fits_no_batch(transaction: BridgedTransaction) -> Item | None:
     encoded = encode_msgpack(transaction)
     try:
         _decode_transaction(encoded)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         return Item(transaction.id, 422, code="unreadable", detail=f"its row is not a message: {error}")
     return _too_large(transaction.id, len(encoded), BATCH_HEAD_BYTES)
 

@@ -43,7 +43,7 @@ def in_short(what: str, target: str, result: Any) -> str:
     name = _RECORDED.get(what, f"{_RECORDED.get(noun, noun)}.{verb}")
     try:
         description = told(name, target, result)
-    except (KeyError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
         description = Told(facts={label(key): text(value) for key, value in result.items()})
     facts = (f"{k}: {v}" for k, v in description.facts.items() if v not in ("0", "–", "no", "none", target))
     line = description.sentences[0] if description.sentences else ", ".join(facts) or "done"

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-import msgspec
-
 from notify.spark.messages.typed import decode
+from notify.wire import UNDECODABLE
 
 DEEPEST = 16
 MOST_FIELDS = 1000
@@ -24,7 +23,7 @@ def fields_of(bodies: Iterable[bytes]) -> str:
     for body in bodies:
         try:
             given = decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        except UNDECODABLE:
             continue
         if isinstance(given, dict):
             whole = _merged(whole, _kind(given, 0))

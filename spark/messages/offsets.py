@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from notify.errors import InvalidRequest
+from notify.limits import digits
 
 Offsets = dict[str, "TopicOffsets"]
 MOST_QUEUES = 1 << 16
@@ -74,10 +75,10 @@ def _queues(value: Any) -> dict[int, int]:
         raise _malformed(value)
     queues: dict[int, int] = {}
     for queue, offset in value.items():
-        is_number = isinstance(queue, str) and queue.isascii() and queue.isdigit() and int(queue) < MOST_QUEUES
-        if not is_number or type(offset) is not int or not 0 <= offset < 1 << 62:
+        number = digits(queue) if isinstance(queue, str) else None
+        if number is None or number >= MOST_QUEUES or type(offset) is not int or not 0 <= offset < 1 << 62:
             raise _malformed(value)
-        queues[int(queue)] = offset
+        queues[number] = offset
     return queues
 
 

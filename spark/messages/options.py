@@ -9,7 +9,7 @@ from pathlib import Path
 
 from notify.client.login import Shown
 from notify.errors import InvalidRequest
-from notify.limits import check_name
+from notify.limits import check_name, digits
 
 EARLIEST, LATEST = "earliest", "latest"
 INFER = "infer"
@@ -121,6 +121,7 @@ def _number(options: Mapping[str, str], name: str, default: int, most: int) -> i
     text = options.get(name, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+    number = digits(text)
+    if number is None or not 1 <= number <= most:
         raise InvalidRequest(f"option {name}: write a number from 1 to {most}, not {text[:40]!r}")
-    return int(text)
+    return number

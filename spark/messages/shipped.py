@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 PLACE = ["topic_number", "queue", "offset"]
 """The columns that say where a message is."""
+_UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError)
+"""The errors of pyarrow, and of our reading, for a file that is damaged, or another tool's."""
 TABLES = 64
 """Footers that are remembered; a footer of a full segment is some 100 KB."""
 
@@ -156,6 +158,12 @@ class ShippedMessages:
             if now is None or segment.base >= now.dropped_to:
                 raise
             return None
+        except _UNREADABLE as error:
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            raise ObjectStoreFailed(
+                f"{self._store.url}/{segment.parquet_name} is not the table that the server shipped ({why}): restore "
+                "that object, or begin behind it"
+            ) from None
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """The result of a call: a store that is away is asked again, until the option timeoutSeconds is over."""

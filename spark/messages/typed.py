@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from notify.errors import InvalidRequest
+from notify.wire import UNDECODABLE
 
 Convert = Callable[[Any], Any]
 """The value of a JSON value. Raises ValueError for one that does not fit."""
@@ -49,7 +50,7 @@ class TypedBodies:
             return None, None
         try:
             given = decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        except UNDECODABLE:
             return None, _text(body)
         if not isinstance(given, dict):
             return None, _text(body)

@@ -14,6 +14,7 @@ import msgspec
 
 from notify.errors import InvalidRequest
 from notify.spark.repair.journal import journal_of
+from notify.wire import UNDECODABLE
 
 VERSION = 1
 MOST_WITHOUT_FORCE = 500
@@ -140,7 +141,7 @@ def read_plan(path: Path) -> RepairPlan:
         plan = msgspec.json.decode(path.read_bytes(), type=RepairPlan)
     except OSError as error:
         raise InvalidRequest(f"--repair: {path} cannot be read: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise InvalidRequest(f"--repair: {path} is no plan of `notify audit run --plan`: {error}") from None
     if plan.notify_repair_plan != VERSION:
         raise InvalidRequest(f"--repair: {path} was written by another version; make a new plan")

@@ -15,6 +15,7 @@ import msgspec
 
 from notify.errors import InvalidRequest, ObjectStoreFailed
 from notify.storage.shipped.store import ObjectMissing, Store
+from notify.wire import UNDECODABLE
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -74,7 +75,7 @@ def load(store: Store) -> Manifest:
         manifest = _decode(store.read(NAME, MOST_BYTES))
     except ObjectMissing:
         return Manifest()
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise InvalidRequest(f"{store.url}/{NAME} is no manifest of a table ({error}): name another URL") from None
     if manifest.format != FORMAT:
         raise InvalidRequest(

@@ -13,6 +13,7 @@ import msgspec
 
 from notify.errors import Corrupt
 from notify.storage.log.disk import Disk
+from notify.wire import UNDECODABLE
 
 NAME = "shipping.json"
 
@@ -40,7 +41,7 @@ def read(data_dir: Path) -> Identity | None:
         uuid.UUID(found.lineage)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, ValueError) as error:
+    except (*UNDECODABLE, ValueError) as error:
         raise Corrupt(
             f"{path} cannot be read ({error}). It names the log's line of descent: take lineage and generation from "
             "the manifest.json of the store that this log was shipped to"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notify.errors import Corrupt
+from notify.limits import digits
 from notify.storage.log import checkpoint
 from notify.storage.log.disk import Disk
 from notify.storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header
@@ -45,7 +46,8 @@ class LocalLog:
 
     def bases(self) -> list[int]:
         """Where the segments begin that are there."""
-        return sorted(int(path.stem) for path in self.directory.glob("*.log") if path.stem.isdigit())
+        bases = [digits(path.stem, 20) for path in self.directory.glob("*.log")]
+        return sorted(base for base in bases if base is not None)
 
     def sealed_at(self, base: int) -> SealedSegment | None:
         """The segment that begins there, None if it is not sealed yet. Raises Corrupt for one that cannot be read."""

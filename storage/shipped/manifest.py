@@ -15,6 +15,7 @@ import msgspec
 from notify.errors import ObjectStoreFailed
 from notify.storage.shipped import layout
 from notify.storage.shipped.store import ObjectMissing, Store
+from notify.wire import UNDECODABLE
 
 FORMAT = 1
 MOST_INLINE = 1000
@@ -151,7 +152,7 @@ def decoded(data: bytes) -> Manifest:
     """The manifest of these bytes. Raises ObjectStoreFailed, saying what is wrong with it."""
     try:
         manifest = _decode_manifest(data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ObjectStoreFailed(f"{layout.MANIFEST} is no manifest that this version can read ({error})") from None
     if manifest.format != FORMAT:
         raise ObjectStoreFailed(
@@ -208,7 +209,7 @@ def load_page(store: Store, page: Page) -> tuple[ShippedSegment, ...]:
     data = store.read_listed(page.name, (page.object.size, page.object.sha256), MOST_BYTES)
     try:
         segments = _decode_page(data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ObjectStoreFailed(f"{page.name} is no page that this version can read ({error})") from None
     _refuse_gaps(page.name, page.base, segments)
     return segments

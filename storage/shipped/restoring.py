@@ -222,14 +222,18 @@ class Restoring:
         if target.exists() and _digest(target) == (expected.size, expected.sha256):
             return
         temporary = target.with_name(target.name + ".tmp")
-        for _ in range(TRIES):
-            with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as sink:
-                size, sha256 = self._store.copy_to(name, sink)
-                sink.flush()
-                os.fsync(sink.fileno())
-            if (size, sha256) == (expected.size, expected.sha256):
-                temporary.rename(target)
-                return
+        try:
+            for _ in range(TRIES):
+                with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as sink:
+                    size, sha256 = self._store.copy_to(name, sink, expected.size)
+                    sink.flush()
+                    os.fsync(sink.fileno())
+                if (size, sha256) == (expected.size, expected.sha256):
+                    temporary.rename(target)
+                    return
+        except ObjectStoreFailed:
+            temporary.unlink()
+            raise
         temporary.unlink()
         what = f"has {size:,} bytes instead of {expected.size:,}" if size != expected.size else "has other bytes"
         raise ObjectStoreFailed(f"{self._store.url}/{name} {what} than the manifest says")

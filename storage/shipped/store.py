@@ -85,7 +85,7 @@ class Store:
 
     def read_listed(self, name: str, listed: tuple[int, str], most: int) -> bytes:
         """A whole object as a manifest lists it: (size, SHA-256). Raises ObjectStoreFailed for other bytes."""
-        data = self.read(name, most)
+        data = self.read(name, min(most, listed[0]))
         if digest_of(data) != listed:
             raise ObjectStoreFailed(f"{self.url}/{name} differs from what the manifest says of it")
         return data
@@ -104,32 +104,41 @@ class Store:
         path = self._path(name)
         return bytes(self._tried(f"read {name}", lambda _: self._fs.cat_file(path, start=start, end=start + size)))
 
-    def copy_to(self, name: str, sink: IO[bytes]) -> tuple[int, str]:
-        """Write an object into a file that can seek, from its current place on; its (size, SHA-256).
+    def copy_to(self, name: str, sink: IO[bytes], most: int) -> tuple[int, str]:
+        """Write an object of at most `most` bytes into a file that can seek, from its current place on; its (size,
+        SHA-256).
 
-        Compare them with the manifest's. Raises ObjectMissing, and OSError as the file does.
+        Compare them with the manifest's. Raises ObjectMissing; ObjectStoreFailed for a larger object, of which no more
+        than `most` bytes are written; and OSError as the file does.
         """
         start = sink.tell()
 
         def copy(alive: Callable[[], None]) -> tuple[int, str]:
             sink.seek(start)
             sink.truncate()
-            return self._each_chunk(name, alive, sink.write)
+            return self._each_chunk(name, alive, sink.write, most)
 
         return self._tried(f"read {name}", copy)
 
-    def digest(self, name: str) -> tuple[int, str]:
-        """(size, SHA-256) of what the store gives for a name. Raises ObjectMissing."""
-        return self._tried(f"read {name}", lambda alive: self._each_chunk(name, alive, len))
+    def digest(self, name: str, most: int = 1 << 62) -> tuple[int, str]:
+        """(size, SHA-256) of what the store gives for a name. Raises ObjectMissing; ObjectStoreFailed beyond `most`."""
+        return self._tried(f"read {name}", lambda alive: self._each_chunk(name, alive, len, most))
 
-    def _each_chunk(self, name: str, alive: Callable[[], None], take: Callable[[bytes], object]) -> tuple[int, str]:
+    def _each_chunk(
+        self, name: str, alive: Callable[[], None], take: Callable[[bytes], object], most: int
+    ) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0
         with self._fs.open(self._path(name), "rb", cache_type="none") as file:
-            while chunk := file.read(CHUNK):
+            while chunk := file.read(min(CHUNK, most + 1 - size)):
+                size += len(chunk)
+                if size > most:  # before it is taken: an object may be far larger than its manifest says
+                    raise ObjectStoreFailed(
+                        f"{self.url}/{name} has more than {most:,} bytes, which is the size that it was written with: "
+                        "something else was put in its place"
+                    )
                 self._pace(len(chunk))
                 alive()
                 digest.update(chunk)
-                size += len(chunk)
                 take(chunk)
         return size, digest.hexdigest()
 
@@ -166,7 +175,7 @@ class Store:
             return self._write(self._path(name), fill, alive)
 
         written = self._tried(f"write {name}", write)
-        if self.digest(name) != written:
+        if self.digest(name, written[0]) != written:
             raise ObjectStoreFailed(
                 f"{self.url} said that it stored {name}, and gives something else back: it is not listed"
             )

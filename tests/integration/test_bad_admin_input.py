@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 
@@ -155,3 +155,117 @@ def test_people_have_names_in_any_script(over_a_database: ServerProcess) -> None
     subject: dict[str, Any] = {"name": "x", "kind": "subject", "subject": "山田太郎 😀", "rights": ["view"]}
     assert admin(url, "POST", "credentials", subject)["result"]["subject"] == subject["subject"]
     assert admin(url, "GET", "actions?target=%F0%9F%98%80")["actions"] == []
+
+
+SPOILED: dict[str, tuple[bytes, dict[str, str]]] = {
+    "no JSON": (b"{", {}),
+    "a list": (b"[1]", {}),
+    "a number": (b"7", {}),
+    "null": (b"null", {}),
+    "nothing": (b"", {}),
+    "nothing in it": (b"{}", {}),
+    "no reason": (b'{"dry_run": false}', {}),
+    "another field": (b'{"reason": "r", "nope": 1}', {}),
+    "a text for a flag": (b'{"reason": "r", "dry_run": "no"}', {}),
+    "a number for a flag": (b'{"reason": "r", "dry_run": 1}', {}),
+    "a type": (b'{"reason": "r"}', {"content-type": "text/plain"}),
+    "an encoding": (b'{"reason": "r"}', {"content-encoding": "gzip"}),
+}
+"""Bodies, and their headers."""
+
+
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_several_workers_refuse_a_body_as_one_server_does(
+    memory: InMemoryServer, with_workers: ServerProcess, spoiled: str
+) -> None:
+    """A body that is no JSON was answered with "body.reason: Field required"."""
+    body, headers = SPOILED[spoiled]
+    for method, path in (
+        ("POST", "groups/none/dead-letters/redrive"),
+        ("POST", "groups/none/dead-letters/drop"),
+        ("POST", "groups/none/dead-letters/edit"),
+        ("POST", "groups/none/reset"),
+        ("POST", "groups/none/pause"),
+        ("POST", "groups/none/redeliver"),
+        ("PUT", "groups/none/priorities"),
+        ("PUT", "topics/a%20b"),
+        ("DELETE", "topics/none"),
+        ("POST", "topics/none/purge"),
+        ("POST", "topics/none/messages"),
+        ("POST", "messages/republish"),
+        ("POST", "transactions/commit"),
+        ("POST", "transactions/none/check"),
+        ("POST", "alarms/none/silence"),
+        ("POST", "jobs/1/cancel"),
+        ("PUT", "limits"),
+        ("POST", "nothing/of/this"),
+    ):
+        answers = [
+            ask(url, method, f"/v1/admin/{path}", body, headers=headers) for url in (memory.url, with_workers.url)
+        ]
+        (status, alone), (_, together) = answers
+        assert 400 <= status < 500 and alone["code"], (path, alone)
+        assert together == alone, (path, answers)
+
+
+def test_several_workers_read_a_query_as_one_server_does(memory: InMemoryServer, with_workers: ServerProcess) -> None:
+    """`before=²` was a fault; `max=+5` was another number for a worker than for the one that combines the answers."""
+    odd = ("²", "٣", "9" * 5000, "-1", "1_0", "+5", "5.0", "", "nan", "t", "off")
+    for url in (memory.url, with_workers.url):
+        admin(url, "PUT", "topics/read", {})
+        subscribe(url, "read", "read")
+    for path in ("messages?topic=read", "messages?topic=read&newest=true", "groups/read/dead-letters?newest=true",
+                 "groups/read/dead-letters?", "topics?", "groups?", "transactions?", "jobs?"):  # fmt: skip
+        for name in ("max", "before", "newest"):
+            for value in odd:
+                target = f"/v1/admin/{path}&{urlencode({name: value})}"
+                (alone, _), (together, answer) = (ask(url, "GET", target) for url in (memory.url, with_workers.url))
+                assert alone == together, (target, alone, answer)
+    for place in (
+        "²@worker-1",
+        "²@worker-2",
+        "1.²@worker-1",
+        "9" * 5000 + "@worker-1",
+        "1.0.0@²",
+        "@",
+        "²",
+        "@worker-1",
+    ):
+        for name, path in (("before", "messages?topic=read&newest=true"), ("offset", "groups/read/dead-letters?"),
+                           ("before", "groups/read/dead-letters?newest=true")):  # fmt: skip
+            status, answer = ask(with_workers.url, "GET", f"/v1/admin/{path}&{urlencode({name: place})}")
+            assert status < 500, (path, place, answer)
+    for number in ("²", "9" * 5000, "1_0", "-1", "+1", "%20"):
+        status, answer = ask(with_workers.url, "GET", f"/v1/admin/jobs/{quote(number)}")
+        assert status in (404, 422) and answer["code"], answer
+
+
+def test_the_most_letters_of_a_redrive_is_a_number(memory: InMemoryServer, with_workers: ServerProcess) -> None:
+    """`"12.0"` was a number for the workers, and a fault of the one that combines their answers."""
+    for url in (memory.url, with_workers.url):
+        subscribe(url, "redriven", "redriven")
+        for odd in ("12.0", "12", 12.0, True, None, [12], 10**30):
+            body = {"reason": REASON, "max": odd}
+            status, problem = ask(url, "POST", "/v1/admin/groups/redriven/dead-letters/redrive", body)
+            assert (status, problem["code"]) == (422, "invalid_schema"), (odd, problem)
+        assert admin(url, "POST", "groups/redriven/dead-letters/redrive", {"max": 12})["status"] == 200
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_right_is_asked_for_before_a_body_is_read(tmp_path: Path, workers: int) -> None:
+    """Keys of megabytes were hashed, and kept, for callers without any right to send a message."""
+    flags = ["--workers", str(workers)] if workers else []
+    server = ServerProcess(tmp_path / "server", flags=flags, environment={"NOTIFY_ACCESS": "1"})
+    try:
+        server.start()
+        token = (tmp_path / "server" / "admin.token").read_text().strip()
+        asked: dict[str, Any] = {"reason": REASON, "name": "reader", "rights": ["read:zzz"]}
+        reader = ask(server.url, "POST", "/v1/admin/credentials", asked, token)[1]["token"]
+        for body in (b"{", b'{"reason": "r", "body": "x", "key": "' + b"k" * 500_000 + b'"}', b"[" * 100_000):
+            for method, path in (("POST", "topics/t/messages"), ("PUT", "topics/t"), ("POST", "groups/g/reset"),
+                                 ("PUT", "groups/g/subscriptions/t"), ("POST", "messages/republish"),
+                                 ("POST", "transactions/commit"), ("PUT", "limits")):  # fmt: skip
+                status, problem = ask(server.url, method, f"/v1/admin/{path}", body, reader)
+                assert (status, problem["code"]) == (403, "forbidden"), (path, problem)
+    finally:
+        stop_if_running(server)

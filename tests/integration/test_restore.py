@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -245,12 +246,12 @@ def test_an_interrupted_restore_goes_on(shipped: Shipped, monkeypatch: pytest.Mo
     fetched: list[str] = []
     copy_to = Store.copy_to
 
-    def counted(store: Store, name: str, sink: Any) -> tuple[int, str]:
+    def counted(store: Store, name: str, sink: Any, most: int) -> tuple[int, str]:
         fetched.append(name)
         if len(fetched) == 7:
             sink.write(b"half of it")
             raise KeyboardInterrupt
-        return copy_to(store, name, sink)
+        return copy_to(store, name, sink, most)
 
     monkeypatch.setattr(Store, "copy_to", counted)
     with pytest.raises(BaseException, match="1"):  # the exit code of a command that is interrupted
@@ -383,3 +384,28 @@ def test_the_administrators_records_are_restored(tmp_path: Path, harm: str) -> N
         assert told["complaints"] == [] and restored.stat().st_mode & 0o777 == 0o600
         with contextlib.closing(sqlite3.connect(restored)) as database:
             assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_an_object_larger_than_its_manifest_says_fills_no_disk(
+    shipped: Shipped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.6 GB were written where the manifest says 100 bytes, and compared afterwards."""
+    largest = 0
+    copy_to = Store.copy_to
+
+    def watched(store: Store, name: str, sink: Any, most: int) -> tuple[int, str]:
+        nonlocal largest
+        try:
+            return copy_to(store, name, sink, most)
+        finally:
+            largest = max(largest, os.fstat(sink.fileno()).st_size)
+
+    segment = max(shipped.objects("segments/*.log"), key=lambda path: path.stat().st_size)
+    size = segment.stat().st_size
+    with segment.open("ab") as file:
+        file.truncate(100 << 20)
+    monkeypatch.setattr(Store, "copy_to", watched)
+    code, told = shipped.restore()
+    assert code != 0 and f"more than {size:,} bytes" in str(told), told
+    assert size // 2 < largest <= max(path.stat().st_size for path in shipped.objects("segments/*") if path != segment)
+    assert not list((shipped.place).rglob("*.tmp"))

@@ -102,7 +102,10 @@ def test_the_administrators_records_are_shipped(server: ServerProcess, tmp_path:
     assert found is not None and found.records is not None
     copy = tmp_path / "records.db"
     with copy.open("wb") as file:
-        assert Store(url).copy_to(found.records.name, file) == (found.records.object.size, found.records.object.sha256)
+        assert Store(url).copy_to(found.records.name, file, 1 << 30) == (
+            found.records.object.size,
+            found.records.object.sha256,
+        )
     with contextlib.closing(sqlite3.connect(copy)) as database:
         assert any("alarm_parked" in str(row) for row in database.iterdump())
 

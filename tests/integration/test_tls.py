@@ -7,7 +7,6 @@ import base64
 import contextlib
 import hashlib
 import hmac
-import http.server
 import json
 import os
 import socket
@@ -22,7 +21,6 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-import jwt
 import pytest
 import uvloop
 from cryptography.hazmat.primitives import serialization
@@ -46,6 +44,7 @@ from tests.support.commands import cli
 from tests.support.connection import Served, head, of_uvicorn
 from tests.support.groups import running
 from tests.support.http import ask
+from tests.support.issuer import Issuer
 from tests.support.servers import GuardedInMemory
 
 
@@ -348,44 +347,6 @@ def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None:
 
 
 # --- an identity provider -------------------------------------------------------------------------------------
-
-
-class Issuer:
-    """An OpenID Connect provider on loopback: discovery, keys, tokens."""
-
-    def __init__(self) -> None:
-        self.key = rsa.generate_private_key(65537, 2048)
-        issuer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path == "/.well-known/openid-configuration":
-                    document: dict[str, Any] = {"issuer": issuer.url, "jwks_uri": issuer.url + "/keys"}
-                else:
-                    key = jwt.algorithms.RSAAlgorithm.to_jwk(issuer.key.public_key(), as_dict=True)
-                    document = {"keys": [key | {"kid": "k1", "use": "sig", "alg": "RS256"}]}
-                body = json.dumps(document).encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Log nothing."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def token(self, key: Any = None, algorithm: str = "RS256", **claims: Any) -> str:
-        now = int(time.time())
-        fields = {"iss": self.url, "aud": "notify", "sub": "person", "exp": now + 3600, "iat": now} | claims
-        given = {name: value for name, value in fields.items() if value is not None}
-        return jwt.encode(given, key if key is not None else self.key, algorithm, headers={"kid": "k1"})
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture(scope="module")

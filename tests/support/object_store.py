@@ -119,6 +119,9 @@ def bodies(url: str, directory: Path) -> list[bytes]:
     for segment in manifest.segments_from(store, found) if found is not None else ():
         copy = directory / "messages.parquet"
         with copy.open("wb") as file:
-            assert store.copy_to(segment.parquet_name, file) == (segment.parquet.size, segment.parquet.sha256)
+            assert store.copy_to(segment.parquet_name, file, segment.parquet.size) == (
+                segment.parquet.size,
+                segment.parquet.sha256,
+            )
         messages += pq.read_table(copy, columns=["body"])["body"].to_pylist()
     return messages

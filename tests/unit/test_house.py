@@ -219,3 +219,29 @@ def test_what_ends_after_a_while_takes_its_clock_from_outside() -> None:
 )
 def test_a_clock_that_is_read_is_seen(source: str, reads: bool) -> None:
     assert reads_a_clock(source) is reads
+
+
+GUESSES = ("isdigit", "isdecimal", "isnumeric")
+"""Methods of texts that `int` does not agree with: it refuses ², and takes ٣."""
+OF_COLUMNS = ("spark/measures.py",)
+"""Names that we make ourselves."""
+
+
+def guesses(source: str) -> list[int]:
+    """The lines of calls of GUESSES."""
+    tree = ast.parse(source)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [node.lineno for node in calls if isinstance(node.func, ast.Attribute) and node.func.attr in GUESSES]
+
+
+def test_a_number_from_outside_is_read_by_one_function() -> None:
+    """`limits.digits`: each second reader took other texts for numbers, and some were answered with 500."""
+    folders = [folder for folder in ("notify", "storage", "spark") if (ROOT / folder).is_dir()]
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+        if str(path.relative_to(ROOT)) not in OF_COLUMNS and not {"testing", "bench"} & set(path.parts)
+        for line in guesses(path.read_text())
+    }
+    assert {place.partition(":")[0] for place in found} == {"notify/limits.py"} and len(found) == 1, found
+    assert guesses("a = '²'.isdigit()\nb.isdecimal\nc.isnumeric()") == [1, 3]

@@ -8,14 +8,18 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from notify.errors import Conflict, InvalidRequest, ObjectStoreFailed
+from notify.spark.messages.options import Options
+from notify.spark.messages.shipped import ShippedMessages
 from notify.storage.shipped import identity, layout, manifest
 from notify.storage.shipped.manifest import Manifest, Page, ShippedSegment, StoredObject
 from notify.storage.shipped.shipper import Shipper, ship_directory
@@ -48,7 +52,10 @@ def rows(store: Store, listed: Manifest, tmp_path: Path) -> list[dict[str, Any]]
     for segment in manifest.segments_from(store, listed):
         copy = tmp_path / "copy.parquet"
         with copy.open("wb") as file:
-            assert store.copy_to(segment.parquet_name, file) == (segment.parquet.size, segment.parquet.sha256)
+            assert store.copy_to(segment.parquet_name, file, segment.parquet.size) == (
+                segment.parquet.size,
+                segment.parquet.sha256,
+            )
         found += pq.read_table(copy).to_pylist()
     return found
 
@@ -353,3 +360,22 @@ def test_a_pace_bounds_the_rate() -> None:
     for _ in range(4):
         pace(50_000)
     assert time.monotonic() - began >= 0.15
+
+
+@pytest.mark.parametrize("spoil", ["garbage", "cut off", "empty", "of another tool"])
+def test_a_table_that_is_not_the_one_shipped_is_the_stores_fault(data: Path, url: str, spoil: str) -> None:
+    """Errors of the library that reads it came up in a query of Spark, without a word of the object."""
+    listed = ship_directory(data, url)
+    (first, *_) = manifest.segments_from(Store(url), listed)
+    path = Path(url.removeprefix("file://")) / first.parquet_name
+    whole = path.read_bytes()
+    spoiled = {"garbage": b"x" * len(whole), "cut off": whole[: len(whole) // 2], "empty": b""}
+    if spoil in spoiled:
+        path.write_bytes(spoiled[spoil])
+    else:
+        pq.write_table(pa.table({"a": ["b"]}), path)
+        size = path.stat().st_size
+        path.write_bytes(path.read_bytes().rjust(len(whole), b"\0") if size < len(whole) else path.read_bytes())
+    messages = ShippedMessages(Options(("t",), "", url, timeout_seconds=0.1))
+    with closing(messages), pytest.raises(ObjectStoreFailed, match="not the table that the server shipped"):
+        list(messages.rows("t", 1, 0, 0, 1 << 40))

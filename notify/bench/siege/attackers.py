@@ -51,6 +51,10 @@ class Attackers:
             (self.unknown_tokens, 10),
             (self.providers_tokens, 100),
             (self.names, 5),
+            (self.refused_names, 10),
+            (self.long_keys, 5),
+            (self.spellings, 10),
+            (self.odd_tokens, 20),
             (self.topics, 5),
             (self.search, 3),
             (self.refused_filter, 2),
@@ -182,6 +186,52 @@ class Attackers:
         name = "n" * 1_000_000 + str(random.random())
         body = {"producer_group": name, "instance": "i", "wait": 0, "max": 1}
         await self.asked(self.post("/v1/checks/poll", "polls", body), 3)
+
+    async def refused_names(self, number: int) -> None:
+        """Ever new texts that are refused as names, ids, keys, tags and receipts, in requests of any token."""
+        text = f"no name {random.random()}" + "n" * (300_000, 10)[number % 2]
+        message = {"topic": text, "body": "", "key": text, "tag": text}
+        half = {"id": text, "messages": [message]}
+        for path, body in (
+            ("/v1/messages", {"messages": [message | {"id": text}, message]}),
+            ("/v1/transactions", {"producer_group": text, "source": text, "transactions": [half]}),
+            ("/v1/outcomes", {"producer_group": "crowd", "outcomes": [{"id": text, "outcome": "commit"}]}),
+            (f"/v1/groups/{text[:20_000].replace(' ', '')}/receive", {"instance": text, "topics": [text]}),
+            ("/v1/groups/crowd/settle", {"items": [{"receipt": text, "action": text}]}),
+            ("/v1/groups/crowd/receive", {"instance": text[:200], "topics": ["quiet"], "max": 1, "wait": 0}),
+        ):
+            await self.asked(self.post(path, "polls", body), 1)
+
+    async def long_keys(self, number: int) -> None:
+        """Keys of megabytes, from callers who may not send: at one worker, and at the workers together."""
+        key = f"{random.random()}" + "k" * 900_000
+        await self.asked(self.post("/v1/messages", "polls", {"messages": [{"topic": "t", "body": "", "key": key}]}), 1)
+        data = json.dumps({"reason": "siege", "body": "", "key": key}).encode()
+        for right in ("polls", "view"):
+            fields = ("content-type: application/json", f"content-length: {len(data)}", "host: notify.example")
+            shown = f"authorization: Bearer {self._rights[right]}"
+            head = "\r\n".join(("POST /v1/admin/topics/quiet/messages HTTP/1.1", shown, *fields, "", ""))
+            await self.asked(head.encode() + data, 1)
+
+    async def spellings(self, number: int) -> None:
+        """One token behind ever other numbers of spaces, and ever other names of the server."""
+        spaces = " " * random.randrange(60_000)
+        for request in (
+            self.head("GET", "/v1/limits", spaces + self._rights["view"]),
+            self.head("GET", "/v1/limits", "view").replace(b"notify.example", b"h" * random.randrange(60_000), 1),
+        ):
+            await self.asked(request, 1)
+
+    async def odd_tokens(self, number: int) -> None:
+        """A provider's tokens, unsigned, whose parts are of no provider."""
+        claims = json.dumps({"iss": self._provider, "aud": "notify", "sub": "x"})[:-1]
+        exp = random.choice(("1e308", "NaN", "Infinity", "1" + "0" * 400, "1" + "0" * 5000, "[" * 2000, '"soon"', "{}"))
+        kid = random.choice(('["k"]', "null", "7", "{}", f'"{random.random()}"', '"' + "k" * 9000 + '"'))
+        alg = random.choice(('"ES256"', '"RS256"', '"EdDSA"', '"none"', '["RS256"]', "{}", "7"))
+        parts = (f'{{"alg": {alg}, "kid": {kid}}}', f'{claims}, "exp": {exp}}}', "signed")
+        shown = ".".join(base64.urlsafe_b64encode(part.encode()).rstrip(b"=").decode() for part in parts)
+        for path in ("/v1/limits", "/v1/admin/topics", "/"):
+            await self.asked(self.head("GET", path, shown), 1)
 
     async def topics(self, number: int) -> None:
         names = [f"t{random.random()}" for _ in range(5000)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Level = Literal["ok", "warn", "fail", "unknown"]
 NAMED = 5
@@ -28,3 +28,11 @@ def named(names: Collection[str]) -> str:
     first_names = sorted(names)[:NAMED]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(first_names) + more
+
+
+def holds(check: Callable[..., bool], *values: Any) -> bool:
+    """Whether a setting's check holds; it does not for a value that is no number, as of a broker of another kind."""
+    try:
+        return check(*values)
+    except ValueError:
+        return False

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import confluent_kafka
 
-from notify.cli.kafka.line import Level, Line, named
+from notify.cli.kafka.line import Level, Line, holds, named
 from notify.cli.kafka.seen import Seen
 from notify.client.kafka.feed import SESSION_SECONDS
 from notify.kafka.hindrance import hindrance
@@ -104,7 +104,7 @@ def _settings(seen: Seen) -> Iterator[Line]:
         values = {
             number: settings[wanted.name] for number, settings in seen.settings.items() if wanted.name in settings
         }
-        bad = {f"{number} has {value}" for number, value in values.items() if not wanted.is_good(value, seen)}
+        bad = {f"{number} has {value}" for number, value in values.items() if not holds(wanted.is_good, value, seen)}
         if bad:
             yield Line(wanted.name, wanted.level, f"broker {named(bad)}: {wanted.remedy}")
         elif values:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from notify.cli.kafka.line import Level, Line, named
+from notify.cli.kafka.line import Level, Line, holds, named
 from notify.cli.kafka.seen import Seen
 from notify.client.kafka.topics import RETRY_KEPT_MS
 from notify.kafka import control, redriven, refusals, subscriptions, undelivered
@@ -13,6 +13,7 @@ from notify.kafka.brokers import COMPACTED as CONFIG
 from notify.kafka.groups import DEAD_LETTER, RETRY
 from notify.kafka.records import DELAYED, POSITIONS
 from notify.kafka.topics import LARGEST_RECORD
+from notify.limits import digits
 from notify.sinks.delays.wheels import WHEELS
 
 COMPACTED = (
@@ -134,7 +135,7 @@ def _copies(seen: Seen) -> Iterator[Line]:
         yield Line("replication", "warn", text)
     elif factors:
         yield Line("replication", "ok", f"at least {min(factors.values())} on {len(seen.brokers)} brokers")
-    least = {name: int(text) for name in factors if (text := seen.setting("min.insync.replicas", name))}
+    least = {n: number for n in factors if (number := digits(seen.setting("min.insync.replicas", n))) is not None}
     few = [name for name, n in least.items() if factors[name] >= SOME_BROKERS and n < 2]
     tight = [name for name, n in least.items() if 1 < factors[name] <= n]
     if few:
@@ -151,7 +152,7 @@ def _ruled(seen: Seen, rule: Rule) -> Iterator[Line]:
     """A line for a rule; no line if this user may see the settings of no such topic."""
     of_kind = [n for n in seen.topics if n.startswith(rule.beginnings)] if rule.beginnings else seen.message_topics()
     values = {name: value for name in of_kind if (value := seen.setting(rule.setting, name))}
-    bad = [f"{name} has {value}" for name, value in values.items() if not rule.is_good(value)]
+    bad = [f"{name} has {value}" for name, value in values.items() if not holds(rule.is_good, value)]
     check = f"{rule.setting} ({rule.kind})"
     if bad:
         yield Line(check, rule.level, f"{named(bad)}: {rule.remedy}")

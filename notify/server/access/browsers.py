@@ -16,6 +16,8 @@ from notify.errors import Forbidden
 from notify.settings import Settings
 
 SAFE = ("GET", "HEAD", "OPTIONS")
+HOST_BYTES = 300
+"""The most bytes of a header `Host`: a name has at most 255, and a port follows."""
 
 
 def refuse_foreign_pages(method: str, headers: Iterable[tuple[bytes, bytes]], settings: Settings) -> None:
@@ -52,13 +54,17 @@ def refuse_foreign_host(host: bytes, settings: Settings) -> None:
         )
 
 
-@lru_cache(maxsize=1000)
 def is_own_host(host: bytes, listen_host: str, url: str) -> bool:
     """Whether the header `Host` is this server's name, an IP address, or empty.
 
     An address cannot be a rebound name, and every browser sends the header. `listen_host`: the host that the server
     listens on; `url`: the address that it announces.
     """
+    return len(host) <= HOST_BYTES and _is_own(host, listen_host, url)
+
+
+@lru_cache(maxsize=1000)
+def _is_own(host: bytes, listen_host: str, url: str) -> bool:
     text = host.decode("latin-1").lower()
     if not text:
         return True

@@ -31,6 +31,9 @@ log = structlog.get_logger("notify.server")
 
 KNOWN = 10_000
 """The most tokens whose principal is remembered; the oldest is forgotten first."""
+KNOWN_BYTES = 8 << 20
+"""The most bytes of these tokens; a provider's has up to 16 KiB, and each can be written in several ways: with more
+spaces in front, for example."""
 KNOWN_SECONDS = 300.0
 """After this time a provider's token is verified again."""
 VERIFYING = 1000
@@ -95,6 +98,7 @@ class Access:
         self._in_use: weakref.WeakSet[Principal] = weakref.WeakSet()
         """All principals: a waiting request may have one that is no longer remembered."""
         self._verified_lately: OrderedDict[bytes, tuple[Principal, Credential | None, float]] = OrderedDict()
+        self._verified_bytes = 0
         self.used_us: dict[str, int] = {}
         """When each credential was last used (microseconds since 1970, by id), until that is recorded."""
         self._refusals = LogRate(REFUSALS_A_SECOND)
@@ -131,7 +135,7 @@ class Access:
         for principal in list(self._in_use):
             if principal.credential and principal.credential not in unchanged:
                 principal.end()
-        self._verified_lately.clear()
+        self._forget_verified()
 
     def configure(self, settings: Settings) -> None:
         """Follow new settings: other quotas hold from now on."""
@@ -141,7 +145,7 @@ class Access:
         ):
             self._principals.clear()
             self._quotas.clear()
-            self._verified_lately.clear()
+            self._forget_verified()
         self.settings = settings
 
     def known(self, authorization: bytes) -> Principal | None:
@@ -358,9 +362,18 @@ class Access:
     def _remember(
         self, authorization: bytes, principal: Principal, credential: Credential | None, until: float
     ) -> None:
-        while len(self._verified_lately) >= KNOWN:
-            self._verified_lately.popitem(last=False)
+        if authorization in self._verified_lately:
+            self._verified_lately[authorization] = (principal, credential, until)
+            return
+        self._verified_bytes += len(authorization)
         self._verified_lately[authorization] = (principal, credential, until)
+        while len(self._verified_lately) > KNOWN or self._verified_bytes > KNOWN_BYTES:
+            oldest, _ = self._verified_lately.popitem(last=False)
+            self._verified_bytes -= len(oldest)
+
+    def _forget_verified(self) -> None:
+        self._verified_lately.clear()
+        self._verified_bytes = 0
 
     def _log_refusal(self, error: NotifyError) -> None:
         if self._refusals.may():

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import jwt
+import structlog
 
 from notify.errors import InvalidRequest, Unauthorized, Unavailable
 from notify.timed_call import answer_to
 from notify.urls import has_user, without_secrets
 
+log = structlog.get_logger("notify.server")
+
 FETCH_SECONDS = 5
-ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA"]
-"""Only signatures with a public key: who can verify with a shared secret can also forge, and `none` signs nothing."""
+ALGORITHMS = {
+    "RSA": ("RS256", "RS384", "RS512", "PS256"),
+    "P-256": ("ES256",),
+    "P-384": ("ES384",),
+    "P-521": ("ES512",),
+    "Ed25519": ("EdDSA",),
+    "Ed448": ("EdDSA",),
+}
+"""The algorithms that are accepted, by the kind of key. Only signatures with a public key: who can verify with a shared
+secret can also forge, and `none` signs nothing."""
 LEEWAY_SECONDS = 10
 TOKEN_BYTES = 16 << 10
 """A longer token is refused without decoding it."""
@@ -26,6 +36,20 @@ KEYS_SECONDS = 300.0
 ANSWER_BYTES = 1 << 20
 """The most bytes of the discovery document, and of the keys."""
 MOST_KEYS = 100
+MOST_KEY_BITS = 16_384
+"""A larger RSA key is not used: a signature would be verified for seconds."""
+SUBJECT_CHARACTERS = 255
+"""The most characters of a subject; the records have no room for more."""
+LAST_SECOND = 253_402_300_799
+"""The end of the year 9999; nothing that is valid for longer is a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A provider's public key, and the algorithms that it may be used with."""
+
+    public: Any
+    algorithms: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +77,7 @@ class Provider:
             )
         self._audience = audience
         self._rights_claim = rights_claim
-        self._keys: dict[str, jwt.PyJWK] = {}
+        self._keys: dict[str, Key] = {}
         self._fetched_at = 0.0
 
     def key_name(self, token: str) -> str:
@@ -68,15 +92,17 @@ class Provider:
             head, claims, _ = token.split(".")
             header, unverified = _part(head), _part(claims)
             audience = unverified.get("aud")
-            if header.get("alg") not in ALGORITHMS:
+            if header.get("alg") not in _ALLOWED:
                 raise ValueError("its algorithm is not allowed")
             if str(unverified.get("iss")).rstrip("/") != self._issuer:
                 raise ValueError("it is from another issuer")
             if self._audience not in (audience if isinstance(audience, list) else [audience]):
                 raise ValueError("it is for another audience")
-            if not float(unverified["exp"]) > time.time() - LEEWAY_SECONDS:
+            if not _second(unverified["exp"]) > time.time() - LEEWAY_SECONDS:
                 raise ValueError("it has expired")
-            return str(header["kid"])
+            if not isinstance(header["kid"], str):
+                raise ValueError("it names no key")
+            return header["kid"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             # Only the text is kept: a local variable with the error would keep this frame, and the token, in memory.
             reason = str(error) if type(error) is ValueError else "it is not a token with an issuer, an end and a key"
@@ -95,11 +121,10 @@ class Provider:
         keys_address = str(document.get("jwks_uri", ""))
         if not keys_address.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
             raise Unavailable(f"{address} names no https address of its keys")
-        try:
-            keys = jwt.PyJWKSet.from_dict(_fetched(keys_address)).keys[:MOST_KEYS]
-        except (jwt.PyJWTError, TypeError, AttributeError) as error:
-            raise Unavailable(f"{keys_address} cannot be read: {error!r}") from None
-        self._keys = {str(k.key_id): k for k in keys if k.key_id and k.public_key_use in ("sig", None)}
+        keys = _fetched(keys_address).get("keys")
+        if not isinstance(keys, list):
+            raise Unavailable(f"{keys_address} has no list of keys")
+        self._keys = _usable(keys[:MOST_KEYS])
         self._fetched_at = time.monotonic()
 
     def verify(self, token: str) -> Claims:
@@ -110,28 +135,70 @@ class Provider:
         try:
             claims = jwt.decode(
                 token,
-                key.key,
-                algorithms=ALGORITHMS,
+                key.public,
+                algorithms=key.algorithms,
                 audience=self._audience,
                 issuer=[self._issuer, self._issuer + "/"],
                 leeway=LEEWAY_SECONDS,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
-        except jwt.PyJWTError as error:
+            expires_at = _second(claims["exp"])
+        except jwt.InvalidAlgorithmError:
+            raise Unauthorized("the bearer token is not valid: its algorithm is not one of its key's") from None
+        except (jwt.PyJWTError, ValueError) as error:
             raise Unauthorized(f"the bearer token is not valid: {error}") from None
+        except Exception as error:  # what the library or its cryptography does not document; only the token is new here
+            raise Unauthorized(f"the bearer token is not valid: it cannot be read ({type(error).__name__})") from None
+        subject = str(claims["sub"])
+        if not (0 < len(subject) <= SUBJECT_CHARACTERS and subject.isprintable()):
+            raise Unauthorized(f"the bearer token is not valid: its subject is not {SUBJECT_CHARACTERS} characters")
         rights = claims.get(self._rights_claim, ())
         if isinstance(rights, str):
             rights = rights.split()
         if not isinstance(rights, list | tuple) or not all(isinstance(right, str) for right in rights):
             raise Unauthorized(f"claim {self._rights_claim} is not a list of rights")
-        return Claims(str(claims["sub"]), tuple(rights), float(claims["exp"]) + LEEWAY_SECONDS)
+        return Claims(subject, tuple(rights), expires_at + LEEWAY_SECONDS)
+
+
+_ALLOWED = frozenset(name for names in ALGORITHMS.values() for name in names)
+
+
+def _usable(keys: list[Any]) -> dict[str, Key]:
+    """The keys of a JWK set (RFC 7517) that have a name and verify signatures. A key that cannot be read, whatever a
+    library says about it, is left out, as the RFC asks: the others go on.
+    """
+    usable: dict[str, Key] = {}
+    for described in keys:
+        try:
+            kind = described["kty"] if described["kty"] == "RSA" else described["crv"]
+            algorithms = ALGORITHMS[kind]
+            if described.get("alg") is not None:
+                algorithms = tuple(name for name in algorithms if name == described["alg"])
+            name, use = described.get("kid"), described.get("use")
+            if not (algorithms and name and isinstance(name, str) and use in ("sig", None)):
+                continue
+            public: Any = jwt.PyJWK(described, algorithms[0]).key
+            if getattr(public, "key_size", 0) > MOST_KEY_BITS:
+                raise ValueError(f"it has more than {MOST_KEY_BITS} bits")
+            usable[name] = Key(public.public_key() if hasattr(public, "public_key") else public, algorithms)
+        except Exception as error:
+            name = described.get("kid") if isinstance(described, dict) else described
+            log.info("provider_key_not_used", key=repr(name)[:100], reason=repr(error)[:200])
+    return usable
+
+
+def _second(value: Any) -> float:
+    """A claim as seconds since 1970. Raises ValueError unless it is a number before the year 10000."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LAST_SECOND:  # NaN, too
+        raise ValueError("its end is not a time")
+    return float(value)
 
 
 def _part(text: str) -> dict[str, Any]:
     """The decoded header or claims of a token. Raises ValueError."""
     try:
         part = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    except (binascii.Error, UnicodeDecodeError, json.JSONDecodeError):
+    except (ValueError, RecursionError):  # of base64, of UTF-8, of JSON, and of numbers with too many digits
         raise ValueError("it is malformed") from None
     if not isinstance(part, dict):
         raise ValueError("it is malformed")
@@ -142,7 +209,7 @@ def _fetched(address: str) -> dict[str, Any]:
     """The JSON object at an address. Raises Unavailable."""
     try:
         document = json.loads(answer_to(address, FETCH_SECONDS, ANSWER_BYTES))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Unavailable(f"{address} cannot be read: {error!r}") from None
     if not isinstance(document, dict):
         raise Unavailable(f"{address} has no JSON object")

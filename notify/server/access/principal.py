@@ -6,14 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from notify.errors import Backpressure, Forbidden, Unauthorized
+from notify.limits import NAME_CHARACTERS
 from notify.server.access.rights import Right
 from notify.server.rate import TokenBucket
 
 REMEMBERED = 1_000
 """The most answers of `may` that a principal caches."""
-LONGEST = 127
-"""The most characters in the name of a topic, group or source (see `check_name`); nothing has a longer name."""
-
 ENDED = "this token expired or was revoked, or its rights were changed, while the request waited"
 
 
@@ -98,7 +96,7 @@ class Principal:
         """Whether it may do `action` with this name and topic; `*` means all names or topics."""
         if self.rights is None:
             return True
-        if len(name) > LONGEST or len(topic) > LONGEST:
+        if len(name) > NAME_CHARACTERS or len(topic) > NAME_CHARACTERS:
             return False
         question = (action, name, topic)
         answer = self._answers.get(question)
@@ -123,7 +121,7 @@ class Principal:
         """Whether it may do `action` with some name and topic; a `name` or `topic` that is given must match."""
         if self.rights is None:
             return True
-        if len(name or "") > LONGEST or len(topic or "") > LONGEST:
+        if len(name or "") > NAME_CHARACTERS or len(topic or "") > NAME_CHARACTERS:
             return False
         return any(
             r.action == action
@@ -135,7 +133,7 @@ class Principal:
         """Raises as `check` does unless it may do `action` with some name and topic, or with `name` on some topic."""
         if not self.may_some(action, name):
             self.refuse_if_over()
-            what = action if name is None else f"{action}:{name[:LONGEST]}"
+            what = action if name is None else f"{action}:{name[:NAME_CHARACTERS]}"
             raise Forbidden(f"{self.name} lacks every right to {what}: an administrator can grant one")
 
     def refuse_if_over(self) -> None:

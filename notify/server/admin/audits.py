@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from notify.errors import NotFound
-from notify.limits import check_between
+from notify.errors import InvalidRequest, NotFound
+from notify.limits import check_between, instant_us
 from notify.server.admin.writes import Desk, Who, Write
 from notify.threads import in_thread
 from notify.wire import instant
@@ -18,13 +19,35 @@ REPORT_BYTES = 512 << 10
 NO_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
 
+MOST = 1 << 53
+"""The largest number of a verdict: browsers, too, count so far."""
+_OLDER = {"verdict": "INCONCLUSIVE", "counts": {}, "totals": {}, "reasons": [], "since": "", "until": ""}
+"""The fields of a verdict that an older version stored without them."""
+
+
+def _instant(text: str) -> str:
+    """An instant as the console formats it. Raises ValueError."""
+    if not text:
+        return ""
+    try:
+        return instant(instant_us("it", datetime.fromisoformat(text)))
+    except (ValueError, InvalidRequest):
+        raise ValueError("it should be an instant, such as 2026-01-31T12:00:00Z") from None
+
+
+Instant = Annotated[str, AfterValidator(_instant)]
+Name = Annotated[str, Field(max_length=100)]
+
+
 class AuditWrite(Write):
     verdict: Literal["PASS", "FINDINGS", "INCONCLUSIVE"]
-    counts: dict[str, int] = Field(max_length=64, description="findings by class")
-    totals: dict[str, int | float] = Field(default_factory=dict, max_length=64)
-    reasons: list[str] = Field(default_factory=list, max_length=100, description="why a part could not be judged")
-    since: str = Field("", max_length=40, description="start of the time that the audit covers, RFC 3339")
-    until: str = Field("", max_length=40, description="end of the time that the audit covers, RFC 3339")
+    counts: dict[Name, Annotated[int, Field(ge=0, le=MOST)]] = Field(max_length=64, description="findings by class")
+    totals: dict[Name, Annotated[int | float, Field(ge=-MOST, le=MOST)]] = Field(default_factory=dict, max_length=64)
+    reasons: list[Annotated[str, Field(max_length=1000)]] = Field(
+        default_factory=list, max_length=100, description="why a part could not be judged"
+    )
+    since: Instant = Field("", max_length=40, description="start of the time that the audit covers, RFC 3339")
+    until: Instant = Field("", max_length=40, description="end of the time that the audit covers, RFC 3339")
     report: str = Field("", max_length=REPORT_BYTES, description="the report, a self-contained HTML page")
 
 
@@ -36,7 +59,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         """List the newest verdicts."""
         check_between("max", max, 1, 1000)
         rows = await in_thread(desk.administration.records.audits, max)
-        return {"audits": [{k: v for k, v in r.items() if k != "at_us"} | {"at": instant(r["at_us"])} for r in rows]}
+        return {
+            "audits": [
+                _OLDER | {k: v for k, v in r.items() if k != "at_us"} | {"at": instant(r["at_us"])} for r in rows
+            ]
+        }
 
     @routes.get("/audits/{number}/report", response_class=HTMLResponse)
     async def report(number: int) -> HTMLResponse:

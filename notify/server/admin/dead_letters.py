@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
@@ -42,10 +42,10 @@ OFFSET = Field(0, ge=0, le=1 << 62, description="the offset to look from: `next_
 
 class Redrive(Write):
     ids: list[str] | None = Field(None, max_length=AT_ONCE)
-    max: int = Field(REDRIVEN, ge=1, le=AT_ONCE)
+    max: StrictInt = Field(REDRIVEN, ge=1, le=AT_ONCE)
     offset: int = OFFSET
     wanted: WantedFields = WantedFields()
-    all: bool = Field(False, description="every letter that matches, as a job: see jobs/{id}")
+    all: StrictBool = Field(False, description="every letter that matches, as a job: see jobs/{id}")
     replay_effects: bool = Field(
         False, description="handlers with an inbox take effect again, also for messages that took effect before"
     )

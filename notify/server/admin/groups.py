@@ -8,13 +8,13 @@ from fastapi import APIRouter, Depends
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
 
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import LIMITS, MODES, check_between, check_name
+from notify.limits import LIMITS, MODES, NAME_CHARACTERS, check_between, check_name, instant_us
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, SpanName, Who, Write
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move
 from notify.storage.groups import Priorities, PriorityClass
-from notify.wire import Subscribe, microseconds
+from notify.wire import Subscribe
 
 WEIGHTS = (6, 3, 1)
 """Default weights of a group's first, second and third class."""
@@ -49,16 +49,21 @@ class Reset(Write):
     force: bool = Field(False, description="even if the inbox may have purged its rows of some of these messages")
 
 
+Pattern = Annotated[str, Field(max_length=NAME_CHARACTERS)]
+
+
 class ClassFields(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=64)
-    topics: list[str] = Field(default_factory=list, max_length=10_000, description="names, or patterns with *")
+    topics: list[Pattern] = Field(default_factory=list, max_length=10_000, description="names, or patterns with *")
     weight: int | None = Field(None, ge=1, le=1000, description="default of the first three classes: 6, 3, 1")
 
 
 class PrioritiesWrite(Write):
     classes: list[ClassFields] = Field(min_length=1, max_length=16)
-    shares: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict, description="turns by topic")
+    shares: dict[Pattern, Annotated[int, Field(ge=1, le=1000)]] = Field(
+        default_factory=dict, description="turns by topic"
+    )
 
 
 def _priorities(write: PrioritiesWrite) -> Priorities:
@@ -122,7 +127,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
     async def tell_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:
         """Record since when a consumer's inbox has a row for each message that took effect."""
-        await desk.core.subscriptions.tell_inbox(name, topic, max(0, microseconds(inbox.whole_from)))
+        await desk.core.subscriptions.tell_inbox(name, topic, instant_us("whole_from", inbox.whole_from))
         return {"group": name, "topic": topic}
 
     @routes.delete("/groups/{name}/subscriptions/{topic}")

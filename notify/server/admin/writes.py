@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import structlog
 from fastapi import Depends, Header, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from notify import faults
 from notify.errors import NotFound, NotifyError
@@ -51,11 +51,14 @@ Asker = Annotated[Principal, Depends(_asker)]
 
 
 class Write(BaseModel):
-    """The fields of every write: its reason, and whether it is a dry run."""
+    """The fields of every write: its reason, and whether it is a dry run.
+
+    What `Spread` reads of a body, too, has a strict type: it must not mean something else to the route.
+    """
 
     model_config = ConfigDict(extra="forbid")
     reason: str = Field(min_length=1, max_length=1000, examples=["the mailer is mended"])
-    dry_run: bool = Field(False, description="say what would be done, and change nothing")
+    dry_run: StrictBool = Field(False, description="say what would be done, and change nothing")
 
 
 class Desk:

@@ -14,6 +14,7 @@ from notify.errors import StorageFailed
 from notify.server import kept_file
 from notify.server.access.credential import Credential
 from notify.server.configuration.revisions import Revision
+from notify.wire import UNDECODABLE
 
 FILE = "registry.json"
 CREDENTIALS_SECONDS = 3600.0
@@ -48,7 +49,7 @@ class LastKnown:
             content = msgspec.json.decode(self._path.read_bytes(), type=Known)
         except FileNotFoundError:
             raise StorageFailed(f"{away}, and this server has not been a member before: start it again later") from None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNDECODABLE) as error:
             raise StorageFailed(f"{away}, and {self._path} cannot be read: {error}") from None
         age = (now_us - content.at_us) / 1e6
         if with_access and age > CREDENTIALS_SECONDS:

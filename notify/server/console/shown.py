@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 import time
@@ -73,11 +74,15 @@ def body(message: dict[str, Any]) -> str:
         raw = base64.b64decode(message["body_base64"])
         return raw[: BODY_CHARACTERS // 3].hex(" ")
     text = str(message.get("body", ""))
-    try:
-        if text[:1] in "{[":
-            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    except ValueError:
-        pass  # the text begins like JSON, but is not JSON
+    if (
+        text[:1] in ("{", "[") and len(text) <= BODY_CHARACTERS
+    ):  # indented, a larger one could have a thousand times more
+        try:
+            indented = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+            indented.encode()  # raises for half of a surrogate pair, which no page can have
+            text = indented
+        except (ValueError, RecursionError):
+            pass  # the text begins like JSON, but is not JSON
     return text[:BODY_CHARACTERS]
 
 
@@ -116,7 +121,21 @@ def page_of(alarm: dict[str, Any]) -> str:
     return _PAGES.get(alarm["name"], "").format(quote(str(alarm["target"]), safe=""))
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
+def _total(show: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that shows as text what it cannot format: one odd value, such as one that an older version stored, must
+    not take the whole page away."""
+
+    @functools.wraps(show)
+    def shown(value: Any, *others: Any) -> Any:
+        try:
+            return show(value, *others)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            return str(value)[:LINE_CHARACTERS]
+
+    return shown
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
     "count": count,
     "duration": duration,
     "size": size,
@@ -139,3 +158,4 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "plain": plain,
     "marked": marked,
 }
+FILTERS = {name: _total(show) for name, show in _FILTERS.items()}

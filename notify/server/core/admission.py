@@ -15,23 +15,27 @@ from notify.storage.records import NewMessage
 from notify.wire import Item, JsonMessage, PackedMessage, Payload, encode_msgpack
 
 
+def check_sender(sender: Principal | None, messages: Iterable[JsonMessage | PackedMessage]) -> None:
+    """Raises Forbidden unless `sender` may publish to each topic; None: no right is checked. This comes before all
+    other work on the messages, such as on their keys."""
+    if sender is not None:
+        for m in messages:
+            sender.check("publish", m.topic)
+
+
 def new_messages(
     messages: Iterable[JsonMessage | PackedMessage],
     now_us: int,
     has_topic: Callable[[str], bool],
     make_topic: Callable[[str], object],
-    sender: Principal | None = None,
 ) -> list[NewMessage]:
     """The messages as the storage takes them. `make_topic` is called for each topic that does not exist.
 
-    `sender` needs the right to publish to each topic; None: no right is checked. Raises InvalidRequest, TooLarge,
-    Forbidden, and what `make_topic` raises.
+    Raises InvalidRequest, TooLarge, and what `make_topic` raises.
     """
     new = []
     for m in messages:
         topic = m.topic
-        if sender is not None:
-            sender.check("publish", topic)
         if not has_topic(topic):
             make_topic(topic)
         new.append(_new_message(m, now_us))

@@ -8,7 +8,7 @@ from typing import Any
 from notify import ids, tracing
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError, StorageFailed
-from notify.limits import BASE_CHARACTERS, LIMITS, POSITION_CHARACTERS, check_name
+from notify.limits import BASE_CHARACTERS, LIMITS, POSITION_CHARACTERS, check_between, check_name
 from notify.server.core.admission import new_messages
 from notify.server.topics import Topics
 from notify.storage.bridged import BridgeState, IdsInUse, check_bridge
@@ -28,6 +28,12 @@ class _Report:
     lag_us: int = 0
     note: str = ""
     refused: int = 0
+
+
+MOST_REPORTS = 10_000
+"""The most sources with a report: one that only sends what is refused has no other trace."""
+MOST_LAG_SECONDS = 1e12
+"""Wrong clocks of a source are shown as they are; more than this is no time."""
 
 
 class Bridges:
@@ -98,7 +104,7 @@ class Bridges:
             for t in batch.transactions:
                 for m in t.messages:
                     tracing.record("append", m.topic, m.headers, began_us, self._clock(), **{"notify.source": source})
-        report = self._reports.setdefault(source, _Report())
+        report = self._report(source)
         report.lag_us = report.lag_us if batch.lag is None else round(batch.lag * 1e6)
         report.note = (batch.note or "")[:500] if batch.note is not None else report.note
         report.refused += len(refused)
@@ -112,8 +118,17 @@ class Bridges:
     def _refuse_whole(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch, refused: list[Item]) -> Bridged:
         """The answer that stores nothing. Raises Conflict if another bridge writes for this source by now."""
         check_bridge(self._state(source), batch)
-        self._reports.setdefault(source, _Report()).refused += len(refused)
+        self._report(source).refused += len(refused)
         return Bridged(batch.expected_position, batch.epoch, refused=refused)
+
+    def _report(self, source: str) -> _Report:
+        """The report about a source, which may not have stored anything yet; beyond MOST_REPORTS one is forgotten."""
+        report = self._reports.get(source)
+        if report is None:
+            if len(self._reports) >= MOST_REPORTS:
+                del self._reports[next(iter(self._reports))]
+            report = self._reports[source] = _Report()
+        return report
 
     def _state(self, source: str) -> BridgeState:
         return next((b for b in self._store.bridges() if b.source == source), BridgeState(source))
@@ -149,6 +164,8 @@ def _check_bounds(batch: JsonBridgeBatch | PackedBridgeBatch) -> None:
     """Raises InvalidRequest."""
     if not 0 < batch.epoch < 1 << 62:
         raise InvalidRequest("epoch counts from 1", "out_of_bounds")
+    if batch.lag is not None:
+        check_between("lag", batch.lag, -MOST_LAG_SECONDS, MOST_LAG_SECONDS)
     if len(batch.position) > POSITION_CHARACTERS:
         what = f"position has more than {POSITION_CHARACTERS:,} characters: send its difference from a base"
         raise InvalidRequest(what, "out_of_bounds")

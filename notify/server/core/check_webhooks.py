@@ -19,7 +19,7 @@ from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.tasks import ended
 from notify.urls import place_of
-from notify.wire import OutcomeItem, Outcomes, Poll, encode_json
+from notify.wire import UNDECODABLE, OutcomeItem, Outcomes, Poll, encode_json
 
 POLL_SECONDS = 5.0
 AT_ONCE = 50
@@ -73,7 +73,7 @@ class CheckWebhooks:
         reason, failed = "the webhook did not answer this check", None
         try:
             answered = _decode(await webhooks.post(url, body, self._core.settings)).outcomes
-        except (NotifyError, msgspec.DecodeError, RecursionError) as error:
+        except (NotifyError, *UNDECODABLE) as error:
             reason, failed = str(error)[:300], error
         outcomes = [_outcome(check, answered, reason) for check in checks]
         request = Outcomes(producer_group=group, outcomes=outcomes)

@@ -18,6 +18,8 @@ from notify.wire import Payload, Poll
 
 ONLINE_US = 5_000_000
 """A producer polls again as soon as its poll is answered: a group without a poll for this long is offline."""
+MOST_GROUPS = 10_000
+"""The most groups whose last poll is remembered."""
 
 READ_AT_ONCE = 16
 """Checks whose halves are read at a time. A half may have 8 MiB, which is as much as a reply may have."""
@@ -77,7 +79,7 @@ class Checks:
         check_between("wait", poll.wait, 0, LIMITS.wait_seconds)
         check_between("max", poll.max, 1, LIMITS.max_messages)
         _check_wishes(poll)
-        self._polled_us[poll.producer_group] = self._clock()
+        self._note_poll(poll.producer_group)
         loop = asyncio.get_running_loop()
         poller = _Poller(poll, loop.create_future())
         waiting = self._pollers.setdefault(poll.producer_group, [])
@@ -94,7 +96,7 @@ class Checks:
                 waiting.remove(poller)
             if not waiting and self._pollers.get(poll.producer_group) is waiting:
                 del self._pollers[poll.producer_group]
-        now_us = self._polled_us[poll.producer_group] = self._clock()
+        now_us = self._note_poll(poll.producer_group)
         questions = []
         for due, half in await self._halves(poller.checks):
             # A half without messages was decided since its check was claimed, or its payloads are unreadable.
@@ -146,6 +148,15 @@ class Checks:
             waiting.remove(poller)
             if not poller.answer.done():
                 poller.answer.set_result(poller.checks)
+
+    def _note_poll(self, group: str) -> int:
+        """Note that a group polls now, and return the time; beyond MOST_GROUPS the oldest poll is forgotten."""
+        now_us = self._clock()
+        self._polled_us.pop(group, None)
+        if len(self._polled_us) >= MOST_GROUPS:
+            del self._polled_us[next(iter(self._polled_us))]
+        self._polled_us[group] = now_us
+        return now_us
 
     def is_online(self, group: str) -> bool:
         """Whether a producer of the group is polling for checks, or did within ONLINE_US."""

@@ -11,7 +11,7 @@ from notify import ids
 from notify.check.schedule import CheckSchedule
 from notify.clock import Clock
 from notify.errors import InvalidId, InvalidRequest, NotifyError
-from notify.limits import check_count, check_name
+from notify.limits import check_count, check_name, digits
 from notify.server.core.admission import failed
 from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
@@ -256,7 +256,8 @@ class Outcomes:
 
 def _token(text: str) -> int:
     """The token of a check that `text` writes; -1, which no check has, if it writes none."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    token = digits(text)
+    return -1 if token is None else token
 
 
 def _foreign(text: str) -> Item:

@@ -11,6 +11,7 @@ from notify.limits import LIMITS, check_between, check_count, check_name, check_
 from notify.server.access.principal import Principal
 from notify.server.core.admission import (
     check_place,
+    check_sender,
     failed,
     keys_of,
     new_messages,
@@ -129,11 +130,12 @@ class Transactions:
                         "check_after", t.check_after, LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
                     )
                     check_after_us = round(t.check_after * 1_000_000)
+                check_sender(sender, t.messages)
                 if self._key_shards and not t.committed:  # a relay sends all keys to one shard, to keep their order
                     self.check_place(t.messages)
                 if is_limited:
                     self._flow.check_group(group)
-                new = new_messages(t.messages, now_us, has_topic, make_topic, sender)
+                new = new_messages(t.messages, now_us, has_topic, make_topic)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -173,9 +175,10 @@ class Transactions:
                 if number:
                     raise InvalidRequest("a message without a transaction has the number 0", "invalid_id")
                 message_id = ids.message_id(transaction_id, 0)
+                check_sender(sender, (m,))
                 if not anywhere:
                     self.check_place((m,))
-                new = new_messages((m,), now_us, has_topic, make_topic, sender)
+                new = new_messages((m,), now_us, has_topic, make_topic)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError
-from notify.limits import LIMITS, bounds_of_clients, check_between, check_name
+from notify.limits import LIMITS, bounds_of_clients, check_between, check_name, digits, instant_us
 from notify.server.access.principal import EVERYONE
 from notify.server.core.admission import failed
 from notify.server.core.core import Core
@@ -46,7 +46,6 @@ from notify.wire import (
     Subscribe,
     WholeInbox,
     encode_json,
-    microseconds,
 )
 
 REMEMBERED_CHARACTERS = 500
@@ -297,7 +296,7 @@ class DataRoutes:
     async def tell_inbox(self, request: Request, group: str, topic: str) -> bytes:
         body: WholeInbox = request.decode(_WHOLE_INBOX)
         check_subscriber(request, group, topic)
-        await self.core.subscriptions.tell_inbox(group, topic, max(0, microseconds(body.whole_from)))
+        await self.core.subscriptions.tell_inbox(group, topic, instant_us("whole_from", body.whole_from))
         return request.encode({"group": group, "topic": topic})
 
     async def topic(self, request: Request, topic: str) -> bytes:
@@ -315,13 +314,14 @@ class DataRoutes:
         check_name("topic", topic)
         check(request, "read", topic)
         offset, limit = _pull_query(request.query)
-        if not (queue.isascii() and queue.isdigit() and len(queue) <= 5):
+        number = digits(queue, 5)
+        if number is None:
             raise NotFound(f"there is no queue {queue[:20]!r} of topic {topic[:60]!r}")
         store = self.core.queues
-        start, _ = store.bounds(topic, int(queue))
+        start, _ = store.bounds(topic, number)
         if offset < start:
             raise InvalidRequest(f"offset {offset} is below {start}, the first one retained", "below_start", 410)
-        messages = store.read(topic, int(queue), offset, limit, self._reply_bytes(LIMITS.reply_bytes))
+        messages = store.read(topic, number, offset, limit, self._reply_bytes(LIMITS.reply_bytes))
         next_offset = messages[-1].offset + 1 if messages else offset
         sound = [m for m in messages if not m.corrupt]
         if request.packed:
@@ -347,9 +347,10 @@ def _pull_query(query: bytes) -> tuple[int, int]:
         name, _, text = pair.partition("=")
         if name not in values:
             raise InvalidRequest(f"there is no parameter {name[:40]!r}; there are offset and max", "invalid_schema")
-        if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        value = digits(text)
+        if value is None:
             raise InvalidRequest(f"{name} is not a number", "invalid_schema")
-        values[name] = int(text)
+        values[name] = value
     check_between("max", values["max"], 1, LIMITS.max_messages)
     check_between("offset", values["offset"], 0, 1 << 62)
     return values["offset"], values["max"]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from notify import ids
 from notify.errors import Conflict
+from notify.limits import digits
 from notify.message import FIRST_ID
 from notify.storage.groups import Subscription
 from notify.storage.queues import Store
@@ -46,10 +47,11 @@ def refuse_letter(queues: Store, s: Subscription, m: StoredMessage, p: Payload) 
     except ValueError:
         transaction = m.transaction_id
     began_us = ids.milliseconds(transaction) * 1000
-    queue, offset = headers.get("notify-dead-letter-queue", ""), headers.get("notify-dead-letter-offset", "")
-    if began_us < s.inbox_from_us and queue.isdecimal() and offset.isdecimal():
+    queue = digits(headers.get("notify-dead-letter-queue", ""))
+    offset = digits(headers.get("notify-dead-letter-offset", ""))
+    if began_us < s.inbox_from_us and queue is not None and offset is not None:
         # The id has the producer's time, which may be wrong; the commit has the server's.
-        for original in queues.read(p.topic, int(queue), int(offset), 1, READ_BYTES):
+        for original in queues.read(p.topic, queue, offset, 1, READ_BYTES):
             if original.transaction_id == transaction:
                 began_us = original.committed_us
     refuse_before(s, [began_us])

@@ -18,7 +18,7 @@ MOST_BOUND = 10_000
 MOST_BOUNDS = 1_000
 """The most topics for which an instance has a bound; beyond it the oldest bound is dropped."""
 MOST_INSTANCES = 10_000
-"""The number of consumers from which on inactive ones are forgotten."""
+"""The number of consumers from which on, for each new one, one that holds no messages is forgotten."""
 
 
 class Bound:
@@ -156,11 +156,12 @@ class Instances(dict[str, Instance]):
 
     def asking(self, name: str, now_us: int) -> Instance:
         """The instance of this name, which asks now; it is made if it does not exist."""
-        instance = self.get(name)
+        instance = self.pop(name, None)
         if instance is None:
             if len(self) >= MOST_INSTANCES:
-                self.forget(now_us - ACTIVE_US)
-            instance = self[name] = Instance(name, now_us)
+                self._forget_one()
+            instance = Instance(name, now_us)
+        self[name] = instance  # so that the first of all has asked the longest ago
         instance.asked_us = instance.seen_us = now_us
         return instance
 
@@ -172,6 +173,12 @@ class Instances(dict[str, Instance]):
         """Forget instances that have not asked since `before_us`, and hold no messages."""
         for name in [name for name, i in self.items() if i.asked_us < before_us and not i.in_flight]:
             del self[name]
+
+    def _forget_one(self) -> None:
+        """Forget the instance that asked the longest ago, of those that hold no messages."""
+        idle = next((name for name, i in self.items() if not i.in_flight), None)
+        if idle is not None:
+            del self[idle]
 
 
 def states(instances: dict[str, Instance], now_us: int) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from notify.errors import InvalidRequest
+from notify.limits import digits
 
 OVER = "-"
 """The mark, instead of an offset, of a worker whose part has ended."""
@@ -27,11 +28,11 @@ def offsets(value: object, names: Sequence[str]) -> dict[str, int]:
     if value == 0:
         return dict.fromkeys(names, 0)
     places = parsed(value) if isinstance(value, str) else {}
-    found = {name: places[name] for name in names if places.get(name, OVER) != OVER}
-    if not found or not all(place.isascii() and place.isdigit() and len(place) < 20 for place in found.values()):
+    found = {name: digits(places[name]) for name in names if places.get(name, OVER) != OVER}
+    if not found or None in found.values():
         raise InvalidRequest(
             "offset is the `next_offset` of an earlier answer of all workers; for an offset of one worker send the "
             "request to that worker at its own address (GET /v1/members)",
             "names_no_worker",
         )
-    return {name: int(place) for name, place in found.items()}
+    return {name: place for name, place in found.items() if place is not None}

@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from notify.errors import InvalidRequest
+from notify.limits import digits
 from notify.queue_rows import kept, sent
 from notify.server.jobs.failures import MOST_FAILURES
 from notify.server.spread.combining import Answer, columns, combined, ordered
@@ -37,6 +40,8 @@ class Asked(Enum):
     NONE = auto()
     """No worker: the request is about one log, and must be sent to that worker's address."""
 
+
+T = TypeVar("T")
 
 HIGHEST_QUEUE = 99_999
 """A number above that of any queue."""
@@ -125,11 +130,11 @@ def _continued(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
     If other workers have messages of exactly that time, those of workers with greater names were shown already.
     """
     place, at, last = query.get("before", "").partition("@")
-    if not at or not place.partition(".")[0].isdigit():
+    at_us = digits(place.partition(".")[0])
+    if not at or at_us is None:
         return query
     if name != last:
-        at_us = int(place.partition(".")[0]) - (name > last)
-        place = f"{at_us}.{HIGHEST_QUEUE}.0"
+        place = f"{at_us - (name > last)}.{HIGHEST_QUEUE}.0"
     return {**query, "before": place}
 
 
@@ -173,7 +178,7 @@ def _places(query: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_newest(query: Mapping[str, str]) -> bool:
-    return query.get("newest", "").lower() in ("true", "1", "yes", "on")
+    return _read(_FLAG, query, "newest", False)
 
 
 def _counted(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
@@ -235,8 +240,18 @@ def _jobs(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, s
 
 
 def _most(query: Mapping[str, str], default: int) -> int:
-    text = query.get("max", "")
-    return int(text) if text.isascii() and text.isdigit() else default
+    return _read(_NUMBER, query, "max", default)
+
+
+_NUMBER, _FLAG = TypeAdapter(int), TypeAdapter(bool)
+
+
+def _read(kind: TypeAdapter[T], query: Mapping[str, str], name: str, default: T) -> T:
+    """A value of a query, as the routes' own declarations read it; `default` if they would refuse it."""
+    try:
+        return kind.validate_python(query[name]) if name in query else default
+    except ValidationError:
+        return default
 
 
 @dataclass(frozen=True, slots=True)

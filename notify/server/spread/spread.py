@@ -18,11 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.keys import shard_of_key
+from notify.limits import digits
 from notify.server import problems
+from notify.server.access.principal import Principal
 from notify.server.cluster.workers import Workers
 from notify.server.data.answer import fault_of
 from notify.server.jobs.dead_letters import REDRIVEN
-from notify.server.json_body import decoded
+from notify.server.json_body import body_of
 from notify.server.running import Running
 from notify.server.spread import cursors, exposition, publishing
 from notify.server.spread.combining import Answer
@@ -33,6 +35,7 @@ from notify.settings import Settings
 
 ADMIN = "/v1/admin/"
 METRICS = "/metrics"
+_READS = ("GET", "HEAD", "OPTIONS")
 READ_SECONDS, WRITE_SECONDS = 10.0, 60.0
 METRICS_SECONDS = 4.0
 """A hanging worker must not keep the other workers' metrics from a monitor: Prometheus waits for 10 s."""
@@ -48,19 +51,12 @@ class _Question:
     body: bytes
     head: str
     """Header lines with the caller's token or name."""
+    fields: dict[str, Any]
+    """The body of a write, a JSON object; empty for a read."""
 
     @property
     def query(self) -> Mapping[str, str]:
         return _query(self.scope)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The body if it is a JSON object, else empty: the route then reports what is wrong."""
-        try:
-            fields = decoded(self.body)
-        except InvalidRequest:
-            return {}
-        return fields if isinstance(fields, dict) else {}
 
 
 class Spread:
@@ -77,7 +73,13 @@ class Spread:
             await self._api(scope, receive, send)
             return
         try:
-            question = _Question(scope, scope["method"], scope["path"], await _read(receive), _head(scope))
+            _check_some_right(scope)
+            body = await _read(receive)
+            fields = _fields(scope, body)
+            if fields is None:
+                await self._api(scope, _given(body), send)
+                return
+            question = _Question(scope, scope["method"], scope["path"], body, _head(scope), fields)
             response = await _Spreading(self._api, running, running.workers, question).answer()
         except NotifyError as error:
             response = problems.refused(scope, error)
@@ -130,6 +132,8 @@ class _Spreading:
         """
         question = self._question
         key = question.fields.get("key")
+        principal: Principal = question.scope["state"]["principal"]
+        principal.check("admin", path.split("/")[1])  # before work on the key, and on the topic at other workers
         if not isinstance(key, str):
             return await self._by_first_that_knows()
         number = self._names.index(shard_of_key(key, self._names))
@@ -234,7 +238,7 @@ class _Spreading:
         if refused is not None:
             return response_of(refused)
         answers: dict[str, Answer] = {name: json.loads(body) for name, (status, body) in trial.items() if status == 200}
-        next_offset = allot(answers, int(fields.get("max", REDRIVEN)), places, self._names)
+        next_offset = allot(answers, fields.get("max", REDRIVEN), places, self._names)
         if not fields.get("dry_run"):
             ids = {name: answer["result"]["ids"] for name, answer in answers.items()}
             names = [name for name in ids if ids[name]] or list(ids)[:1]  # without ids, one worker answers
@@ -259,10 +263,11 @@ class _Spreading:
 
     async def _job(self, path: str) -> Response:
         """The answer about a job from the worker in the job's number."""
-        noun, number, *rest = path.split("/")
-        if not (number.isascii() and number.isdigit() and len(number) < 18):
+        noun, text, *rest = path.split("/")
+        number = digits(text, 17)
+        if number is None:
             return response_of(await self._ask(self._workers.number))
-        worker, worker_number = job_of(int(number))
+        worker, worker_number = job_of(number)
         if not 0 <= worker < len(self._names):
             raise NotFound(f"there is no job {number}")
         status, body = await self._ask(worker, path=ADMIN + "/".join((noun, str(worker_number), *rest)))
@@ -348,6 +353,28 @@ def _head(scope: Scope) -> str:
     return "".join(f"{name}: {value.decode('latin-1')}\r\n" for name, value in lines.items() if value)
 
 
+def _check_some_right(scope: Scope) -> None:
+    """Raises Forbidden for a write of a caller with no right to any, before its body is read; the workers look closer.
+
+    A consumer may change its group's subscriptions.
+    """
+    principal: Principal = scope["state"]["principal"]
+    if scope["method"] not in _READS and not principal.may_some("consume"):
+        principal.check_some("admin")
+
+
+def _fields(scope: Scope, body: bytes) -> dict[str, Any] | None:
+    """The body of a write. None if it is not a JSON object, or its `dry_run`, which is replaced here, is not a boolean:
+    this worker alone then says what is wrong, as a server without workers does."""
+    if scope["method"] in _READS:
+        return {}
+    try:
+        fields = body_of(dict(scope["headers"]), body)
+    except InvalidRequest:
+        return None
+    return fields if isinstance(fields, dict) and isinstance(fields.get("dry_run", False), bool) else None
+
+
 async def _read(receive: Receive) -> bytes:
     parts: list[bytes] = []
     while True:
@@ -359,13 +386,19 @@ async def _read(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: bytes) -> Reply:
-    """This worker's own answer."""
-    sent: list[Message] = []
+def _given(body: bytes) -> Receive:
+    """Gives a body that was read already."""
     to_receive = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
         return to_receive.pop() if to_receive else {"type": "http.disconnect"}
+
+    return receive
+
+
+async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: bytes) -> Reply:
+    """This worker's own answer."""
+    sent: list[Message] = []
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -381,7 +414,7 @@ async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: b
     if path != scope["path"]:
         local_scope["raw_path"] = path.encode()
     try:
-        await api(local_scope, receive, send)
+        await api(local_scope, _given(body), send)
     except Exception:
         if not sent:
             raise  # otherwise the answer already reports the error

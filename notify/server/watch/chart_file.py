@@ -19,6 +19,7 @@ from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
 from notify.server.watch.series import Kept
 from notify.threads import in_thread
+from notify.wire import UNDECODABLE
 
 log = structlog.get_logger("notify.server")
 
@@ -55,7 +56,7 @@ class ChartFile:
             charts = await in_thread(self._read)
         except FileNotFoundError:
             return
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNDECODABLE) as error:
             log.warning("charts_begin_anew", file=str(self._path), reason=str(error)[:300])
             return
         if charts.version == VERSION:

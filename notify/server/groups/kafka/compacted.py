@@ -21,6 +21,8 @@ from notify.server.groups.kafka.offsets import Place
 
 POLL_SECONDS = 0.1
 AT_ONCE = 1000
+KEY_BYTES = 1024
+"""The most bytes of a key; a record with a longer one is another tool's. A group, a topic and numbers fit."""
 
 
 class News(NamedTuple):
@@ -99,7 +101,8 @@ class CompactedTopics:
                 if error is None:
                     deadline = time.monotonic() + CALL_SECONDS
                     self._pass(place, (record.offset() or 0) + 1, unread)
-                    yield _news(record)
+                    if len(record.key() or b"") <= KEY_BYTES:
+                        yield _news(record)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     self._pass(place, record.offset() or 0, unread)
                 elif error.code() in GONE:

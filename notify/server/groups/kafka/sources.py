@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import structlog
 
 from notify.kafka.positions import Standing, positions_topic
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
-from notify.wire import instant
+from notify.wire import UNDECODABLE, instant
+
+log = structlog.get_logger("notify.server")
 
 NEWEST = 1000
 """How many of the newest records are read: each batch of a source writes its position with the same key."""
@@ -33,7 +36,10 @@ class Sources:
         wanted = [topic for topic in topics if topic.startswith(first)]
         for topic, key, value, at_us, *_ in self._topics.news(wanted):
             if value and key == topic.removeprefix(first):  # not a part of a base
-                self._known[topic] = msgspec.json.decode(value, type=Standing), at_us
+                try:
+                    self._known[topic] = msgspec.json.decode(value, type=Standing), at_us
+                except UNDECODABLE as error:  # of a later version, or of another tool: the earlier position is shown
+                    log.warning("kafka_position_not_read", source=key[:100], reason=str(error)[:300])
         return {topic.removeprefix(first): self._known[topic] for topic in wanted if topic in self._known}
 
     def close(self) -> None:

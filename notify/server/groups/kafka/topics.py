@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 
 from notify.errors import NotFound
+from notify.kafka.topics import whole
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
 from notify.server.groups.kafka.look import Look
@@ -98,8 +99,8 @@ class KafkaTopics:
         for resource, answer in gathered(asked).items():
             policy = {**NOT_OF_KAFKA, **KEPT}
             if not isinstance(answer, KafkaError):
-                kept_ms, most_bytes = int(answer["retention.ms"].value), int(answer["retention.bytes"].value)
-                policy["retention"] = kept_ms / 1000 if kept_ms >= 0 else None
-                policy["retention_bytes"] = most_bytes if most_bytes >= 0 else None
+                kept_ms, most_bytes = whole(answer, "retention.ms"), whole(answer, "retention.bytes")
+                policy["retention"] = kept_ms / 1000 if kept_ms is not None and kept_ms >= 0 else None
+                policy["retention_bytes"] = most_bytes if most_bytes is not None and most_bytes >= 0 else None
             policies[resource.name] = policy
         return policies

@@ -12,10 +12,11 @@ import structlog
 
 from notify.kafka import refusals, undelivered
 from notify.kafka.undelivered import CODE, SOURCE, Decision, Undelivered
+from notify.limits import digits
 from notify.server.core.refusals import MOST_SHOWN, TEXT_CHARACTERS
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics, News
-from notify.wire import RefusedReport, RefusedTransaction
+from notify.wire import UNDECODABLE, RefusedReport, RefusedTransaction
 
 log = structlog.get_logger("notify.server")
 
@@ -40,7 +41,7 @@ class RefusedOverKafka:
         for record in self._told.news([refusals.TOPIC]):
             try:
                 self._reports[record.key] = msgspec.json.decode(record.value or b"", type=RefusedReport), record.at_us
-            except msgspec.DecodeError as error:  # of a later version, or of another tool
+            except UNDECODABLE as error:  # of a later version, or of another tool
                 log.warning("kafka_refused_not_read", source=record.key[:100], reason=str(error)[:300])
         self._read_delayed([undelivered.TOPIC, undelivered.DECISIONS])
         if self._has_left_out and len(self._waiting) <= MOST_HELD // 2:
@@ -63,8 +64,8 @@ class RefusedOverKafka:
 
     def _note(self, record: News) -> None:
         if record.topic == undelivered.DECISIONS:
-            if record.key.isdigit():
-                self._decide(int(record.key), record.value or b"")
+            if (offset := digits(record.key)) is not None:
+                self._decide(offset, record.value or b"")
         elif len(self._waiting) >= MOST_HELD:
             self._has_left_out = True
         else:
@@ -76,7 +77,7 @@ class RefusedOverKafka:
     def _decide(self, offset: int, value: bytes) -> None:
         try:
             decision = msgspec.json.decode(value, type=Decision)
-        except msgspec.DecodeError as error:  # of a later version, or of another tool
+        except UNDECODABLE as error:  # of a later version, or of another tool
             log.warning("kafka_decision_not_read", offset=offset, reason=str(error)[:300])
             return
         self._decided[offset] = decision

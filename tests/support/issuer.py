@@ -1,0 +1,60 @@
+"""An OpenID Connect provider on loopback: discovery, keys, tokens."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import threading
+import time
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+
+class Issuer:
+    """A provider whose one key signs with RS256. `keys` is what it publishes, `document` its discovery document."""
+
+    def __init__(self) -> None:
+        self.key = rsa.generate_private_key(65537, 2048)
+        published = jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key(), as_dict=True)
+        self.keys: Any = {"keys": [published | {"kid": "k1", "use": "sig", "alg": "RS256"}]}
+        issuer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                content = issuer.document if self.path == "/.well-known/openid-configuration" else issuer.keys
+                body = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Log nothing."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.document: Any = {"issuer": self.url, "jwks_uri": self.url + "/keys"}
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def token(self, key: Any = None, algorithm: str = "RS256", **claims: Any) -> str:
+        given = {name: value for name, value in (self.claims() | claims).items() if value is not None}
+        return jwt.encode(given, key if key is not None else self.key, algorithm, headers={"kid": "k1"})
+
+    def claims(self) -> dict[str, Any]:
+        now = int(time.time())
+        return {"iss": self.url, "aud": "notify", "sub": "person", "exp": now + 3600, "iat": now}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def signed(header: Any, claims: Any, key: Any, algorithm: str) -> str:
+    """A token of any header and claims, also such as no library makes; text is taken as JSON."""
+    parts = [value.encode() if isinstance(value, str) else json.dumps(value).encode() for value in (header, claims)]
+    head = b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts)
+    proof = jwt.algorithms.get_default_algorithms()[algorithm].sign(head, key)
+    return (head + b"." + base64.urlsafe_b64encode(proof).rstrip(b"=")).decode()

@@ -1,0 +1,307 @@
+"""Every cache, and every dict or set that outlives a call, has keys that are bounded in size and number.
+
+A new one fails here until it is listed with its bound. A key that comes from outside and is refused must leave nothing
+behind: refused names of 7 MB filled a server's memory from a cache of 4,096 names.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import notify
+from notify import ids, keys, limits
+from notify.errors import InvalidId, InvalidRequest
+from notify.limits import LIMITS, NAME_CHARACTERS, check_name
+from notify.server.access import browsers, tokens
+from notify.server.access.gate import KNOWN_BYTES, Access
+from notify.server.access.oidc import TOKEN_BYTES
+from notify.server.core.bridges import MOST_REPORTS, Bridges
+from notify.server.core.checks import MOST_GROUPS, Checks
+from notify.server.delivery.instances import MOST_INSTANCES, Instances
+from notify.settings import Settings
+from tests.support.provider import Provider
+
+ROOT = Path(notify.__file__).parent
+FOLDERS = {"": ROOT, "storage": (ROOT / "storage").resolve(), "spark": (ROOT / "spark").resolve()}
+LEFT_OUT = ("bench", "testing", "demo")
+"""Programs that no server and no application runs."""
+CONTAINERS = ("dict", "set", "OrderedDict", "defaultdict", "Counter", "WeakKeyDictionary", "WeakValueDictionary")
+CACHES = ("cache", "lru_cache")
+TEXTS = {"str", "bytes", "object", "Any", "Callable", "Key", "Place", "Spot", "Push", "Future"}
+"""Types of keys that hold a text, or may. Numbers, and objects of ours, have the bounds of what they stand for."""
+
+BOUNDS = {
+    "the cache's own number, and a key that is checked before: it has a bound, and a refused one is not kept": """
+        ids.py:from_text keys.py:_hash_of limits.py:_accept server/access/browsers.py:_is_own
+        server/data/routes.py:self._find server/jobs/failures.py:kind_of
+    """,
+    "our own words and objects: modes, statuses, settings, calls that wait": """
+        cli/main.py:command server/webhooks.py:_tls tracing.py:_tracer wire.py:_to_the_second
+        server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named
+        kafka/cluster.py:_LOGGED binlog_bridge/announcing.py:_logged_at storage/sql/rows.py:_second
+        storage/transactions.py:NO_TOKENS storage/transactions.py:NO_SHARDS spark/damage.py:_tables
+        spark/tasks.py:cores_of spark/watch/watching.py:WINDOWS spark/watch/watching.py:FINDINGS
+        spark/watch/watching.py:REVISIONS spark/watch/watching.py:LOOKS spark/watch/watching.py:FAILURES
+        server/access/principal.py:_waiting client/checker.py:running
+    """,
+    "names that `check_name` took, of 127 characters: topics and groups that exist, with their queues": """
+        server/core/flow.py:gates server/delivery/followers.py:by_name server/delivery/followers.py:by_topic
+        server/delivery/followers.py:_instances server/delivery/group.py:cursors server/delivery/growth.py:before
+        server/delivery/owners.py:by_topic server/delivery/turns.py:_of_topic server/delivery/waiters.py:_by_group
+        server/groups/open_letters.py:_counts server/watch/alarms.py:raised server/watch/alarms.py:_posted
+        server/watch/alarms.py:_seen_us server/watch/alarms.py:_ailing_us server/watch/alarms.py:_lags
+        server/delivery/cursor.py:_ahead server/delivery/leases.py:open
+    """,
+    "a number beside the container, and keys that are checked before": """
+        server/access/gate.py:_verified_lately server/access/gate.py:_quotas server/access/lookup.py:_until
+        server/access/principal.py:_answers server/access/oidc.py:_keys server/core/bridges.py:_reports
+        server/core/check_log.py:_entries server/core/checks.py:_polled_us server/core/refusals.py:_received
+        server/core/subscriptions.py:_fresh server/delivery/instances.py:bounds
+        server/groups/kafka/letter_failures.py:_counts server/jobs/failures.py:by_fingerprint
+        server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
+        server/webhooks.py:_found client/failure_log.py:_traced client/http.py:_heads
+        client/kafka/settling.py:_too_large client/places.py:_known client/rows.py:_inserts kafka/topics.py:_largest
+        binlog_bridge/tables.py:_readers binlog_bridge/tables.py:_by_definition sinks/queue_server.py:_not_passed
+        storage/sql/checks.py:_look_us storage/sql/store.py:_topics storage/sql/writer.py:_known
+        spark/messages/shipped.py:self._read_page spark/messages/shipped.py:self._open_table
+    """,
+    "calls that wait now; a group without one is dropped": """
+        server/core/checks.py:_pollers server/core/check_webhooks.py:_running server/core/pushes.py:_running
+        server/core/pushes.py:failing
+    """,
+    "what an administrator stored, with bounds of number and size of its own": """
+        server/access/gate.py:_credentials server/access/gate.py:_by_proof server/access/gate.py:_principals
+        server/access/gate.py:used_us server/configuration/follow.py:_versions
+        server/configuration/revisions.py:check_webhooks server/configuration/revisions.py:pushes
+        server/core/flow.py:_groups server/delivery/followers.py:_rates
+    """,
+    "addresses and names of the servers that the last answer told of": """
+        client/servers.py:_down client/servers.py:_reached client/lanes.py:_lanes sinks/queue_server.py:_at
+        storage/sql/shards.py:_opened storage/sql/shards.py:_probing storage/sql/shards.py:_probed
+    """,
+    "names in the application's own database, of 64 bytes, and its open transaction": """
+        schemas.py:within guarantees.py:_verified check/sources.py:_by_schema check/sources.py:_former
+        check/sources.py:_warned check/sources.py:_unsafe relay/by_position.py:_sent_until relay/relay.py:_due
+        relay/relay.py:_open_step relay/relay.py:_held relay/relay.py:_backoffs relay/relay.py:_stands_by
+        relay/relay.py:_elsewhere relay/relay.py:_publishers relay/relay.py:_showings relay/sources.py:by_schema
+        relay/sources.py:unsafe binlog_bridge/open_transaction.py:_savepoints binlog_bridge/position.py:_runs
+        binlog_bridge/pump.py:_source_ids
+    """,
+    "names that the brokers have, of 249 characters; keys of CompactedTopics, of KEY_BYTES": """
+        client/kafka/membership.py:_waiting client/kafka/ownership.py:_topics client/kafka/partitions.py:_windows
+        client/kafka/partitions.py:paused client/kafka/partitions.py:_jumps client/kafka/starting.py:_starts
+        client/kafka/starting.py:_leaderless client/kafka/topics.py:_missed client/kafka/topics.py:_last
+        kafka/topic_ids.py:_ids server/groups/kafka/compacted.py:_ids server/groups/kafka/compacted.py:_read_to
+        server/groups/kafka/letter_counts.py:_counted server/groups/kafka/letter_search.py:found
+        server/groups/kafka/noted.py:_by_group server/groups/kafka/oldest.py:_times_us
+        server/groups/kafka/oldest.py:_looked server/groups/kafka/sources.py:_known
+        server/groups/kafka/stalls.py:_since server/groups/kafka/undelivered.py:_reports
+        server/groups/kafka/wishes.py:_by_group sinks/delays/cleaning.py:_offsets sinks/delays/cleaning.py:_requests
+        sinks/delays/made_anew.py:_ids sinks/delays/made_anew.py:_asked sinks/delays/release.py:_refused
+        sinks/delays/slots.py:_waiting sinks/kafka.py:_granted
+    """,
+    "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
+        binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
+        client/kafka/window.py:_lines client/gathering.py:_waiting client/renewals.py:_timers
+        client/running.py:_outcomes client/transactions.py:_deadlines sinks/kafka.py:_failed sinks/kafka.py:_bad
+        sinks/order.py:topics sinks/order.py:_keys sinks/order.py:_refused sinks/queue_server.py:items
+    """,
+    "what the application's own code names: handlers, sources, instances": """
+        client/consumer.py:_handlers client/django/configured.py:_producers client/django/lender.py:lender_of
+        client/sessions.py:_sessions client/thread_outgoing.py:_moving
+    """,
+    "what is stored, and was checked when it was taken; an audit's names of it": """
+        storage/log/checkpoint.py:bridge_bases storage/log/checkpoint.py:paused storage/log/checkpoint.py:attempts
+        storage/log/checkpoint.py:retry_at storage/log/checkpoint.py:moved storage/log/frame.py:points
+        storage/log/live.py:decided storage/log/live.py:rolled_back storage/log/pending.py:by_id
+        storage/log/pending.py:_schedules storage/log/state.py:topics storage/log/state.py:subscriptions
+        storage/log/state.py:patterns storage/log/state.py:priorities storage/log/state.py:progress
+        storage/log/state.py:paused storage/log/state.py:bridges storage/log/state.py:bridge_bases
+        storage/memory/groups.py:_paused storage/memory/groups.py:_patterns storage/memory/groups.py:_priorities
+        storage/memory/groups.py:_subscriptions storage/memory/groups.py:_progress storage/memory/queues.py:_topics
+        storage/memory/queues.py:_queues storage/memory/queues.py:_turns storage/memory/queues.py:_placed
+        storage/memory/transactions.py:_records storage/memory/transactions.py:_bridges
+        storage/memory/transactions.py:_bridge_bases spark/catalog.py:producer_groups spark/databases.py:sound
+        spark/gathered.py:groups spark/gathered.py:_sent spark/gathered.py:_names spark/gathered.py:_lists
+        spark/gathered.py:_sets spark/gathered.py:_seen spark/log_shipped.py:_hashed
+        spark/messages/planning.py:_compared spark/repair/journal.py:done spark/repair/plan.py:evidence
+        spark/repair/plan.py:identities spark/scan.py:_source_hashes spark/scan.py:_group_numbers
+        spark/tables/manifest.py:offsets
+    """,
+}
+"""The containers (`file:name`) by the bound of their keys' size and number."""
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+class _Census(ast.NodeVisitor):
+    """The caches and the containers for many keys in one file."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self._depth = 0
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for decorator in node.decorator_list:
+            if _name(decorator.func if isinstance(decorator, ast.Call) else decorator) in CACHES:
+                self.found.append(node.name)
+        self._depth += 1
+        self.generic_visit(node)
+        self._depth -= 1
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Call) and _name(node.func.func) in CACHES:
+            self.found.append(ast.unparse(node.args[0]))
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            key = node.annotation.slice if isinstance(node.annotation, ast.Subscript) else None
+            key = key.elts[0] if isinstance(key, ast.Tuple) and _name(node.annotation.value) != "set" else key  # type: ignore[attr-defined]
+            names = {_name(part) for part in ast.walk(key)} if key is not None else TEXTS
+            self._note(node.target, node.value, bool(names & TEXTS))
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            self._note(target, node.value, True)
+        self.generic_visit(node)
+
+    def _note(self, target: ast.expr, value: ast.expr, has_texts: bool) -> None:
+        """A container that begins empty, or is made again, and that is not local to a call."""
+        is_kept = isinstance(target, ast.Attribute) or (isinstance(target, ast.Name) and not self._depth)
+        is_filled_later = isinstance(value, ast.Dict) and not value.keys
+        is_filled_later |= isinstance(value, ast.Call) and _name(value.func) in CONTAINERS
+        if is_kept and is_filled_later and has_texts:
+            self.found.append(_name(target))
+
+
+def _census() -> Iterator[str]:
+    for folder, root in FOLDERS.items():
+        for path in sorted(root.rglob("*.py")):
+            relative = path.relative_to(root)
+            if folder or (relative.parts[0] not in (*LEFT_OUT, *FOLDERS)):
+                visitor = _Census()
+                visitor.visit(ast.parse(path.read_text()))
+                yield from (f"{Path(folder) / relative}:{name}" for name in visitor.found)
+
+
+def test_every_cache_and_every_lasting_dict_is_listed_with_the_bound_of_its_keys() -> None:
+    found = set(_census())
+    listed = [name for names in BOUNDS.values() for name in names.split()]
+    assert sorted(listed) == sorted(set(listed)), "each stands once"
+    assert found - set(listed) == set(), "give each of these a bound of its keys' size and number, and list it"
+    assert set(listed) - found == set(), "these are gone"
+
+
+# --- what is refused leaves nothing behind ------------------------------------------------------------------------
+
+
+def _kept(call: Callable[[int], object], times: int = 40) -> int:
+    """The bytes that calls leave behind."""
+    call(-1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(times):
+            call(number)
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+LONG = "n" * 1_000_000
+KEPT = 500_000
+"""Less than one of the long texts."""
+
+
+def _refused(error: type[Exception], call: Callable[[], object]) -> None:
+    with pytest.raises(error):
+        call()
+
+
+@pytest.mark.parametrize("text", ["", "/"], ids=["long", "with a character that no name has"])
+def test_a_refused_name_is_not_kept(text: str) -> None:
+    assert _kept(lambda n: _refused(InvalidRequest, lambda: check_name("topic", f"{n}{text}{LONG}"))) < KEPT
+    before = limits._accept.cache_info().currsize
+    for number in range(100):
+        _refused(InvalidRequest, lambda number=number: check_name("topic", f"no name {number}"))  # type: ignore[misc]
+    assert limits._accept.cache_info().currsize == before
+    check_name("topic", "n" * NAME_CHARACTERS)
+    _refused(InvalidRequest, lambda: check_name("topic", "n" * (NAME_CHARACTERS + 1)))
+
+
+def test_a_long_key_is_hashed_but_not_kept() -> None:
+    assert _kept(lambda n: keys.key_hash(f"{n}{LONG}")) < KEPT
+    longest = "k" * LIMITS.key_bytes
+    assert keys.key_hash(longest) == keys._hash_of(longest)
+
+
+def test_a_refused_id_is_not_kept() -> None:
+    assert _kept(lambda n: _refused(InvalidId, lambda: ids.from_text(f"{n}{LONG}"))) < KEPT
+
+
+def test_a_host_that_no_name_is_long_enough_for_is_not_kept() -> None:
+    assert _kept(lambda n: browsers.is_own_host(f"{n}{LONG}".encode(), "127.0.0.1", "")) < KEPT
+    assert browsers.is_own_host(b"127.0.0.1:8080", "127.0.0.1", "")
+
+
+def test_all_spellings_of_one_token_share_a_bound_of_bytes() -> None:
+    """A token may follow any number of spaces, so that one holder had 10,000 headers of 60 kB remembered."""
+
+    async def remembered() -> tuple[int, int, bool]:
+        async def look() -> None:
+            pass
+
+        provider = Provider()
+        access = Access(Settings(access=True), look, provider=provider)  # type: ignore[arg-type]
+        try:
+            for number in range(400):
+                await access.principal(b"Bearer " + b" " * 60_000 + b"%d:view" % number, None)
+            await access.principal(b"Bearer short:view", None)
+            held = sum(map(len, access._verified_lately))
+            return held, access._verified_bytes, access.known(b"Bearer short:view") is not None
+        finally:
+            access.close()
+
+    held, counted, is_known = asyncio.run(remembered())
+    assert held == counted <= KNOWN_BYTES and is_known
+    assert KNOWN_BYTES > 100 * TOKEN_BYTES and tokens.id_of(b"short") is None
+
+
+def test_instances_with_ever_new_names_are_forgotten_before_those_that_hold_messages() -> None:
+    instances = Instances()
+    instances.asking("holds", 0).in_flight = 1
+    instances.asking("idle", 1)
+    for number in range(MOST_INSTANCES + 100):
+        instances.asking(f"i{number}", 2)
+    assert len(instances) == MOST_INSTANCES
+    assert "holds" in instances and "idle" not in instances
+
+
+def test_groups_that_poll_once_and_sources_that_store_nothing_are_forgotten_beyond_a_number() -> None:
+    now_us = 0
+    unused: Any = SimpleNamespace()
+    checks = Checks(unused, lambda: now_us, unused, "", unused, unused)
+    bridges = Bridges(unused, lambda: now_us, unused)
+    for number in range(MOST_GROUPS + 50):
+        now_us += 1
+        checks._note_poll(f"g{number}")
+        checks._note_poll("polls on")
+        bridges._report(f"s{number}").refused += 1
+    assert len(checks._polled_us) == MOST_GROUPS and len(bridges._reports) == MOST_REPORTS
+    assert checks.is_online("polls on") and checks.is_online(f"g{number}") and not checks.is_online("g0")
