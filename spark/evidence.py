@@ -35,6 +35,8 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
         return f"in {row['places']} places, the first at offset {row['offset']}"
     if name == "UNDELIVERED":
         return f"not settled by {', '.join(case.groups)}"
+    if name == "LEFT_OUT":
+        return f"left the queue unsettled by {', '.join(case.groups)}"
     if name == "ACKED_NO_EFFECT":
         return f"acknowledged by {', '.join(case.groups)}, whose inbox has no row"
     if name == "REDELIVERED":

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from notify import ids
+from notify.spark import left_out
 from notify.spark.absent_logs import absent_shards, judged_span, reason_of
+from notify.spark.actions import Record
 from notify.spark.columns import name_hash
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
-from notify.spark.explain.records import Record, records_of
+from notify.spark.explain.records import records_of
 from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, repairs_of
 from notify.spark.ranges import Span
 from notify.spark.replicas import unseen_from
@@ -116,6 +118,8 @@ def explain(
         kafka.prepare()
     history = history_of(inputs, transaction)
     records = records_of(inputs, ids.to_text(transaction), plans)
+    for trace in history.traces.values():
+        trace.left_out = left_out.of_trace(inputs, trace)
     terms = _terms(inputs, history, *(round(seconds * 1e6) for seconds in times))
     known = [trace for _, trace in sorted(history.traces.items()) if trace.is_known]
     chosen = [trace for trace in known if "." not in text or trace.message_id == ids.message_id(transaction, number)]

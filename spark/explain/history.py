@@ -130,6 +130,9 @@ class _OfLog:
             trace.stands.append(stand)
             wanted = self._log.wanted().get((m["topic"], m["queue"]), ())
             trace.expected |= {name for name, start in wanted if m["offset"] >= start}
+            for left in self._log.left.get((m["topic"], m["queue"]), ()):
+                if left.holds(m["offset"], m["queued_us"]):
+                    trace.left[left.group] = left, stand
             begun = {s.group: begins_us(s) for s in catalog.subscriptions.values() if s.topic == topic}
             trace.inboxes_from |= begun
             trace.readers = (trace.readers or set()) | self._log.readers().get((m["topic"], m["queue"]), set())

@@ -179,6 +179,8 @@ class _Judged:
         known = t.expected | t.settled.keys() | t.attempts.keys()
         if t.readers is not None and (strange := sorted(t.effects.keys() - known - t.readers)):
             yield "ORPHAN_ROW", f"an inbox row of {', '.join(strange)}, which never subscribed to the topic"
+        for group, why in sorted(t.left_out.items()):
+            yield "LEFT_OUT", f"{group} never settled it: {why}"
         if t.letters:
             yield "DEAD", f"{', '.join(sorted(t.letters))} gave it up"
         if t.attempts:
