@@ -80,7 +80,7 @@ def place_of_records(text: str) -> str:
 
 
 def _at(place: str, chosen: sa.Select[Any]) -> Iterator[Record]:
-    """Records at a place of `place_of_records`. Raises InvalidRequest, or Unavailable if the database does not answer."""
+    """Records at a place of `place_of_records`. Raises InvalidRequest, or Unavailable if it does not answer."""
     if not is_store(place):
         yield from _in_file(Path(place), f"records {Path(place).parent.name}", chosen)
         return

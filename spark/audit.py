@@ -125,7 +125,7 @@ class Audit:
         self._judge(message_rows, coverage, looked)
         self._search(coverage)
         self._search_malformed(coverage, looked)
-        left_out.tell(self._inputs, result)
+        left_out.tell(self._spark, self._inputs, result)
         self._step("order, damage, gaps, effects")
         judge(self._plan, result, max((bucket["newest_row_us"] or 0 for bucket in result.buckets), default=0))
         result.completeness = completeness_of(
@@ -374,6 +374,16 @@ class Audit:
             result.notes.append(
                 "not checked for ACKED_NO_EFFECT and DISORDER, because they have not noted their subscriptions in "
                 f"Kafka: {', '.join(silent[:20])}"
+            )
+        gone = {
+            f"{group} of {place.topic}"
+            for group, place in progress.subscribed
+            if place.topic in kafka.topics and place not in progress.progress.get(group, {}) and "@" not in group
+        }
+        if gone:
+            result.notes.append(
+                "Kafka has no offsets any more of groups that subscribed, and LEFT_OUT does not count what these have "
+                f"not settled: they were deleted, or rested for too long: {', '.join(sorted(gone)[:20])}"
             )
         if progress.filtered:
             named = ", ".join(sorted(progress.filtered)[:20])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -188,6 +188,12 @@ class KafkaInput:
                     for run in skipped.runs
                 )
         return by_place
+
+    def tags(self, spark: SparkSession, transactions: Collection[bytes]) -> dict[tuple[bytes, int], str | None]:
+        """The tag of each message of some transactions."""
+        wanted = F.broadcast(small_table(spark, {"id": pa.binary()}, [(each,) for each in transactions]))
+        rows = self.queued(spark).join(wanted, "id").select("id", "no", "tag").collect()
+        return {(bytes(row["id"]), row["no"]): row["tag"] for row in rows}
 
     def records_of(self, transaction: bytes) -> Iterator[dict[str, Any]]:
         """The rows of a transaction's records, from the source, with `place`. Reads every topic to its end."""

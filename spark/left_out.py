@@ -226,7 +226,7 @@ def _purged_us(log: LogInput, row: Mapping[str, int]) -> int:
 # --- who, when and why ----------------------------------------------------------------------------------------------
 
 
-def tell(inputs: Inputs, result: Result) -> None:
+def tell(spark: SparkSession, inputs: Inputs, result: Result) -> None:
     """Say in each case of LEFT_OUT by what the message left, who did it and why; and sum up the cases.
 
     What a group's tags or filter exclude was not for the group, and is no case.
@@ -235,6 +235,9 @@ def tell(inputs: Inputs, result: Result) -> None:
     if not cases:
         return
     chooser = _Chooser(inputs, cases, result)
+    for kafka in inputs.kafka:
+        if over_kafka := chooser.over_kafka(cases):
+            chooser.tags |= kafka.tags(spark, over_kafka)
     kept = [case for case in map(chooser.chosen, cases) if case.groups]
     result.counts[NAME] -= len(cases) - len(kept)
     result.found = [case for case in result.found if case.finding != NAME] + kept
@@ -314,12 +317,20 @@ class _Chooser:
             wanted = {ids.from_text(case.transaction_id) for case in choosing if case.log == log.name}
             for transaction, number, payload in log.payloads(wanted) if wanted else ():
                 self._payloads[bytes(transaction), number] = payload
+        self.tags: dict[tuple[bytes, int], str | None] = {}
+        """The tags of messages whose content was not read."""
         self._filters: dict[str, Filter | None] = {}
         self._result = result
         if len(choosing) >= searches.MOST_FINDINGS:
             result.notes.append(
                 "LEFT_OUT may count messages that the tags or filters of groups exclude: there are too many to look at"
             )
+
+    @staticmethod
+    def over_kafka(cases: Iterable[Found]) -> set[bytes]:
+        """The transactions of messages in Kafka whose tags are needed."""
+        tagged = [c for c in cases if not c.log and any(s.tags for left in c.left if (s := left.subscription))]
+        return {ids.from_text(case.transaction_id) for case in tagged}
 
     def chosen(self, case: Found) -> Found:
         """The case with those of its groups that were to receive the message."""
@@ -330,9 +341,12 @@ class _Chooser:
 
     def _takes(self, case: Found, subscription: Subscription | None) -> bool:
         """Whether the group was to receive the message; also true if its content is not known."""
-        payload = self._payloads.get((ids.from_text(case.transaction_id), case.message_no))
-        if subscription is None or not _chooses(subscription) or payload is None:
+        if subscription is None or not _chooses(subscription):
             return True
+        message = (ids.from_text(case.transaction_id), case.message_no)
+        payload = self._payloads.get(message)
+        if payload is None:
+            return not subscription.tags or self.tags.get(message, subscription.tags[0]) in subscription.tags
         try:
             if subscription.tags and decode_payload(payload).tag not in subscription.tags:
                 return False

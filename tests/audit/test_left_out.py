@@ -139,7 +139,7 @@ def test_what_led_to_it_survives_restarts_and_retention(tmp_path: Path) -> None:
             for name in ("ended", "deleted", "purged"):
                 await store.settle("old", name, 0, [(n, 1)], SettleKind.ACK, now_us)
         now_us += 2 * HOUR_US
-        store.keep(HOUR_US)
+        store.keep(HOUR_US, 0)
         assert await store.retain(now_us) > 0
         await store.close()
         store = LogStore(tmp_path / "log", segment_bytes=4096, clock=lambda: now_us)
