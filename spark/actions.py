@@ -1,4 +1,4 @@
-"""What servers recorded of their administrators' writes: who did what, when and why."""
+"""Servers' records of their administrators' writes: who did what, when and why."""
 
 from __future__ import annotations
 

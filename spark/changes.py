@@ -43,7 +43,7 @@ class Left:
     until_us: int
     """When it happened for the last time, if several changes are one stretch."""
     subscription: Subscription | None
-    """What the group subscribed to; None: not known."""
+    """The group's subscription; None: not known."""
     reset: str = ""
     """RESET over Kafka: the reset's id, which the record of the action has, too."""
     queued_to_us: int = END
@@ -189,7 +189,7 @@ class _Course:
             running = self._running.pop((record.group, record.topic), None) or _Running(record.subscription)
             number = number_of(record.topic)
             for queue in range(self._queues.get(number, 1)) if number is not None else ():
-                # What older versions wrote has no ends: a message is queued a moment before its frame is written.
+                # Older versions wrote no ends: a message is queued a moment before its frame is written.
                 end = record.ends[queue] if queue < len(record.ends) else 0 if record.ends else END
                 left = self._left(UNSUBSCRIBED, change, (record.group, number), queue, running, end)
                 yield from (replace(each, queued_to_us=END if record.ends else change.at_us) for each in left)
@@ -225,7 +225,7 @@ class _Course:
     def _left(
         self, how: str, change: _Change, place: tuple[str, int], queue: int, running: _Running, end: int
     ) -> Iterator[Left]:
-        """What a running subscription has from its start, or from where the queue begins, up to an offset."""
+        """The offsets of a running subscription, from its start or the queue's first, up to an offset."""
         group, number = place
         subscription = running.subscription
         if "@" in group or (subscription is not None and subscription.mode == "broadcast"):

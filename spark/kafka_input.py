@@ -164,7 +164,7 @@ class KafkaInput:
 
     @cached_property
     def left(self) -> dict[tuple[int, int], list[Left]]:
-        """What resets skipped unsettled, by topic and partition, as consumers have noted it."""
+        """The stretches that resets skipped unsettled, by topic and partition, as consumers have noted them."""
         numbers = {name: number for number, name in enumerate(self.topics)}
         by_place: dict[tuple[int, int], list[Left]] = {}
         for (group, place), noted in self.progress.subscribed.items():

@@ -22,7 +22,7 @@ from notify.spark import changes, searches
 from notify.spark.actions import NOBODY_KNOWS, Record, recorded
 from notify.spark.changes import Left
 from notify.spark.columns import name_hash
-from notify.spark.explain.trace import Trace
+from notify.spark.explain.trace import Stand, Trace
 from notify.spark.log_input import LogInput
 from notify.spark.ranges import Span
 from notify.spark.result import Found, Inputs, Result
@@ -63,7 +63,7 @@ _SENTENCES = {
 
 @dataclass(frozen=True)
 class Why:
-    """What messages left by, and who did it. Instants are in microseconds since 1970."""
+    """The cause by which messages left, and who did it. Instants are in microseconds since 1970."""
 
     how: str
     at_us: int
@@ -121,9 +121,10 @@ class Reasons:
 
     def of_letter(self, group: str, letter_id: str, at_us: int, source: str) -> Record | None:
         """Who dropped a dead letter: the record that names it, or that of all letters which match."""
-        drops = self._of(_ACTIONS[changes.LETTER_DROPPED], group, source, 0, at_us + AFTER_US)
+        drops = self._of(_ACTIONS[changes.LETTER_DROPPED], group, source, 0, changes.END)
         named = [record for record in drops if record.names(letter_id)]
-        return (named or drops or [None])[-1]
+        before = [record for record in drops if record.at_us <= at_us + AFTER_US]
+        return (named or before or [None])[-1]
 
     def _of(self, what: str, target: str, source: str, from_us: int, to_us: int) -> list[Record]:
         """Records of the server itself, or of a storage that several servers share, the oldest first."""
@@ -249,7 +250,7 @@ def tell(spark: SparkSession, inputs: Inputs, result: Result) -> None:
             f"not settled by {group}: {why.sentence()}" for group, why in zip(case.groups, whys, strict=True)
         )
         for group, why in zip(case.groups, whys, strict=True):
-            # What happens to one message after the other is one thing to tell.
+            # Changes that come one by one, message after message, are one thing to tell.
             kind = replace(why, at_us=0, until_us=0) if why.how in _ONE_BY_ONE else why
             sums.setdefault((group, case.topic, kind), []).append((why, case))
     result.left_out = sorted(
@@ -258,13 +259,22 @@ def tell(spark: SparkSession, inputs: Inputs, result: Result) -> None:
     )
 
 
-def of_trace(inputs: Inputs, trace: Trace) -> dict[str, str]:
-    """By group, what one message left its queue by, who did it and why."""
+def of_trace(inputs: Inputs, trace: Trace, again: Mapping[str, bool]) -> dict[str, str]:
+    """By group, what one message left its queue by, who did it and why.
+
+    `again`: the groups to which it was sent again, and whether its dead letter was dropped instead.
+    """
     gone = {g: found for g, found in trace.left.items() if g not in trace.settled and g not in trace.expected}
     for group, settled in trace.settled.items():
         if settled.kind == SettleKind.EXPIRED.name and trace.stands:
             at_us = settled.at_us
             gone[group] = Left(changes.EXPIRED, group, 0, 0, 0, 1, at_us, at_us, None), trace.stands[0]
+    for group, stands in trace.letters.items():
+        how = changes.LETTER_DROPPED if again.get(group) else changes.LETTER_PURGED
+        for stand in stands if again.get(group, True) else ():
+            at_us = _trimmed_us(inputs, stand) if how == changes.LETTER_PURGED else stand.queued_us
+            if at_us:
+                gone[group] = Left(how, group, 0, stand.queue, 0, 1, at_us, at_us, None), stand
     if not gone:
         return {}
     transaction, number = ids.parse_message_id(trace.message_id)
@@ -279,6 +289,15 @@ def of_trace(inputs: Inputs, trace: Trace) -> dict[str, str]:
         if _Chooser(inputs, [case], Result()).chosen(case).groups:
             told[group] = _why(inputs, reasons, case, left).sentence()
     return told
+
+
+def _trimmed_us(inputs: Inputs, stand: Stand) -> int:
+    """When the first messages of a queue were let go of, up to a place; 0: they were not."""
+    for log in inputs.logs:
+        numbers = [number for number, name in log.catalog.topics.items() if name == stand.topic]
+        if f"log {log.name}" == stand.source and numbers:
+            return _purged_us(log, {"topic": numbers[-1], "queue": stand.queue, "offset": stand.offset})
+    return 0
 
 
 def _row(group: str, topic: str, why: Why, cases: Sequence[tuple[Why, Found]]) -> dict[str, Any]:

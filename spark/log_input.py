@@ -341,7 +341,7 @@ class LogInput:
 
     @cached_property
     def left(self) -> dict[tuple[int, int], list[Left]]:
-        """What left a queue without being settled, by topic number and queue, in log order."""
+        """The stretches that left a queue without being settled, by topic number and queue, in log order."""
         by_queue: dict[tuple[int, int], list[Left]] = {}
         for left in self.catalog.changes.left(self.catalog.topics, self.catalog.queues):
             by_queue.setdefault((left.topic, left.queue), []).append(left)

@@ -156,7 +156,7 @@ class Result:
     dead: list[dict[str, Any]] = field(default_factory=list)
     """Dead letters that nobody sent again: group, reason and count, the most frequent first."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
-    """What left queues unsettled, by group, topic and what it left by: how, when, who did it and why, and how many."""
+    """Messages that left queues unsettled, by group, topic and cause: how, when, who did it and why, and how many."""
     causes: list[Cause] = field(default_factory=list)
     """The findings by cause; the cause to act on first comes first."""
     causes_left: int = 0

@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """What a reset skipped in a partition."""
+    """The records of a partition that a reset skipped."""
 
     runs: tuple[tuple[int, int], ...]
     """The records that the group had not settled: (first offset, offset behind the last), ascending."""
@@ -45,7 +45,7 @@ class Skipped(msgspec.Struct, frozen=True):
 
     @classmethod
     def between(cls, progress: Progress, start: int, at_us: int, reset: str) -> Skipped | None:
-        """What lies unsettled between a group's progress and its new start; None if nothing does."""
+        """All that lies unsettled between a group's progress and its new start; None if nothing does."""
         runs, first = [], progress.offset
         for offset in [*sorted(progress.done), start]:
             if first < min(offset, start):

@@ -86,7 +86,7 @@ def _of_letters(result: Result, commands: Commands) -> Iterator[Cause]:
 
 
 def _of_left_out(result: Result, commands: Commands) -> Iterator[Cause]:
-    """What left queues unsettled, by group, topic and what it left by."""
+    """Messages that left queues unsettled, by group, topic and cause."""
     is_whole = sum(case.finding == "LEFT_OUT" for case in result.found) >= result.counts.get("LEFT_OUT", 0)
     for row in result.left_out:
         subject = Subject("LEFT_OUT", GROUP, row["group"])

@@ -118,12 +118,13 @@ def explain(
         kafka.prepare()
     history = history_of(inputs, transaction)
     records = records_of(inputs, ids.to_text(transaction), plans)
-    for trace in history.traces.values():
-        trace.left_out = left_out.of_trace(inputs, trace)
     terms = _terms(inputs, history, *(round(seconds * 1e6) for seconds in times))
     known = [trace for _, trace in sorted(history.traces.items()) if trace.is_known]
     chosen = [trace for trace in known if "." not in text or trace.message_id == ids.message_id(transaction, number)]
     repairs = repairs_of(inputs, history, terms, records)
+    for trace in history.traces.values():
+        of_letters = {sent.to: sent.what == DROPPED for sent in repairs if sent.of == trace.message_id and sent.to}
+        trace.left_out = left_out.of_trace(inputs, trace, of_letters)
     decisions = list(decisions_of(ids.to_text(transaction), records))
     events = [*history.events, *_events(repairs, decisions)]
     events.sort(key=lambda event: event.at_us)

@@ -181,8 +181,8 @@ class _Judged:
             yield "ORPHAN_ROW", f"an inbox row of {', '.join(strange)}, which never subscribed to the topic"
         for group, why in sorted(t.left_out.items()):
             yield "LEFT_OUT", f"{group} never settled it: {why}"
-        if t.letters:
-            yield "DEAD", f"{', '.join(sorted(t.letters))} gave it up"
+        if dead := sorted(t.letters.keys() - t.left_out.keys()):
+            yield "DEAD", f"{', '.join(dead)} gave it up"
         if t.attempts:
             yield "REDELIVERED", f"it was delivered again to {', '.join(sorted(t.attempts))}"
 

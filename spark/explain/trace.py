@@ -83,7 +83,7 @@ class Trace:
     effects: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     """The inbox rows by group: the database and when."""
     left: dict[str, tuple[Left, Stand]] = field(default_factory=dict)
-    """What it left the queue of a group by, and which place it had there."""
+    """The change by which it left the queue of a group, and the place that it had there."""
     left_out: dict[str, str] = field(default_factory=dict)
     """By what, by whom and why it left the queue of a group that never settled it."""
     letters: dict[str, list[Stand]] = field(default_factory=dict)

@@ -382,7 +382,7 @@ class Planter:
     async def _left_out(self, store: LogStore) -> None:
         """Plant messages that left the queues of groups unsettled, by each cause, and some that only look like that."""
         with records_beside(self._log) as records:
-            each = max(1, self._each // 10)
+            each = max(1, self._each // 9)  # so many for each cause
             leaving = Leaving(store, self._at(), records, each, lambda: time.time_ns() // 1000)
             await leaving.plant()
         for message in leaving.ids:

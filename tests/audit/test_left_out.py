@@ -96,8 +96,6 @@ def test_each_cause_is_told_with_who_when_and_why(
 
     with trade.inputs() as inputs:
         for (group, how), of_it in leaving.left.items():
-            if how.startswith("dead letter"):
-                continue
             explained = explain(inputs, min(of_it), tmp_path / "scratch")
             assert f"LEFT_OUT: {group} never settled it" in explained.sentence, (group, how)
             assert f"by {WHO}: {WHY}" in explained.sentence
