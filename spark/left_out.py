@@ -264,7 +264,12 @@ def of_trace(inputs: Inputs, trace: Trace, again: Mapping[str, bool]) -> dict[st
 
     `again`: the groups to which it was sent again, and whether its dead letter was dropped instead.
     """
-    gone = {g: found for g, found in trace.left.items() if g not in trace.settled and g not in trace.expected}
+    gone = {
+        group: (left, stand)
+        for group, (left, stand) in trace.left.items()
+        # Over Kafka a group that was moved has settled all that it skipped, as far as its offset tells.
+        if group not in (trace.effects if left.reset else trace.settled) and group not in trace.expected
+    }
     for group, settled in trace.settled.items():
         if settled.kind == SettleKind.EXPIRED.name and trace.stands:
             at_us = settled.at_us
@@ -286,6 +291,8 @@ def of_trace(inputs: Inputs, trace: Trace, again: Mapping[str, bool]) -> dict[st
             case, topic=stand.topic, queue=stand.queue, offset=stand.offset, log=stand.source.removeprefix("log "),
             groups=[group], left=(left,),
         )  # fmt: skip
+        if left.reset:
+            case = replace(case, log="")
         if _Chooser(inputs, [case], Result()).chosen(case).groups:
             told[group] = _why(inputs, reasons, case, left).sentence()
     return told
