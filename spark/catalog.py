@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from notify.spark.changes import Changes
+from notify.spark.changes import Changes, trims_itself
 from notify.storage.log import meta
 from notify.storage.log.checkpoint import Checkpoint
 from notify.storage.names import DEAD_LETTER_PREFIX
@@ -101,6 +101,8 @@ class Catalog:
             catalog.ever.add(key)
         catalog.dropping = {t.number for t in state.topics if t.more.backlog_policy is Backlog.DROP_OLDEST}
         catalog.changes.present = list(state.subscriptions)
+        catalog.changes.names = dict(catalog.topics)
+        catalog.changes.trimming = {topic.number for topic in state.topics if trims_itself(topic.more)}
         return catalog
 
     def kind_of(self, name: str) -> str:

@@ -11,15 +11,18 @@ from dataclasses import dataclass, field, replace
 
 from notify.storage.groups import Subscription
 from notify.storage.log import meta
+from notify.storage.topics import Backlog
 
-RESET, UNSUBSCRIBED, DELETED, TRIMMED, EXPIRED, LETTER_PURGED, LETTER_DROPPED = (
-    "reset", "unsubscribed", "topic deleted", "purged", "expired", "dead letter purged", "dead letter dropped"
+RESET, UNSUBSCRIBED, DELETED, TRIMMED, EXPIRED, LETTER_PURGED, LETTER_DROPPED, LETTERS_DELETED = (
+    "reset", "unsubscribed", "topic deleted", "purged", "expired", "dead letter purged", "dead letter dropped",
+    "dead letters deleted",
 )  # fmt: skip
 """How messages left a group's queues. TRIMMED: a purge, or a full backlog with the policy `drop_oldest`."""
 END = 1 << 62
 """Behind every offset, and after every instant."""
 TOGETHER_US = 600_000_000
-"""A queue that is trimmed again within this time is one change: a full backlog is trimmed every second."""
+"""A queue that is trimmed again within this time is one change. So are all trims of a topic that trims itself, every
+second perhaps, until its subscriptions change."""
 
 
 _NumberOf = Callable[[str], int | None]
@@ -67,6 +70,10 @@ class Changes:
 
     present: list[Subscription] = field(default_factory=list)
     """The subscriptions of the log's checkpoint."""
+    names: dict[int, str] = field(default_factory=dict)
+    """The name of each topic number."""
+    trimming: set[int] = field(default_factory=set)
+    """The topic numbers that ever had a policy by which the server trims them."""
     _made: dict[int, int] = field(default_factory=dict)
     """The position of the first record of each topic number."""
     _list: list[_Change] = field(default_factory=list)
@@ -80,32 +87,36 @@ class Changes:
         match record:
             case meta.TopicSet():
                 self._made.setdefault(record.number, position)
+                self.names[record.number] = record.name
+                if trims_itself(record.more):
+                    self.trimming.add(record.number)
             case meta.StartSet():
                 self._trim(position, time_us, record)
             case meta.Subscribed():
                 key = (record.subscription.group, record.subscription.topic)
                 # Consumers subscribe at each start, and most change nothing.
                 if record.offsets is not None or self._settings.get(key) != record.subscription:
-                    self._add(position, time_us, record)
+                    self._add(position, time_us, record, key[1])
                 self._settings[key] = record.subscription
             case meta.Unsubscribed():
                 self._settings.pop((record.group, record.topic), None)
-                self._add(position, time_us, record)
+                self._add(position, time_us, record, record.topic)
             case meta.TopicDeleted():
                 for key in [key for key in self._settings if key[1] == record.name]:
                     del self._settings[key]
-                self._add(position, time_us, record)
+                self._add(position, time_us, record, record.name)
 
     def _add(
-        self, position: int, time_us: int, record: meta.Subscribed | meta.Unsubscribed | meta.TopicDeleted
+        self, position: int, time_us: int, record: meta.Subscribed | meta.Unsubscribed | meta.TopicDeleted, topic: str
     ) -> None:
-        self._trims.clear()
+        for place in [place for place in self._trims if self.names.get(place[0], topic) == topic]:
+            del self._trims[place]
         self._list.append(_Change(position, time_us, time_us, record))
 
     def _trim(self, position: int, time_us: int, record: meta.StartSet) -> None:
         place = (record.topic, record.queue)
         last = self._trims.get(place)
-        if last is not None and time_us - last.at_us < TOGETHER_US:
+        if last is not None and (record.topic in self.trimming or time_us - last.at_us < TOGETHER_US):
             last.record, last.until_us = record, time_us
             return
         self._trims[place] = _Change(position, time_us, time_us, record)
@@ -118,11 +129,19 @@ class Changes:
             if isinstance(record, meta.StartSet) and (record.topic, record.queue) == (topic, queue):
                 yield change.at_us, record.offset
 
+    def deleted(self, topics: Mapping[int, str]) -> dict[int, int]:
+        """When topics were deleted, by number. `topics`: names by number."""
+        numbers = _by_name(topics)
+        times = {
+            self._number(numbers, change.record.name, change.position): change.at_us
+            for change in self._list
+            if isinstance(change.record, meta.TopicDeleted)
+        }
+        return {number: at_us for number, at_us in times.items() if number is not None}
+
     def left(self, topics: Mapping[int, str], queues: Mapping[int, int]) -> Iterator[Left]:
         """All that left, in log order. `topics`: names by number; `queues`: how many each topic has."""
-        numbers: dict[str, list[int]] = {}
-        for number, name in sorted(topics.items()):
-            numbers.setdefault(name, []).append(number)
+        numbers = _by_name(topics)
         course = _Course(topics, queues, self._earliest())
         for change in self._list:
             yield from course.go_on(change, lambda name, at=change.position: self._number(numbers, name, at))
@@ -153,6 +172,18 @@ class Changes:
         for s in self.present:
             first.setdefault((s.group, s.topic), (True, s))
         return {key: subscription for key, (is_older, subscription) in first.items() if is_older}
+
+
+def trims_itself(more: meta.MorePolicies) -> bool:
+    """Whether a topic has a policy by which the server lets go of its first messages."""
+    return more.backlog_policy is Backlog.DROP_OLDEST or more.retention_bytes > 0
+
+
+def _by_name(topics: Mapping[int, str]) -> dict[str, list[int]]:
+    numbers: dict[str, list[int]] = {}
+    for number, name in sorted(topics.items()):
+        numbers.setdefault(name, []).append(number)
+    return numbers
 
 
 @dataclass

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from notify import ids
 from notify.spark import left_out
+from notify.spark.changes import END
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.log_input import LogInput
 from notify.spark.result import Found
@@ -98,7 +99,8 @@ def _unsent(spark: SparkSession, log: LogInput, letters: DataFrame) -> DataFrame
     `start`: the first letter of the topic that was not purged; null: it never was. `noted_us`: when the letter was
     dropped, which leaves a note under that id; null: it was not.
     """
-    starts = [(topic, queue, start) for (topic, queue), start in log.catalog.trimmed.items()]
+    trimmed = log.catalog.trimmed | dict.fromkeys(((number, 0) for number in log.deleted), END)
+    starts = [(topic, queue, start) for (topic, queue), start in trimmed.items()]
     purged = small_table(spark, {"topic": pa.int64(), "queue": pa.int32(), "start": pa.int64()}, starts)
     unsent = letters.join(F.broadcast(purged), ["topic", "queue"], "left")
     queued = log.queued(spark)

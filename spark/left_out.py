@@ -28,6 +28,7 @@ from notify.spark.ranges import Span
 from notify.spark.result import Found, Inputs, Result
 from notify.spark.times import instant_text
 from notify.storage.groups import SettleKind, Subscription
+from notify.storage.names import dead_letter_topic
 from notify.storage.sql.administration import server_action
 from notify.wire import decode_payload
 
@@ -46,6 +47,7 @@ _ACTIONS = {
     changes.TRIMMED: "topic.purge",
     changes.LETTER_PURGED: "dead_letter.purge",
     changes.LETTER_DROPPED: "dead_letter.drop",
+    changes.LETTERS_DELETED: "topic.delete",
 }
 _POLICY = "topic.put"
 _ONE_BY_ONE = (changes.EXPIRED, changes.LETTER_DROPPED, BACKLOG)
@@ -57,6 +59,7 @@ _SENTENCES = {
     changes.EXPIRED: "{it} expired {when}",
     changes.LETTER_PURGED: "the dead letters were purged {when}",
     changes.LETTER_DROPPED: "{its} dead letter was dropped {when}",
+    changes.LETTERS_DELETED: "the topic of the dead letters was deleted {when}",
     BACKLOG: "the backlog was full, and the topic dropped the oldest messages {when}",
 }
 
@@ -99,6 +102,7 @@ class Reasons:
         target = {
             changes.RESET: f"{left.group}/{topic}", changes.UNSUBSCRIBED: f"{left.group}/{topic}",
             changes.LETTER_PURGED: left.group, changes.LETTER_DROPPED: left.group,
+            changes.LETTERS_DELETED: dead_letter_topic(left.group),
         }.get(left.how, topic)  # fmt: skip
         how, at_us, until_us, record = left.how, left.at_us, left.until_us, None
         # Consumers over Kafka carry a reset out once they run.
@@ -205,8 +209,10 @@ def letters(log: LogInput, gone: DataFrame) -> tuple[list[Found], int]:
     cases = []
     for row in rows:
         is_dropped = row["noted_us"] is not None
-        how = changes.LETTER_DROPPED if is_dropped else changes.LETTER_PURGED
-        at_us = row["noted_us"] if is_dropped else _purged_us(log, row)
+        if is_dropped:
+            how, at_us = changes.LETTER_DROPPED, row["noted_us"]
+        else:
+            how, at_us = _gone(log, row["topic"], row["queue"], row["offset"])
         left = Left(how, row["group"], row["topic"], row["queue"], row["offset"], row["offset"] + 1, at_us, at_us, None)
         cases.append(
             Found(
@@ -217,11 +223,13 @@ def letters(log: LogInput, gone: DataFrame) -> tuple[list[Found], int]:
     return cases, count
 
 
-def _purged_us(log: LogInput, row: Mapping[str, int]) -> int:
-    """When the first messages of a queue were let go of, up to a letter; 0: not known."""
-    return next(
-        (at_us for at_us, end in log.catalog.changes.trims(row["topic"], row["queue"]) if row["offset"] < end), 0
-    )
+def _gone(log: LogInput, topic: int, queue: int, offset: int) -> tuple[str, int]:
+    """How and when a group's dead letter was purged, or its topic deleted; at 0: it was not."""
+    trims = log.catalog.changes.trims(topic, queue)
+    at_us = next((at_us for at_us, end in trims if offset < end), 0)
+    if not at_us and topic in log.deleted:
+        return changes.LETTERS_DELETED, log.deleted[topic]
+    return changes.LETTER_PURGED, at_us
 
 
 # --- who, when and why ----------------------------------------------------------------------------------------------
@@ -275,9 +283,10 @@ def of_trace(inputs: Inputs, trace: Trace, again: Mapping[str, bool]) -> dict[st
             at_us = settled.at_us
             gone[group] = Left(changes.EXPIRED, group, 0, 0, 0, 1, at_us, at_us, None), trace.stands[0]
     for group, stands in trace.letters.items():
-        how = changes.LETTER_DROPPED if again.get(group) else changes.LETTER_PURGED
         for stand in stands if again.get(group, True) else ():
-            at_us = _trimmed_us(inputs, stand) if how == changes.LETTER_PURGED else stand.queued_us
+            how, at_us = changes.LETTER_DROPPED, stand.queued_us
+            if group not in again:
+                how, at_us = _gone_from(inputs, stand)
             if at_us:
                 gone[group] = Left(how, group, 0, stand.queue, 0, 1, at_us, at_us, None), stand
     if not gone:
@@ -298,13 +307,13 @@ def of_trace(inputs: Inputs, trace: Trace, again: Mapping[str, bool]) -> dict[st
     return told
 
 
-def _trimmed_us(inputs: Inputs, stand: Stand) -> int:
-    """When the first messages of a queue were let go of, up to a place; 0: they were not."""
+def _gone_from(inputs: Inputs, stand: Stand) -> tuple[str, int]:
+    """As `_gone`, of a dead letter's place."""
     for log in inputs.logs:
         numbers = [number for number, name in log.catalog.topics.items() if name == stand.topic]
         if f"log {log.name}" == stand.source and numbers:
-            return _purged_us(log, {"topic": numbers[-1], "queue": stand.queue, "offset": stand.offset})
-    return 0
+            return _gone(log, numbers[-1], stand.queue, stand.offset)
+    return changes.LETTER_PURGED, 0
 
 
 def _row(group: str, topic: str, why: Why, cases: Sequence[tuple[Why, Found]]) -> dict[str, Any]:

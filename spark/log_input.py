@@ -340,6 +340,11 @@ class LogInput:
         return self.catalog.readers()
 
     @cached_property
+    def deleted(self) -> dict[int, int]:
+        """When topics were deleted, by number, in microseconds since 1970."""
+        return self.catalog.changes.deleted(self.catalog.topics)
+
+    @cached_property
     def left(self) -> dict[tuple[int, int], list[Left]]:
         """The stretches that left a queue without being settled, by topic number and queue, in log order."""
         by_queue: dict[tuple[int, int], list[Left]] = {}

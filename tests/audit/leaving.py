@@ -56,6 +56,7 @@ class Leaving:
         await self.backlog_full()
         await self.expired()
         await self.letters()
+        await self.letters_deleted()
         await self.not_for_the_group()
         await self.read_again()
         await self.store.sync()
@@ -147,6 +148,14 @@ class Leaving:
         self.left["tired", "dead letter dropped"] = set(dropped)
         self.left["tired", "dead letter purged"] = set(purged)
 
+    async def letters_deleted(self) -> None:
+        """The topic of a group's dead letters is deleted."""
+        await self._follow("weary", "left.weary")
+        dead, letters = await self._dead("weary", "left.weary"), dead_letter_topic("weary")
+        with self._done("topic.delete", letters, {"deleted": letters}):
+            await self.store.delete_topic(letters)
+        self.left["weary", "dead letters deleted"] = set(dead)
+
     # --- what did not ---------------------------------------------------------------------------------------------
 
     async def not_for_the_group(self) -> None:
@@ -203,13 +212,13 @@ class Leaving:
         self._pass()
         await self.store.settle(group, topic, 0, [(first, count)], kind, self.now_us)
 
-    async def _dead(self) -> list[str]:
-        first = self.store.bounds("left.dead", 0)[1]
-        sent = await self._sent("left.dead")
-        for message in self.store.read("left.dead", 0, first, len(sent), 1 << 20):
+    async def _dead(self, group: str = "tired", topic: str = "left.dead") -> list[str]:
+        first = self.store.bounds(topic, 0)[1]
+        sent = await self._sent(topic)
+        for message in self.store.read(topic, 0, first, len(sent), 1 << 20):
             assert isinstance(message, StoredMessage)
-            payload = dead_payload("tired", message, 16, "no such customer", 0)
-            self.store.dead_letter_soon("tired", [(message, payload)], self.now_us)
+            payload = dead_payload(group, message, 16, "no such customer", 0)
+            self.store.dead_letter_soon(group, [(message, payload)], self.now_us)
         return sent
 
     @contextmanager

@@ -23,10 +23,10 @@ from notify.spark.log_input import LogInput
 from notify.spark.report.files import plain, write
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind, Subscription
-from notify.storage.log.meta import StartSet, Subscribed, TopicDeleted, TopicSet, Unsubscribed, of_plain
+from notify.storage.log.meta import MorePolicies, StartSet, Subscribed, TopicDeleted, TopicSet, Unsubscribed, of_plain
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction
-from notify.storage.topics import Flush, Topic
+from notify.storage.topics import Backlog, Flush, Topic
 from tests.audit.audited import PLAN
 from tests.audit.leaving import WHO, WHY, Leaving, records_beside, told
 from tests.audit.trade import COUNT, Trade
@@ -179,11 +179,16 @@ def test_what_an_earlier_version_wrote_is_read_by_the_times(tmp_path: Path) -> N
 
 
 def test_a_backlog_that_is_full_for_long_is_a_few_stretches() -> None:
-    changes = Changes()
-    changes.take(0, 0, TopicSet(1, "orders", 1, 0, Flush.SYNC))
-    changes.take(1, 0, Subscribed(Subscription("a", "orders"), [0]))
-    for second in range(7200):
-        changes.take(2 + second, second * 1_000_000, StartSet(1, 0, 10 * (second + 1)))
-    left = list(changes.left({1: "orders"}, {1: 1}))
-    assert (len(left), left[0].first, left[-1].end) == (12, 0, 72_000)
-    assert all(before.end == after.first for before, after in pairwise(left))
+    """A server trims it every second; other topics are trimmed by hand, and a change of subscriptions is a new one."""
+    for policy, stretches in ((MorePolicies(backlog_policy=Backlog.DROP_OLDEST), 2), (MorePolicies(), 13)):
+        changes = Changes()
+        changes.take(0, 0, TopicSet(1, "orders", 1, 0, Flush.SYNC, policy))
+        changes.take(1, 0, Subscribed(Subscription("a", "orders"), [0]))
+        for second in range(7200):
+            if second == 3300:
+                changes.take(2 + second, second * 1_000_000, Subscribed(Subscription("b", "orders"), [1_000_000]))
+            changes.take(2 + second, second * 1_000_000, StartSet(1, 0, 10 * (second + 1)))
+        left = list(changes.left({1: "orders"}, {1: 1}))
+        assert {each.group for each in left} == {"a"}
+        assert (len(left), left[0].first, left[-1].end) == (stretches, 0, 72_000)
+        assert all(before.end == after.first for before, after in pairwise(left))

@@ -59,6 +59,7 @@ def test_a_skip_is_what_lies_unsettled_between_two_offsets() -> None:
     assert Subscribed("shared", 0, topic_id="b").with_skipped(noted, None).skipped == ()
 
 
+@pytest.mark.long
 def test_what_resets_skip_is_told_with_who_and_why(
     spark: Any, kafka: KafkaCluster, unique: str, tmp_path: Path
 ) -> None:
