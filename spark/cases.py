@@ -23,7 +23,9 @@ from notify.spark.databases import Database
 from notify.spark.evidence import LOCAL, NOT_GIVEN, STATES, detail
 from notify.spark.expressions import Expressions
 from notify.spark.findings import BY_NAME
+from notify.spark.kafka_input import KafkaInput
 from notify.spark.life import Groups
+from notify.spark.log_input import LogInput
 from notify.spark.result import Found, Inputs
 from notify.spark.small_table import small_table
 from notify.spark.terms import SKEW_US
@@ -116,7 +118,8 @@ class Cases:
     def _left(self, row: dict[str, Any], groups: Sequence[str]) -> tuple[Left, ...]:
         """For each group, what the message left its queue by: the last change, if it came back in between."""
         number, topic, queue = life.parts_of_place(row["place"])
-        several = [*self._inputs.logs, *self._inputs.kafka][number].left[topic, queue]
+        inputs: list[LogInput | KafkaInput] = [*self._inputs.logs, *self._inputs.kafka]
+        several = inputs[number].left[topic, queue]
         held = {each.group: each for each in several if each.holds(row["offset"], row["queued_us"])}
         return tuple(held[group] for group in groups)
 

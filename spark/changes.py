@@ -6,7 +6,7 @@ these gives stretches of offsets that a group was to receive, and is not any mor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from notify.storage.groups import Subscription
@@ -23,9 +23,6 @@ END = 1 << 62
 TOGETHER_US = 600_000_000
 """A queue that is trimmed again within this time is one change. So are all trims of a topic that trims itself, every
 second perhaps, until its subscriptions change."""
-
-
-_NumberOf = Callable[[str], int | None]
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ class Changes:
         numbers = _by_name(topics)
         course = _Course(topics, queues, self._earliest())
         for change in self._list:
-            yield from course.go_on(change, lambda name, at=change.position: self._number(numbers, name, at))
+            yield from course.go_on(change, self._number(numbers, _topic_of(change.record), change.position))
 
     def _number(self, numbers: Mapping[str, list[int]], name: str, position: int) -> int | None:
         """The number of the topic that had this name at a position: deleted and made again, it has another one."""
@@ -179,6 +176,15 @@ def trims_itself(more: meta.MorePolicies) -> bool:
     return more.backlog_policy is Backlog.DROP_OLDEST or more.retention_bytes > 0
 
 
+def _topic_of(record: meta.Subscribed | meta.Unsubscribed | meta.TopicDeleted | meta.StartSet) -> str:
+    """The name of a change's topic; "" where the record has its number."""
+    if isinstance(record, meta.Subscribed):
+        return record.subscription.topic
+    if isinstance(record, meta.Unsubscribed):
+        return record.topic
+    return record.name if isinstance(record, meta.TopicDeleted) else ""
+
+
 def _by_name(topics: Mapping[int, str]) -> dict[str, list[int]]:
     numbers: dict[str, list[int]] = {}
     for number, name in sorted(topics.items()):
@@ -211,26 +217,26 @@ class _Course:
         self._running = {key: _Running(subscription) for key, subscription in earliest.items()}
         self._trimmed: dict[tuple[int, int], int] = {}
 
-    def go_on(self, change: _Change, number_of: _NumberOf) -> Iterator[Left]:
-        """Carry out the next change. `number_of`: the number that a topic's name has now."""
+    def go_on(self, change: _Change, number: int | None) -> Iterator[Left]:
+        """Carry out the next change. `number`: that of its topic now; None: damage took the record that made it."""
         record = change.record
+        queues = range(0 if number is None else self._queues.get(number, 1))
         if isinstance(record, meta.Subscribed):
-            yield from self._subscribe(change, record, number_of(record.subscription.topic))
+            yield from self._subscribe(change, record, number or 0, queues)
         elif isinstance(record, meta.Unsubscribed):
             running = self._running.pop((record.group, record.topic), None) or _Running(record.subscription)
-            number = number_of(record.topic)
-            for queue in range(self._queues.get(number, 1)) if number is not None else ():
+            for queue in queues:
                 # Older versions wrote no ends: a message is queued a moment before its frame is written.
                 end = record.ends[queue] if queue < len(record.ends) else 0 if record.ends else END
-                left = self._left(UNSUBSCRIBED, change, (record.group, number), queue, running, end)
+                left = self._left(UNSUBSCRIBED, change, (record.group, number or 0), queue, running, end)
                 yield from (replace(each, queued_to_us=END if record.ends else change.at_us) for each in left)
         elif isinstance(record, meta.TopicDeleted):
-            number = number_of(record.name)
-            of_record = {(s.group, s.topic): s for s in record.subscriptions}
-            for key in {key for key in self._running if key[1] == record.name} | of_record.keys():
-                running = self._running.pop(key, None) or _Running(of_record[key])
-                for queue in range(self._queues.get(number, 1)) if number is not None else ():
-                    yield from self._left(DELETED, change, (key[0], number), queue, running, END)
+            ended = {(s.group, s.topic): _Running(s) for s in record.subscriptions}
+            ended |= {key: running for key, running in self._running.items() if key[1] == record.name}
+            for key, running in ended.items():
+                self._running.pop(key, None)
+                for queue in queues:
+                    yield from self._left(DELETED, change, (key[0], number or 0), queue, running, END)
         else:
             name = self._topics.get(record.topic, "")
             for (group, topic), running in self._running.items():
@@ -239,7 +245,9 @@ class _Course:
                     yield from self._left(TRIMMED, change, place, record.queue, running, record.offset)
             self._trimmed[record.topic, record.queue] = record.offset
 
-    def _subscribe(self, change: _Change, record: meta.Subscribed, number: int | None) -> Iterator[Left]:
+    def _subscribe(
+        self, change: _Change, record: meta.Subscribed, number: int, queues: Sequence[int]
+    ) -> Iterator[Left]:
         subscription, offsets = record.subscription, record.offsets
         key = (subscription.group, subscription.topic)
         running = self._running.get(key)
@@ -247,9 +255,8 @@ class _Course:
             self._running[key] = _Running(subscription, list(offsets or ()))
             return
         if offsets is not None:
-            if number is not None:
-                for queue, offset in enumerate(offsets):
-                    yield from self._left(RESET, change, (subscription.group, number), queue, running, offset)
+            for queue, offset in zip(queues, offsets, strict=False):
+                yield from self._left(RESET, change, (subscription.group, number), queue, running, offset)
             running.starts = list(offsets)
         running.subscription = subscription
 

@@ -128,7 +128,8 @@ class Reasons:
         drops = self._of(_ACTIONS[changes.LETTER_DROPPED], group, source, 0, changes.END)
         named = [record for record in drops if record.names(letter_id)]
         before = [record for record in drops if record.at_us <= at_us + AFTER_US]
-        return (named or before or [None])[-1]
+        chosen = named or before
+        return chosen[-1] if chosen else None
 
     def _of(self, what: str, target: str, source: str, from_us: int, to_us: int) -> list[Record]:
         """Records of the server itself, or of a storage that several servers share, the oldest first."""

@@ -10,13 +10,19 @@ from typing import Any
 import pytest
 
 from notify.client import create_tables
+from notify.errors import InvalidRequest
+from notify.server.configuration.records import Records
+from notify.server.database import open_database
+from notify.spark.actions import place_of_records, recorded
 from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
+from notify.storage.sql import administration
 from notify.testing.process import ServerProcess
 from notify.workers import worker_names
 from tests.support.clock import eventually
+from tests.support.databases import empty_database
 from tests.support.groups import Caller, publish, subscribe
 from tests.support.http import ask
 from tests.support.servers import stop_if_running
@@ -84,3 +90,23 @@ def test_each_action_is_told_from_the_log_and_its_records(
                 assert f"LEFT_OUT: {GROUP} never settled it" in sentence, (topic, sentence)
                 assert f"by ann: typed {path}" in sentence, (topic, sentence)
             assert "LEFT_OUT" not in explain(inputs, settled, tmp_path / "scratch").sentence
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_records_of_a_registry_and_of_a_data_directory_are_read(
+    kind: str, database_urls: dict[str, str], tmp_path: Path
+) -> None:
+    """Servers with a registry record in its database; those over Kafka or SQL without one in their data directory."""
+    with empty_database(kind, database_urls, tmp_path) as url:
+        engine = make_engine(url)
+        administration.metadata.create_all(engine)
+        Records(engine).record(1, "ann", "group.reset", "points/orders", "a typo", {})
+        engine.dispose()
+        own = open_database(str(tmp_path))
+        Records(own).record(2, "bob", "topic.delete", "orders", "not needed", {})
+        own.dispose()
+        everything = administration.server_action.c.at_us > 0
+        records = recorded(Inputs(records=[place_of_records(url), place_of_records(str(tmp_path))]), everything, 10)
+        assert [record.by for record in records] == ["by ann: a typo", "by bob: not needed"]
+    with pytest.raises(InvalidRequest, match=r"there is no admin\.db; name the --data-dir of a server"):
+        place_of_records(str(tmp_path / "elsewhere"))
