@@ -105,9 +105,10 @@ class Reasons:
             changes.LETTERS_DELETED: dead_letter_topic(left.group),
         }.get(left.how, topic)  # fmt: skip
         how, at_us, until_us, record = left.how, left.at_us, left.until_us, None
-        # Consumers over Kafka carry a reset out once they run.
-        from_us = 0 if left.reset else at_us - BEFORE_US
-        near = self._of(_ACTIONS.get(how, ""), target, source, from_us, until_us + AFTER_US)
+        from_us, to_us = at_us - BEFORE_US, until_us + AFTER_US
+        if left.reset:  # consumers over Kafka carry it out once they run, and date it by their clocks
+            from_us, to_us = 0, changes.END
+        near = self._of(_ACTIONS.get(how, ""), target, source, from_us, to_us)
         if how == changes.EXPIRED:
             record = self._policy(topic, source, at_us, "ttl")
         elif how in (changes.TRIMMED, changes.LETTER_PURGED):
