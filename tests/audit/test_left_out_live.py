@@ -1,4 +1,4 @@
-"""What administrators do on running servers: the log and the records say what left groups unsettled, and why."""
+"""Administrators' writes on running servers: the log and the records say what left groups unsettled, and why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ACTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deleted": ("DELETE", "topics/deleted", {}),
     "purged": ("POST", "topics/purged/purge", {"before": "latest", "force": True}),
 }
-"""Of each topic: what makes its messages leave the group's queue."""
+"""By topic, the write that makes its messages leave the group's queue."""
 
 
 @pytest.fixture(params=[1, 2])
