@@ -18,7 +18,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from notify.errors import InvalidRequest
-from notify.spark import dead, findings, kafka_searches, measures, searches
+from notify.spark import dead, findings, kafka_searches, left_out, measures, searches
 from notify.spark.afterwards import look_again
 from notify.spark.cases import Cases
 from notify.spark.catalog import Bridged
@@ -125,6 +125,7 @@ class Audit:
         self._judge(message_rows, coverage, looked)
         self._search(coverage)
         self._search_malformed(coverage, looked)
+        left_out.tell(self._spark, self._inputs, result)
         self._step("order, damage, gaps, effects")
         judge(self._plan, result, max((bucket["newest_row_us"] or 0 for bucket in result.buckets), default=0))
         result.completeness = completeness_of(
@@ -288,6 +289,7 @@ class Audit:
             names += log.groups()
         for kafka in self._inputs.kafka:
             names += kafka.groups()
+            names += sorted({left.group for several in kafka.left.values() for left in several})
         self._inbox_groups = frozenset(g for d in self._inputs.databases for g in d.inbox_groups() if "@" not in g)
         # An instance of a broadcast (`group@instance`) says nothing about its group.
         self._groups = Groups([n for n in (*names, *sorted(self._inbox_groups)) if "@" not in n])
@@ -319,6 +321,7 @@ class Audit:
             self._progress("checking the order")
             self._add("DISORDER", *searches.disorder(self._spark, log, coverage.span))
             self._add_dead(dead.of_log(self._spark, log, coverage.from_us, coverage.to_us))
+            self._add("LEFT_OUT", *left_out.expired(self._spark, log, coverage.between))
         if not self._plan.effects:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
         for name, query in self._plan.effects:
@@ -354,6 +357,7 @@ class Audit:
 
     def _add_dead(self, letters: Dead) -> None:
         self._add("DEAD", letters.cases, letters.count)
+        self._add("LEFT_OUT", letters.left_out, letters.left_out_count)
         self.result.dead += letters.by_reason
 
     def _add_gaps(self, coverage: Coverage, name: str, bridges: Sequence[Bridged]) -> None:
@@ -370,6 +374,16 @@ class Audit:
             result.notes.append(
                 "not checked for ACKED_NO_EFFECT and DISORDER, because they have not noted their subscriptions in "
                 f"Kafka: {', '.join(silent[:20])}"
+            )
+        gone = {
+            f"{group} of {place.topic}"
+            for group, place in progress.subscribed
+            if place.topic in kafka.topics and place not in progress.progress.get(group, {}) and "@" not in group
+        }
+        if gone:
+            result.notes.append(
+                "Kafka has no offsets any more of groups that subscribed, and LEFT_OUT does not count what these have "
+                f"not settled: they were deleted, or rested for too long: {', '.join(sorted(gone)[:20])}"
             )
         if progress.filtered:
             named = ", ".join(sorted(progress.filtered)[:20])

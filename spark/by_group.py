@@ -44,6 +44,7 @@ def counts_of_groups(
         "missing_groups": count(lambda block: without("expected", "settled", block)),
         "effectless_groups": F.when(acked_in_time & ~unseen, effectless).otherwise(0),
         "unseen_groups": F.when(acked_in_time & unseen, effectless).otherwise(0),
+        "left_groups": count(lambda block: mask("left", block)),
         "attempted_groups": count(lambda block: mask("attempted", block)),
         "effect_groups": count(lambda block: mask("effects", block)),
         "strange_groups": F.when(F.col("place").isNotNull(), count(strange)).otherwise(0),

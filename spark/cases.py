@@ -17,12 +17,15 @@ from pyspark.sql import functions as F
 from notify import ids
 from notify.client.table import notify_inbox
 from notify.spark import findings, life, searches
+from notify.spark.changes import Left
 from notify.spark.columns import name_hash
 from notify.spark.databases import Database
 from notify.spark.evidence import LOCAL, NOT_GIVEN, STATES, detail
 from notify.spark.expressions import Expressions
 from notify.spark.findings import BY_NAME
+from notify.spark.kafka_input import KafkaInput
 from notify.spark.life import Groups
+from notify.spark.log_input import LogInput
 from notify.spark.result import Found, Inputs
 from notify.spark.small_table import small_table
 from notify.spark.terms import SKEW_US
@@ -66,7 +69,8 @@ class Cases:
         One query collects the classes of which all cases fit. Each other class has a query of its own.
         """
         counts = {name: count for name, count in all_counts.items() if count and name != "PENDING"}
-        most = {name: searches.MOST_FINDINGS if BY_NAME[name].is_bad else 1000 for name in counts}
+        named = {name for name in counts if BY_NAME[name].is_bad or name == "LEFT_OUT"}
+        most = {name: searches.MOST_FINDINGS if name in named else 1000 for name in counts}
         whole = [name for name, count in counts.items() if count <= most[name]]
         cases: dict[str, list[Found]] = {name: [] for name in counts}
         if whole:
@@ -96,6 +100,8 @@ class Cases:
             if number < len(self._inputs.logs):
                 case.log = self._inputs.logs[number].name
         case.groups = self._groups_of(name, row)
+        if name == "LEFT_OUT":
+            case.left = self._left(row, case.groups)
         case.detail = detail(name, row, case)
         times = ("t_us", "half_us", "due_us", "queued_us", "acked_us", "effect_us")
         case.evidence = {key: row[key] for key in times if row[key] is not None}
@@ -108,6 +114,14 @@ class Cases:
             "mode": "" if state is None else "outbox" if state & life.OUTBOX else "half",
         }
         return case
+
+    def _left(self, row: dict[str, Any], groups: Sequence[str]) -> tuple[Left, ...]:
+        """For each group, what the message left its queue by: the last change, if it came back in between."""
+        number, topic, queue = life.parts_of_place(row["place"])
+        inputs: list[LogInput | KafkaInput] = [*self._inputs.logs, *self._inputs.kafka]
+        several = inputs[number].left[topic, queue]
+        held = {each.group: each for each in several if each.holds(row["offset"], row["queued_us"])}
+        return tuple(held[group] for group in groups)
 
     def _origin(self, number: int | None) -> str:
         """The name of the database that a half came from; "" if the database is not known."""
@@ -151,7 +165,8 @@ class Cases:
             receivers = zip(readers, masks("expected"), masks("settled"), masks("attempted"), strict=True)
             received = [reduce(or_, masks_of_block) for masks_of_block in receivers]
             return groups.of([effects & ~mask for effects, mask in zip(masks("effects"), received, strict=True)])
-        return groups.of(masks("attempted")) if name == "REDELIVERED" else []
+        kind = {"REDELIVERED": "attempted", "LEFT_OUT": "left"}.get(name)
+        return groups.of(masks(kind)) if kind else []
 
     def came_later(self, cases: Sequence[Found]) -> list[Found]:
         """The cases LOST whose messages were published behind the part of Kafka's topics that was read.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from notify.spark.changes import Changes, trims_itself
 from notify.storage.log import meta
 from notify.storage.log.checkpoint import Checkpoint
 from notify.storage.names import DEAD_LETTER_PREFIX
+from notify.storage.topics import Backlog
 
 RETRY_PREFIX = "retry/"
 """Prefix of the topics of redriven dead letters: `retry/{group}/{topic}`."""
@@ -75,6 +77,10 @@ class Catalog:
     restores: list[Restore] = field(default_factory=list)
     trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
     """The offset of each (topic number, queue) below which messages were dropped on purpose."""
+    dropping: set[int] = field(default_factory=set)
+    """The topic numbers whose full backlog ever dropped its oldest messages."""
+    changes: Changes = field(default_factory=Changes)
+    """All that made a group stop waiting for messages."""
 
     @classmethod
     def of(cls, saved: Checkpoint | None) -> Catalog:
@@ -93,6 +99,10 @@ class Catalog:
                 *key, subscription.mode, [], 0, subscription.inbox_from_us, is_filtered=is_filtered
             )
             catalog.ever.add(key)
+        catalog.dropping = {t.number for t in state.topics if t.more.backlog_policy is Backlog.DROP_OLDEST}
+        catalog.changes.present = list(state.subscriptions)
+        catalog.changes.names = dict(catalog.topics)
+        catalog.changes.trimming = {topic.number for topic in state.topics if trims_itself(topic.more)}
         return catalog
 
     def kind_of(self, name: str) -> str:
@@ -145,9 +155,12 @@ class Catalog:
 
 def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | None, seen: set[tuple[str, str]]) -> None:
     """Add a META record to the catalog. `seen`: the subscriptions of earlier records; a new one is added to it."""
+    catalog.changes.take(position, time_us, record)
     match record:
         case meta.TopicSet():
             catalog.topics[record.number] = record.name
+            if record.more.backlog_policy is Backlog.DROP_OLDEST:
+                catalog.dropping.add(record.number)
             catalog.queues[record.number] = max(record.queues, catalog.queues.get(record.number, 0))
         case meta.ProducerGroupNumbered():
             catalog.producer_groups[record.number] = record.name

@@ -22,7 +22,7 @@ from notify.spark.facts import Scanned
 from notify.spark.log_files import SegmentFile
 from notify.storage import crash_point
 
-_VERSION = 11
+_VERSION = 12
 _LEFT_SECONDS = 3600.0
 """A temporary file that is older was left behind by an audit that was killed."""
 decode_facts = msgspec.json.Decoder(Scanned).decode

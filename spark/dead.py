@@ -10,10 +10,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify import ids
+from notify.spark import left_out
+from notify.spark.changes import END
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.log_input import LogInput
 from notify.spark.result import Found
 from notify.spark.small_table import small_table
+from notify.storage.names import is_dropped_topic
 
 MOST_SHOWN = 1000
 """The most dead letters that become cases; all are counted."""
@@ -29,15 +32,24 @@ class Dead:
     by_reason: list[dict[str, Any]] = field(default_factory=list)
     """Rows of group, reason and count, the most frequent first."""
     cases: list[Found] = field(default_factory=list)
+    left_out: list[Found] = field(default_factory=list)
+    """Letters that were dropped or purged, as cases of LEFT_OUT."""
+    left_out_count: int = 0
 
 
 def of_log(spark: SparkSession, log: LogInput, from_us: int, to_us: int) -> Dead:
-    """The dead letters of a log from [from_us, to_us), in microseconds, that were neither sent again nor purged."""
+    """The dead letters of a log from [from_us, to_us), in microseconds, that were not sent again."""
     letters = log.letters(spark)
     if letters is None:
         return Dead()
-    waiting = _waiting(spark, log, letters.where(_is_within(from_us, to_us)))
-    return _dead(waiting.withColumn("letter", F.lit("")), log.name)
+    unsent = _unsent(spark, log, letters.where(_is_within(from_us, to_us))).persist()
+    try:
+        is_gone = F.col("noted_us").isNotNull() | F.coalesce(F.col("offset") < F.col("start"), F.lit(False))
+        dead = _dead(unsent.where(~is_gone).withColumn("letter", F.lit("")), log.name)
+        dead.left_out, dead.left_out_count = left_out.letters(log, unsent.where(is_gone))
+    finally:
+        unsent.unpersist()
+    return dead
 
 
 def of_kafka(spark: SparkSession, kafka: KafkaInput, from_us: int, to_us: int) -> Dead:
@@ -81,16 +93,30 @@ def _case(row: Any, source: str) -> Found:
     )
 
 
-def _waiting(spark: SparkSession, log: LogInput, letters: DataFrame) -> DataFrame:
-    """The letters that were not purged, and that no queue has under one of the ids of letters sent again."""
-    starts = [(topic, queue, start) for (topic, queue), start in log.catalog.trimmed.items()]
+def _unsent(spark: SparkSession, log: LogInput, letters: DataFrame) -> DataFrame:
+    """The letters that no queue has under one of the ids of letters sent again.
+
+    `start`: the first letter of the topic that was not purged; null: it never was. `noted_us`: when the letter was
+    dropped, which leaves a note under that id; null: it was not.
+    """
+    trimmed = log.catalog.trimmed | dict.fromkeys(((number, 0) for number in log.deleted), END)
+    starts = [(topic, queue, start) for (topic, queue), start in trimmed.items()]
     purged = small_table(spark, {"topic": pa.int64(), "queue": pa.int32(), "start": pa.int64()}, starts)
-    waiting = letters.join(F.broadcast(purged), ["topic", "queue"], "left").where("start IS NULL OR offset >= start")
-    again = waiting.select(F.explode(F.array("again", "again_before")).alias("id")).distinct()
-    queued = log.queued_ids(spark)
+    unsent = letters.join(F.broadcast(purged), ["topic", "queue"], "left")
+    queued = log.queued(spark)
     if queued is None:
-        return waiting
-    sent = queued.join(F.broadcast(again), "id").distinct()
+        return unsent.withColumn("noted_us", F.lit(None).cast("bigint"))
+    again = unsent.select(F.explode(F.array("again", "again_before")).alias("id")).distinct()
+    noting = [number for number, name in log.catalog.topics.items() if is_dropped_topic(name)]
+    is_note = F.col("topic").isin(noting)
+    marks = (
+        queued.join(F.broadcast(again), "id")
+        .groupBy("id")
+        .agg(F.bool_or(~is_note).alias("is_sent"), F.min(F.when(is_note, F.col("queued_us"))).alias("noted_us"))
+    )
     for name in ("again", "again_before"):
-        waiting = waiting.join(F.broadcast(sent.withColumnRenamed("id", name)), name, "left_anti")
-    return waiting
+        of_name = marks.select(*[F.col(c).alias(name if c == "id" else f"{c}_{name}") for c in marks.columns])
+        unsent = unsent.join(F.broadcast(of_name), name, "left")
+    is_sent = [F.coalesce(f"is_sent_{name}", F.lit(False)) for name in ("again", "again_before")]
+    noted_us = F.coalesce("noted_us_again", "noted_us_again_before")
+    return unsent.where(~is_sent[0] & ~is_sent[1]).withColumn("noted_us", noted_us)

@@ -25,7 +25,10 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
     if name == "LOST":
         if row["outcomes"] == 1:
             return "committed in the database and on the server, but in no queue"
-        return "committed in the database; the server has " + ("only the half" if row["half_us"] else "no record of it")
+        known = "only the half" if row["half_us"] else "no record of it"
+        # Kafka keeps nothing of a topic that was deleted, also not who did it.
+        where = "" if case.topic or row["half_us"] else "; its topic is in no log or cluster that was given"
+        return f"committed in the database; the server has {known}{where}"
     if name in ("UNSENT", "DROPPED"):
         of_storage = WAITS if name == "UNSENT" else DROPPED
         return f"committed in the database; {WHY[row['t_state'] // UNMOVED % 4 or of_storage]}"
@@ -35,6 +38,8 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
         return f"in {row['places']} places, the first at offset {row['offset']}"
     if name == "UNDELIVERED":
         return f"not settled by {', '.join(case.groups)}"
+    if name == "LEFT_OUT":
+        return f"left the queue unsettled by {', '.join(case.groups)}"
     if name == "ACKED_NO_EFFECT":
         return f"acknowledged by {', '.join(case.groups)}, whose inbox has no row"
     if name == "REDELIVERED":

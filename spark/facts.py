@@ -68,6 +68,8 @@ class Facts:
     """Number of acks that the rows of messages do not show."""
     unnamed: int = 0
     """Number of acks of messages in other segments."""
+    expired: int = 0
+    """Number of acks of messages that had expired."""
     broken: tuple[dict[str, Any], ...] = ()
     """Damages, as spark.damage.Broken.plain returns them."""
     broken_left: int = 0

@@ -112,6 +112,16 @@ FINDINGS: tuple[Finding, ...] = (
         when=lambda: _c("is_queued") & (_c("attempted_groups") > 0),
     ),
     Finding(
+        "LEFT_OUT",
+        "A group was subscribed to the message and never settled it: the group was moved past it or unsubscribed, the "
+        "topic was deleted, purged, or dropped its oldest messages, or the message expired; or its dead letter was "
+        "dropped or purged.",
+        "Ask who did it whether that was meant: who, when and why are in the report. A reset to an earlier offset "
+        "delivers what is still there: notify group reset. With --fail-on LEFT_OUT they fail the audit.",
+        is_bad=False,
+        when=lambda: _c("is_left_out"),
+    ),
+    Finding(
         "DROPPED",
         "A person dropped the message that its target refused: no consumer receives it.",
         "Nothing; who dropped it and why is in notify refused list --state DROPPED.",
@@ -238,6 +248,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
     ghost = sent & _c("producer_group").isNotNull() & ~conflict & (no_row | without_half)
     undelivered = queued & ~conflict & ~ghost & late & (_c("missing_groups") > 0)
+    left_out = queued & ~conflict & ~ghost & (_c("left_groups") > 0)
     near_hole = _near(event, terms) | _near(_c("due_us"), terms) | _is_first(event, terms) | _is_strange(terms)
     after_hole, before_hole = _beside(event, terms)
     # If the log has a hole, the missing record may have been there.
@@ -246,7 +257,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
         | (in_doubt & before_hole)
         | (orphan & after_hole)
         | (ghost & without_half & after_hole)
-        | (undelivered & before_hole)
+        | ((undelivered | left_out) & before_hole)
         | (queued & (_c("unseen_groups") > 0))
     )
     return life.withColumns(_counts(terms, groups)).withColumns(
@@ -263,6 +274,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
             "is_forgotten": _is(forgotten),
             "is_closed": event < terms.closed_before_us,
             "is_undelivered": _is(undelivered & ~before_hole),
+            "is_left_out": _is(left_out & ~before_hole),
             "is_doubtful": _is(doubtful),
             **_oddities(state, terms, groups),
         }

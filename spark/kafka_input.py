@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -22,12 +23,14 @@ from notify.kafka.groups import OWN_TOPICS, dead_letter_topic
 from notify.kafka.records import DELAYED, POSITIONS
 from notify.spark import life
 from notify.spark.catalog import Bridged
+from notify.spark.changes import RESET, Left
 from notify.spark.kafka_groups import KafkaGroups
 from notify.spark.kafka_parts import CALL_SECONDS, Extent, Part, Partition, cut, deleted, extents, whole_from
 from notify.spark.kafka_positions import positions_of
 from notify.spark.kafka_source import NotifyKafkaSource, read_part
 from notify.spark.life import Groups
 from notify.spark.small_table import small_table
+from notify.storage.groups import Subscription
 
 _NO_MESSAGES = (*OWN_TOPICS, "__")
 
@@ -158,6 +161,39 @@ class KafkaInput:
                     readers = wanted.setdefault((numbers[place.topic], place.partition), [])
                     readers.append((group, noted.start if noted else 0))
         return wanted
+
+    @cached_property
+    def left(self) -> dict[tuple[int, int], list[Left]]:
+        """The stretches that resets skipped unsettled, by topic and partition, as consumers have noted them."""
+        numbers = {name: number for number, name in enumerate(self.topics)}
+        by_place: dict[tuple[int, int], list[Left]] = {}
+        for (group, place), noted in self.progress.subscribed.items():
+            number = numbers.get(place.topic)
+            if number is None or noted.mode == "broadcast" or "@" in group:
+                continue
+            subscription = Subscription(group, place.topic, noted.mode, noted.tags, filter=noted.filter)
+            for skipped in noted.skipped:
+                by_place.setdefault((number, place.partition), []).extend(
+                    Left(
+                        RESET,
+                        group,
+                        number,
+                        place.partition,
+                        *run,
+                        skipped.at_us,
+                        skipped.at_us,
+                        subscription,
+                        skipped.reset,
+                    )
+                    for run in skipped.runs
+                )
+        return by_place
+
+    def tags(self, spark: SparkSession, transactions: Collection[bytes]) -> dict[tuple[bytes, int], str | None]:
+        """The tag of each message of some transactions."""
+        wanted = F.broadcast(small_table(spark, {"id": pa.binary()}, [(each,) for each in transactions]))
+        rows = self.queued(spark).join(wanted, "id").select("id", "no", "tag").collect()
+        return {(bytes(row["id"]), row["no"]): row["tag"] for row in rows}
 
     def records_of(self, transaction: bytes) -> Iterator[dict[str, Any]]:
         """The rows of a transaction's records, from the source, with `place`. Reads every topic to its end."""

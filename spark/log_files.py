@@ -6,7 +6,8 @@ Spark's workers get these objects pickled, so they hold only names and numbers.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,7 @@ from notify.storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header
 from notify.storage.log.index import index_name
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.segments import segment_name
+from notify.storage.shipped.records import NAME as RECORDS
 from notify.workers import refuse_divided
 
 _READ_BYTES = 8 << 20
@@ -108,6 +110,9 @@ class LogFiles(Protocol):
 
     def checksum(self, base: int, size: int) -> int:
         """CRC32C of a segment's first bytes."""
+
+    def administration(self) -> AbstractContextManager[Sequence[Path]]:
+        """Databases with the records of the server's administrators (notify.storage.sql.administration), to read."""
 
 
 class ReadOnlyDisk(Disk):
@@ -218,6 +223,12 @@ class LocalFiles:
 
     def checksum(self, base: int, size: int) -> int:
         return checksum_of(self._disk(), segment_name(base), size)
+
+    @contextmanager
+    def administration(self) -> Iterator[Sequence[Path]]:
+        # The workers of one machine share the records, in the directory that has theirs.
+        own = self.directory.absolute().parent
+        yield [path for place in (own, own.parent) if (path := place / RECORDS).is_file()]
 
 
 def checksum_of(disk: Disk, name: str, size: int) -> int:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pyspark.sql import functions as F
 
 from notify.errors import Corrupt, InvalidRequest
 from notify.spark.catalog import Catalog
+from notify.spark.changes import Left
 from notify.spark.columns import ACKS, MESSAGES, name_hash
 from notify.spark.copies import Copies, copy_name
 from notify.spark.facts import Facts, Hole
@@ -31,6 +33,7 @@ from notify.spark.places import copies_in, files_of
 from notify.spark.segments import copied, foreign_of, holes_of, is_as_copied
 from notify.spark.tasks import each
 from notify.spark.times import instant_text
+from notify.storage.groups import SettleKind
 from notify.storage.log.checkpoint import checkpoint_name
 from notify.storage.log.segments import segment_name
 
@@ -336,6 +339,19 @@ class LogInput:
         """See Catalog.readers."""
         return self.catalog.readers()
 
+    @cached_property
+    def deleted(self) -> dict[int, int]:
+        """When topics were deleted, by number, in microseconds since 1970."""
+        return self.catalog.changes.deleted(self.catalog.topics)
+
+    @cached_property
+    def left(self) -> dict[tuple[int, int], list[Left]]:
+        """The stretches that left a queue without being settled, by topic number and queue, in log order."""
+        by_queue: dict[tuple[int, int], list[Left]] = {}
+        for left in self.catalog.changes.left(self.catalog.topics, self.catalog.queues):
+            by_queue.setdefault((left.topic, left.queue), []).append(left)
+        return by_queue
+
     def inboxes(self) -> dict[str, int]:
         """See Catalog.inboxes."""
         return self.catalog.inboxes()
@@ -343,6 +359,14 @@ class LogInput:
     def sent(self, from_us: int = 0) -> dict[str, dict[str, int]]:
         """See Gathered.sent."""
         return self._gathered.sent(from_us)
+
+    def expired(self, spark: SparkSession) -> DataFrame | None:
+        """Rows of spark.columns.ACKS of messages that expired before a group settled them; None if there are none."""
+        written = [(s, f.acks) for s, f in zip(self._copied, self.facts, strict=True) if f.expired]
+        if not written:
+            return None
+        rows = self.copies.rows(spark, "acks", ACKS, written).where(F.col("kind") == SettleKind.EXPIRED.value)
+        return self._with_ids(spark, rows, 0) if any(facts.unnamed for facts in self.facts) else rows
 
     def letters(self, spark: SparkSession) -> DataFrame | None:
         """Rows of spark.letters.LETTERS; None if the log has no dead letter."""
@@ -352,11 +376,16 @@ class LogInput:
 
     def queued_ids(self, spark: SparkSession, from_us: int = 0) -> DataFrame | None:
         """(id): the transactions of queued messages in segments written after `from_us`; None without a segment."""
+        queued = self.queued(spark, from_us)
+        return None if queued is None else queued.select("id")
+
+    def queued(self, spark: SparkSession, from_us: int = 0) -> DataFrame | None:
+        """(id, topic, queued_us) of the same messages."""
         segments = [(segment, facts.messages) for segment, facts in self._written(from_us)]
         if not segments:
             return None
-        rows = self.copies.rows(spark, "messages", _only("id", "offset"), segments)
-        return rows.where("offset IS NOT NULL").select("id")
+        rows = self.copies.rows(spark, "messages", _only("id", "offset", "topic", "queued_us"), segments)
+        return rows.where("offset IS NOT NULL").select("id", "topic", "queued_us")
 
     def entries_of(self, transaction: bytes) -> dict[str, list[dict[str, Any]]]:
         """The log's rows of one transaction: rows of `messages`, `acks` (with `group`) and `checks`."""
@@ -381,10 +410,34 @@ class LogInput:
         for segment in self._copied:
             yield from self.copies.read("messages", segment, columns=columns, filters=wanted).to_pylist()
 
+    def payloads(self, transactions: Collection[bytes]) -> Iterator[tuple[bytes, int, bytes]]:
+        """Transaction, number and payload of the messages of some transactions, as far as their segments are there."""
+        wanted = [("id", "in", list(transactions))]
+        by_segment: dict[int, list[dict[str, Any]]] = {}
+        bases = [segment.base for segment in self._copied]
+        for segment in self._copied:
+            columns = ["id", "no", "position", "size"]
+            for row in self.copies.read("messages", segment, columns=columns, filters=wanted).to_pylist():
+                by_segment.setdefault(bisect_right(bases, row["position"]) - 1, []).append(row)
+        for number, rows in by_segment.items():
+            if number < 0:  # retention has dropped the segment with the payload
+                continue
+            segment = self._copied[number]
+            disk = self.files.disk(segment)
+            fd = disk.open(segment.name)
+            try:
+                for row in rows:
+                    data = disk.read(fd, row["size"], row["position"] - segment.base)
+                    if len(data) == row["size"]:
+                        yield row["id"], row["no"], data
+            finally:
+                disk.close(fd)
+
     def groups(self) -> Sequence[str]:
-        """Every group that subscribed or settled a message, sorted."""
+        """Every group that subscribed, or whose subscription ended, or that settled a message, sorted."""
         subscribers = {subscribed.group for subscribed in self.catalog.subscriptions.values()}
-        return sorted(self._gathered.groups | subscribers)
+        gone = {left.group for several in self.left.values() for left in several}
+        return sorted(self._gathered.groups | subscribers | gone)
 
 
 def _since(facts: Facts, from_us: int) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ from notify.storage.log.disk import Disk
 from notify.storage.log.sealed import SealedPart
 from notify.storage.shipped import layout, manifest
 from notify.storage.shipped.manifest import ShippedSegment
+from notify.storage.shipped.records import NAME as RECORDS
 from notify.storage.shipped.store import Store
 
 _PIECE_BYTES = 8 << 20
@@ -216,6 +218,18 @@ class ShippedFiles:
         segment = self._at(base)
         disk = StoreDisk(self._store, {segment.name: min(size, segment.size)})
         return disk.hashed(segment.name).crc
+
+    @contextmanager
+    def administration(self) -> Iterator[Sequence[Path]]:
+        listed = manifest.load(self._store)
+        if listed is None or listed.records is None:
+            yield ()
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / RECORDS
+            with path.open("wb") as file:
+                self._store.copy_to(listed.records.name, file)
+            yield [path]
 
     @cached_property
     def _by_base(self) -> dict[int, SegmentFile]:

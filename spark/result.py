@@ -8,6 +8,7 @@ from typing import Any
 
 from notify.errors import InvalidRequest
 from notify.spark.causes.cause import Cause
+from notify.spark.changes import Left
 from notify.spark.completeness import Completeness
 from notify.spark.databases import Database
 from notify.spark.findings import BAD, BY_NAME
@@ -70,6 +71,8 @@ class Inputs:
     logs: Sequence[LogInput] = ()
     kafka: Sequence[KafkaInput] = ()
     storages: Sequence[Database] = ()
+    records: Sequence[str] = ()
+    """Places of further records of administrators' writes, see spark.actions."""
 
 
 @dataclass
@@ -89,6 +92,8 @@ class Found:
     database: str = ""
     log: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
+    left: tuple[Left, ...] = ()
+    """LEFT_OUT: for each of its groups, what the message left its queue by."""
 
     @property
     def message_id(self) -> str:
@@ -150,6 +155,8 @@ class Result:
     """The table that says what the audit expected and what it read."""
     dead: list[dict[str, Any]] = field(default_factory=list)
     """Dead letters that nobody sent again: group, reason and count, the most frequent first."""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    """Messages that left queues unsettled, by group, topic and cause: how, when, who did it and why, and how many."""
     causes: list[Cause] = field(default_factory=list)
     """The findings by cause; the cause to act on first comes first."""
     causes_left: int = 0

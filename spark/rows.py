@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from notify.errors import InvalidRequest
 from notify.sources import NO_DATABASE
 from notify.spark import findings, life
+from notify.spark.changes import Left
 from notify.spark.columns import COMMITTED, ROLLED_BACK, SOURCE, name_hash
 from notify.spark.coverage import Coverage
 from notify.spark.databases import Database
@@ -75,7 +76,11 @@ class MessageRows:
             "other_state", "producer_group", "other_producer_group",
             "origin", "half_us", "outcomes", "due_us", "queued_us", "place", "offset", "places",
             "acked_us", "last_acked_us", "effect_us", "is_closed", "classes",
-            *[f"{m}{b}" for m in (*life.MASKS, "expected", "readers", "before_inbox") for b in range(groups.blocks)],
+            *[
+                f"{m}{b}"
+                for m in (*life.MASKS, "expected", "readers", "before_inbox", "left")
+                for b in range(groups.blocks)
+            ],
         )  # fmt: skip
 
     def _parts(self) -> list[DataFrame]:
@@ -115,8 +120,8 @@ class MessageRows:
         return parts
 
     def _with_expected(self, together: DataFrame) -> DataFrame:
-        """The rows, with the groups that should receive each message."""
-        table, has_later = self._expected()
+        """The rows, with the groups that should receive each message, and those whose queues it left unsettled."""
+        table, has_later, has_left = self._expected()
         joined = together.join(F.broadcast(table), "place", "left")
         started = F.filter(F.col("later"), lambda subscribed: F.col("offset") >= subscribed["start"])
         for block in range(self._groups.blocks):
@@ -125,6 +130,15 @@ class MessageRows:
                 late_groups = F.when(F.col("later").isNotNull(), _mask(started, block)).otherwise(0)
                 expected = expected.bitwiseOR(late_groups)
             joined = joined.withColumn(f"expected{block}", expected)
+        if not has_left:
+            return joined.withColumns({f"left{b}": _nobody() for b in range(self._groups.blocks)})
+        gone = F.filter(F.col("gone"), _has_row)
+        for block in range(self._groups.blocks):
+            left = F.when(F.col("gone").isNotNull(), _mask(gone, block)).otherwise(_nobody())
+            # Over Kafka a group that was moved has settled all that it skipped, as far as its offset tells.
+            settled = F.when(F.col("is_skipped"), life.mask("effects", block)).otherwise(life.mask("settled", block))
+            kept = settled.bitwiseOR(life.mask("expected", block))
+            joined = joined.withColumn(f"left{block}", left.bitwiseAND(F.bitwise_not(kept)))
         return joined
 
     def _origin(self, value_of: Callable[[str], Any], has_source: Column) -> Column:
@@ -169,12 +183,12 @@ class MessageRows:
             parts.append(life.of_acks(self._coverage.within(acks.join(bits, "consumer_group")), groups))
         return parts
 
-    def _expected(self) -> tuple[DataFrame, bool]:
-        """The groups that should receive each queue (`place`), and whether any queue has a list `later`.
+    def _expected(self) -> tuple[DataFrame, bool, bool]:
+        """The groups that should receive each queue (`place`), and whether any queue has a list `later`, or `gone`.
 
         The columns are masks of the groups that should receive the whole queue (`always0`, …), a list of the groups
-        that should receive it from a later offset on (`later`, or null), and masks of the groups that ever subscribed
-        to it (`readers0`, …).
+        that should receive it from a later offset on (`later`, or null), a list of what left it (`gone`, or null), and
+        masks of the groups that ever subscribed to it (`readers0`, …). `is_skipped`: what left it was not settled.
         """
         groups = self._groups
         blocks = range(groups.blocks)
@@ -186,22 +200,32 @@ class MessageRows:
             wanted = queues.wanted()
             # Kafka forgets groups that read a topic long ago, so any group may have been a reader.
             readers = queues.readers() if isinstance(queues, LogInput) else {}
-            for topic, queue in sorted(wanted.keys() | readers.keys()):
+            gone = queues.left
+            for topic, queue in sorted(wanted.keys() | readers.keys() | gone.keys()):
                 starts = wanted.get((topic, queue), ())
                 always = [group for group, start in starts if start <= 0]
                 later = [self._subscribed(group, start) for group, start in starts if start > 0]
                 receive = [groups.mask(always, b) for b in blocks]
                 ever = readers.get((topic, queue))
                 read = everyone if ever is None else [groups.mask(sorted(ever & names), b) for b in blocks]
-                rows.append((life.place_of(number, topic, queue), later or None, *receive, *read))
+                left = [self._gone(each) for each in gone.get((topic, queue), ())]
+                place = life.place_of(number, topic, queue)
+                rows.append((place, later or None, left or None, isinstance(queues, KafkaInput), *receive, *read))
         late_group = pa.struct([(name, pa.int64()) for name in ("start", *_bit_names(groups))])
-        columns = {"place": pa.int64(), "later": pa.list_(late_group)}
+        left_group = pa.struct([(name, pa.int64()) for name in ("first", "end", "to_us", *_bit_names(groups))])
+        columns = {"place": pa.int64(), "later": pa.list_(late_group), "gone": pa.list_(left_group)}
+        columns |= {"is_skipped": pa.bool_()}
         columns |= {f"{name}{b}": pa.int64() for name in ("always", "readers") for b in blocks}
-        return small_table(self._spark, columns, rows), any(row[1] for row in rows)
+        return small_table(self._spark, columns, rows), any(row[1] for row in rows), any(row[2] for row in rows)
 
     def _subscribed(self, group: str, start: int) -> dict[str, int]:
-        bits = {name: self._groups.bit(group, b) for b, name in enumerate(_bit_names(self._groups))}
-        return {"start": start} | bits
+        return {"start": start} | self._bits(group)
+
+    def _gone(self, left: Left) -> dict[str, int]:
+        return {"first": left.first, "end": left.end, "to_us": left.queued_to_us} | self._bits(left.group)
+
+    def _bits(self, group: str) -> dict[str, int]:
+        return {name: self._groups.bit(group, b) for b, name in enumerate(_bit_names(self._groups))}
 
 
 def producer_groups(inputs: Inputs, known: Collection[str] = (), span: Span | None = None) -> set[str]:
@@ -219,6 +243,17 @@ def hashes(spark: SparkSession, names: Sequence[str]) -> dict[str, int]:
         return {}
     table = small_table(spark, {"name": pa.string()}, [(name,) for name in names])
     return {row[0]: row[1] for row in table.select("name", F.xxhash64("name")).collect()}
+
+
+def _nobody() -> Column:
+    """A mask without a group."""
+    return F.lit(0).cast("bigint")
+
+
+def _has_row(left: Column) -> Column:
+    """Whether a stretch that left a queue has the row's message."""
+    is_between = (F.col("offset") >= left["first"]) & (F.col("offset") < left["end"])
+    return is_between & (F.col("queued_us") <= left["to_us"])
 
 
 def _bit_names(groups: Groups) -> list[str]:

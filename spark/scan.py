@@ -38,6 +38,7 @@ from notify.spark.damage import Broken, Damages, examine
 from notify.spark.digest import hashes
 from notify.spark.facts import Hole, Scanned, Sent
 from notify.spark.letters import LETTERS, letter_of
+from notify.storage.groups import SettleKind
 from notify.storage.log import meta
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE, Entry, EntryKind, each_of, table_of
@@ -114,6 +115,7 @@ class SegmentScan:
             pc.sum(pc.and_(pc.equal(self.messages["outcome"], ROLLED_BACK), self.messages["half_us"].is_null())).as_py()
             or 0
         )
+        self.facts.expired = pc.sum(pc.equal(self.acks["kind"], SettleKind.EXPIRED.value)).as_py() or 0
         self.facts.loose = pc.sum(self.acks["is_loose"]).as_py() or 0
         self.facts.unnamed = self.acks["id"].null_count
         self.facts.consumer_groups, self.facts.masked = self._group_names, with_bits(self._group_names)

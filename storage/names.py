@@ -7,6 +7,7 @@ from notify import ids
 RETRY_PREFIX = "retry/"
 DEAD_LETTER_PREFIX = "dead-letter."
 """This prefix and a group's name form the name of the group's dead-letter topic."""
+_DROPPED = "dropped/"
 
 
 def dead_letter_topic(group: str) -> str:
@@ -26,7 +27,12 @@ def retry_prefix(group: str) -> str:
 
 def dropped_topic(group: str) -> str:
     """The topic that records which dead letters of a group an administrator dropped; nobody subscribes to it."""
-    return f"{retry_prefix(group)}dropped/"
+    return f"{retry_prefix(group)}{_DROPPED}"
+
+
+def is_dropped_topic(name: str) -> bool:
+    """Whether a name is that of `dropped_topic` for some group."""
+    return name.startswith(RETRY_PREFIX) and name.endswith(f"/{_DROPPED}")
 
 
 def redriven_id(topic: str, transaction_id: bytes, offset: int) -> bytes:

@@ -44,6 +44,10 @@ STORAGE = typer.Option(
     envvar="NOTIFY_AUDIT_STORAGE",
     help="A server's SQL storage, with halves and outcomes (repeatable).",
 )
+RECORDS = typer.Option(
+    [], "--records", envvar="NOTIFY_AUDIT_RECORDS", help="The data directory of a server, or the URL of a registry's "
+    "database, whose records say who did what (repeatable). Those beside a --log and in a --storage are read anyway.",
+)  # fmt: skip
 SCHEMA = typer.Option(
     [], "--schema", envvar="NOTIFY_AUDIT_SCHEMA", help="The schema of a service's tables, as `NAME=SCHEMA` with a "
     "database's name, or alone for each database (repeatable: each schema is a source); default: where the URL's user "
@@ -134,6 +138,7 @@ def run(
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
+    records: list[str] = RECORDS,
     schema: list[str] = SCHEMA,
     schemas: list[str] = SCHEMAS,
     since: str = SINCE,
@@ -164,7 +169,7 @@ def run(
     """Audit once. Exit code 0: nothing is wrong; 1: something is wrong; 2: inconclusive, or the audit failed."""
     with never_one(as_json):
         check_files(plan_file, repair)
-        given = (database, log, kafka, storage, most_lag_seconds, Schemas(schema, schemas))
+        given = (database, log, kafka, storage, most_lag_seconds, Schemas(schema, schemas), records)
         copies = scratch or str(report / "segments")
         if repair is not None:
             with spark_errors(), opened_here(*given) as inputs:
@@ -200,6 +205,7 @@ def explain(
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
+    records: list[str] = RECORDS,
     schema: list[str] = SCHEMA,
     schemas: list[str] = SCHEMAS,
     plan_file: list[Path] = typer.Option(
@@ -216,7 +222,7 @@ def explain(
     Exit code 0: nothing is wrong with it, or it is repaired; 1: something is wrong, or no source knows it; 2: failed.
     """
     with never_one(as_json):
-        given = (database, log, kafka, storage, 0.0, Schemas(schema, schemas))
+        given = (database, log, kafka, storage, 0.0, Schemas(schema, schemas), records)
         with spark_errors(), opened_here(*given) as inputs:
             from notify.spark.explain.explained import explain as explained
 
@@ -235,6 +241,7 @@ def watch(
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
+    records: list[str] = RECORDS,
     schema: list[str] = SCHEMA,
     schemas: list[str] = SCHEMAS,
     window_seconds: float = typer.Option(60.0, "--window-seconds", min=1, help="The length of a window."),
@@ -265,7 +272,7 @@ def watch(
     import threading
 
     stop = threading.Event()
-    given = (database, log, kafka, storage, 0.0, Schemas(schema, schemas))
+    given = (database, log, kafka, storage, 0.0, Schemas(schema, schemas), records)
     opening = opened_here(*given)
     with heeding_signals(stop.set), never_one(as_json), alarmed(state, alarm_url), opening as checked:
         from notify.spark.result import Plan

@@ -22,10 +22,11 @@ AS_JSON = typer.Option(
 INPUTS = {
     "database": "--database", "log": "--log", "kafka": "--kafka", "storage": "--storage", "report": "--report",
     "scratch": "--scratch", "schema": "--schema", "schemas": "--schemas",
+    "records": "--records",
 }  # fmt: skip
 TIMES = {"max_transaction_seconds": "--max-transaction-seconds", "deliver_seconds": "--deliver-seconds"}
 BOUNDS = {"since": "--from", "to": "--to", "effects": "--effects"}
-PATHS = ("log", "report", "scratch")
+PATHS = ("log", "report", "scratch", "records")
 
 
 def commands_of(context: typer.Context, inputs: Inputs) -> Commands:

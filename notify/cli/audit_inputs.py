@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,8 +76,10 @@ def opened(
     storage: list[str],
     most_lag_seconds: float = 0.0,
     schemas: Schemas | None = None,
+    records: Sequence[str] = (),
 ) -> Iterator[Inputs]:
     """Open the inputs that the flags name. Raises the errors of the inputs."""
+    from notify.spark.actions import place_of_records
     from notify.spark.databases import Database
     from notify.spark.log_input import LogInput
     from notify.spark.result import Inputs
@@ -99,7 +101,7 @@ def opened(
 
             readers = [KafkaInput(url) for url in kafka]
         logs = [LogInput(directory, name) for name, directory in named_logs(log)]
-        yield Inputs(databases, logs, readers, storages)
+        yield Inputs(databases, logs, readers, storages, list(map(place_of_records, records)))
     finally:
         for opened_database in (*databases, *storages):
             opened_database.close()
@@ -170,6 +172,7 @@ def opened_here(
     storage: list[str],
     most_lag_seconds: float = 0.0,
     schemas: Schemas | None = None,
+    records: Sequence[str] = (),
 ) -> Any:
     """`opened`, after checking the flags, and that pyspark is installed."""
     if not database:
@@ -181,4 +184,4 @@ def opened_here(
         import pyspark  # noqa: F401
     except ModuleNotFoundError as error:
         raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
-    return opened(database, log, kafka, storage, most_lag_seconds, schemas)
+    return opened(database, log, kafka, storage, most_lag_seconds, schemas, records)

@@ -48,9 +48,11 @@ def show(result: Result, page: Path, *, as_json: bool) -> None:
     if result.completeness is not None:
         say(result.completeness.sentence)
     totals = result.totals
+    left_out = result.counts.get("LEFT_OUT", 0)
+    never = f", {left_out:,} that a group never settled" if left_out else ""
     say(
         f"{result.verdict}: {totals['committed']:,} committed messages, {totals['in_queues']:,} in queues, "
-        f"{totals['effects']:,} with effects; {result.seconds:.1f} s; report: {page}"
+        f"{totals['effects']:,} with effects{never}; {result.seconds:.1f} s; report: {page}"
     )
 
 

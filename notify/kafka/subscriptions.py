@@ -7,6 +7,7 @@ key is `{group}/{topic}/{partition}`, its value JSON, see Subscribed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,10 +16,15 @@ import msgspec
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import newest, write
+from notify.kafka.progress import Progress
 from notify.kafka.rights import of_consumer
 from notify.wire import UNDECODABLE
 
 TOPIC = "notify-subscriptions"
+MOST_SKIPPED = 16
+"""The most resets of a partition that are noted, the last ones."""
+MOST_RUNS = 10_000
+"""The most stretches that these may have skipped together: a record stays far below what brokers take."""
 
 
 class Place(NamedTuple):
@@ -28,12 +34,33 @@ class Place(NamedTuple):
     partition: int
 
 
+class Skipped(msgspec.Struct, frozen=True):
+    """The records of a partition that a reset skipped."""
+
+    runs: tuple[tuple[int, int], ...]
+    """The records that the group had not settled: (first offset, offset behind the last), ascending."""
+    at_us: int
+    """When, in microseconds since 1970, by the consumer's clock."""
+    reset: str = ""
+    """The reset's id (control.py)."""
+
+    @classmethod
+    def between(cls, progress: Progress, start: int, at_us: int, reset: str) -> Skipped | None:
+        """All that lies unsettled between a group's progress and its new start; None if nothing does."""
+        runs, first = [], progress.offset
+        for offset in [*sorted(progress.done), start]:
+            if first < min(offset, start):
+                runs.append((first, min(offset, start)))
+            first = max(first, offset + 1)
+        return cls(tuple(runs), at_us, reset) if runs else None
+
+
 class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
     """A group's subscription to a partition. `start`: the first offset that it reads with this subscription.
 
     `at`: a later offset of the group, at most some hours old; 0: none was recorded since the start.
     `inbox_from_us`: when its consumers first reported an inbox, in microseconds since 1970; -1: they have none.
-    `topic_id`: Kafka's id of the topic; empty if unknown.
+    `topic_id`: Kafka's id of the topic; empty if unknown. `skipped`: by the last resets, the newest last.
     """
 
     mode: str
@@ -43,11 +70,25 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
     at: int = 0
     inbox_from_us: int = -1
     topic_id: str = ""
+    skipped: tuple[Skipped, ...] = ()
 
     def takes_as(self, other: Subscribed) -> bool:
         """Whether both subscriptions are equal except for where they began."""
         is_same_topic = self.topic_id == other.topic_id or not (self.topic_id and other.topic_id)
         return is_same_topic and (self.mode, self.tags, self.filter) == (other.mode, other.tags, other.filter)
+
+    def with_skipped(self, earlier: Subscribed, skipped: Skipped | None) -> Subscribed:
+        """This subscription with what resets skipped, according to an earlier record, and with what one skips now."""
+        is_other = self.topic_id and earlier.topic_id and self.topic_id != earlier.topic_id
+        several = [*(() if is_other else earlier.skipped), *(() if skipped is None else (skipped,))]
+        kept: list[Skipped] = []
+        room = MOST_RUNS
+        for each in reversed(several[-MOST_SKIPPED:]):
+            room -= len(each.runs)
+            if room < 0:
+                break
+            kept.append(each)
+        return msgspec.structs.replace(self, skipped=tuple(reversed(kept)))
 
     def with_inbox_of(self, other: Subscribed) -> Subscribed:
         """This subscription with the inbox of another record; if both have an inbox, with the earlier time."""
@@ -64,6 +105,11 @@ class Subscriptions:
         self._cluster = cluster
         self._group = group
         self._noted: dict[Place, Subscribed] | None = None
+        self._moving: dict[Place, tuple[Progress, str]] = {}
+
+    def moving(self, place: Place, progress: Progress, reset: str) -> None:
+        """A reset is about to move the group: the next note that it begins there says what it skips."""
+        self._moving[place] = (progress, reset)
 
     def note(self, wanted: Mapping[Place, Subscribed], *, begins: bool, renews: bool = False) -> None:
         """Record subscriptions; they are durable when it returns.
@@ -78,11 +124,17 @@ class Subscriptions:
         changed: dict[Place, Subscribed] = {}
         for place, subscribed in wanted.items():
             noted = self._noted.get(place)
+            if begins and place in self._moving:
+                progress, reset = self._moving[place]
+                skipped = Skipped.between(progress, subscribed.start, time.time_ns() // 1000, reset)
+            else:
+                skipped = None
             if noted is None:
-                changed[place] = subscribed
+                changed[place] = subscribed.with_skipped(subscribed, skipped)
             elif begins or not noted.takes_as(subscribed):
                 since = noted.with_inbox_of(subscribed).inbox_from_us
-                changed[place] = msgspec.structs.replace(subscribed, inbox_from_us=since)
+                wanted_now = msgspec.structs.replace(subscribed, inbox_from_us=since)
+                changed[place] = wanted_now.with_skipped(noted, skipped)
             else:
                 updated = noted.with_inbox_of(subscribed)
                 updated = msgspec.structs.replace(updated, topic_id=subscribed.topic_id or noted.topic_id)
@@ -95,6 +147,8 @@ class Subscriptions:
         values = {f"{self._group}/{p.topic}/{p.partition}": msgspec.json.encode(s) for p, s in changed.items()}
         write(self._cluster, TOPIC, values, of_consumer(self._group))
         self._noted |= changed
+        for place in wanted if begins else ():
+            self._moving.pop(place, None)
 
     def last(self) -> dict[Place, tuple[int, str]]:
         """The group's last recorded offset and the topic's id, by partition. Raises Unavailable."""

@@ -78,7 +78,7 @@ class Commands:
         return self._line("audit", "run", *self.inputs, *self.times, *self.bounds, *more)
 
     def _of_group(self, subject: Subject) -> list[str]:
-        if subject.finding in ("UNDELIVERED", "DISORDER", "REDELIVERED"):
+        if subject.finding in ("UNDELIVERED", "DISORDER", "REDELIVERED", "LEFT_OUT"):
             return [self._line("group", "show", subject.name, *self.server)]
         if subject.finding == "DEAD":
             redrive = ("dead-letter", "redrive", subject.name, "--all", "--reason", REASON, *self.server)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from notify.spark.causes.cause import Cause
 from notify.spark.causes.commands import Commands
-from notify.spark.causes.sentences import dead_sentence, sentence_of
+from notify.spark.causes.sentences import dead_sentence, left_out_sentence, sentence_of
 from notify.spark.causes.standstill import STILL, Standstill
 from notify.spark.causes.stretches import Stretch, stretches_of
 from notify.spark.causes.subjects import GROUP, Subject, instant_of, subjects_of
@@ -20,11 +20,13 @@ RANKS: tuple[tuple[str, ...], ...] = (
     # An effect is missing, surplus, or without its cause.
     ("LOST", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "DUP_EFFECT"),
     # An effect is late, or something hides whether it is missing.
-    ("UNSENT", "UNDELIVERED", "IN_DOUBT", "BRIDGE_GAP", "CORRUPT", INCONCLUSIVE, "DEAD"),
+    ("UNSENT", "UNDELIVERED", "IN_DOUBT", "BRIDGE_GAP", "CORRUPT", INCONCLUSIVE, "DEAD", "LEFT_OUT"),
     ("DUP_ENQUEUE", "DISORDER", "ALTERED"),
     ("ORPHAN_ROW", "MALFORMED", "MISDATED", "REDELIVERED", "DROPPED", "FORGOTTEN"),
 )
 """Classes by how much they matter; within a rank the cause with the most findings comes first."""
+_SUMMED = ("DEAD", "LEFT_OUT")
+"""Classes that the audit has summed up itself."""
 _RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 
 
@@ -34,6 +36,7 @@ def causes_of(result: Result, standstill: Standstill, commands: Commands) -> tup
     What is repaired, pending, or harmless has none.
     """
     causes = [*_of_cases(result, standstill, commands), *_of_letters(result, commands)]
+    causes += _of_left_out(result, commands)
     causes += [_of_reason(reason, commands) for reason in result.reasons]
     causes.sort(key=lambda cause: (_RANK.get(cause.finding, len(RANKS)), -cause.count, cause.from_us, cause.sentence))
     return causes[:MOST], len(causes[MOST:])
@@ -43,7 +46,7 @@ def _of_cases(result: Result, standstill: Standstill, commands: Commands) -> Ite
     shown: dict[str, int] = defaultdict(int)
     by_subject: dict[Subject, list[tuple[int, Found]]] = defaultdict(list)
     for case in result.found:
-        if case.finding not in result.bad or case.finding == "DEAD" or case.evidence.get("repaired"):
+        if case.finding not in result.bad or case.finding in _SUMMED or case.evidence.get("repaired"):
             continue
         shown[case.finding] += 1
         for subject in subjects_of(case):
@@ -80,6 +83,25 @@ def _of_letters(result: Result, commands: Commands) -> Iterator[Cause]:
         first = letters[0][1].message_id if letters else ""
         fails = "DEAD" in result.bad
         yield Cause("DEAD", sentence, count, str(subject), *times, fails, first, commands.of(subject, stretch))
+
+
+def _of_left_out(result: Result, commands: Commands) -> Iterator[Cause]:
+    """Messages that left queues unsettled, by group, topic and cause."""
+    is_whole = sum(case.finding == "LEFT_OUT" for case in result.found) >= result.counts.get("LEFT_OUT", 0)
+    for row in result.left_out:
+        subject = Subject("LEFT_OUT", GROUP, row["group"])
+        sentence = left_out_sentence(row, is_whole=is_whole)
+        first = Found("LEFT_OUT", *_identity(row["message_id"]), at_us=row["at_us"])
+        stretch = Stretch([(row["at_us"], first)])
+        yield Cause(
+            "LEFT_OUT", sentence, row["messages"], str(subject), row["at_us"], row["until_us"],
+            "LEFT_OUT" in result.bad, row["message_id"], commands.of(subject, stretch),
+        )  # fmt: skip
+
+
+def _identity(message_id: str) -> tuple[str, int]:
+    transaction, _, number = message_id.partition(".")
+    return transaction, int(number or 0)
 
 
 def _of_reason(reason: str, commands: Commands) -> Cause:

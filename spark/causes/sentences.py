@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from notify.spark.causes.standstill import BEHIND, STILL, Standstill
 from notify.spark.causes.stretches import Stretch
@@ -86,6 +87,13 @@ def dead_sentence(group: str, rows: Sequence[Mapping[str, object]], stretch: Str
     since = f" since {instant_text(stretch.from_us)}" if stretch.cases else ""
     messages = _number(count, "message", "")
     return f"group {group} gave up {messages}{since} that nobody sent again: {reasons}{more}"
+
+
+def left_out_sentence(row: Mapping[str, Any], *, is_whole: bool) -> str:
+    """For a row of Result.left_out. `is_whole`: whether all messages of the class are known one by one."""
+    messages = _number(row["messages"], "message", "" if is_whole else "at least ")
+    of_topic = f" of topic {row['topic']}" if row["topic"] else ""
+    return f"group {row['group']} never settled {messages}{of_topic}: {row['why']}"
 
 
 def _number(count: int, noun: str, least: str) -> str:

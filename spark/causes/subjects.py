@@ -10,7 +10,16 @@ from notify.spark.result import Found
 
 GROUP, PRODUCER, INPUT, BRIDGE = "group", "producer", "input", "bridge"
 
-OF_GROUPS = ("UNDELIVERED", "ACKED_NO_EFFECT", "DUP_EFFECT", "REDELIVERED", "DISORDER", "DEAD", "ORPHAN_ROW")
+OF_GROUPS = (
+    "UNDELIVERED",
+    "ACKED_NO_EFFECT",
+    "DUP_EFFECT",
+    "REDELIVERED",
+    "DISORDER",
+    "DEAD",
+    "LEFT_OUT",
+    "ORPHAN_ROW",
+)
 """Classes whose cases name consumer groups."""
 _TIMES = {
     "UNDELIVERED": ("due_us", "queued_us"),

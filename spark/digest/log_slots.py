@@ -94,6 +94,8 @@ class LogSlots:
             readers = wanted.get((row["topic"], row["queue"]), ())
             if row["places"] and self._missing("settled", row, [name for name, _ in self._expected(row, readers)]):
                 slot.is_odd = True
+            if row["places"] and self._missing("settled", row, self._left(log, row)):
+                slot.is_odd = True
             slot.low_us = min(slot.low_us, row["low_us"] if row["low_us"] is not None else slot.low_us)
             slot.high_us = max(slot.high_us, row["high_us"] or 0)
             slot.first_acked_us = min(slot.first_acked_us, row["first_acked_us"] or slot.first_acked_us)
@@ -103,6 +105,14 @@ class LogSlots:
     def _expected(self, row: Mapping[str, Any], readers: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
         """The readers that are to have at least one of these messages; `readers`: groups and their first offsets."""
         return ((name, start) for name, start in readers if row["places"] and start <= row["high_offset"])
+
+    def _left(self, log: LogInput, row: Mapping[str, Any]) -> set[str]:
+        """The groups whose queue at least one of these messages may have left."""
+        return {
+            left.group
+            for left in log.left.get((row["topic"], row["queue"]), ())
+            if left.first <= row["high_offset"] and row["low_offset"] < left.end
+        }
 
     def _missing(self, mask: str, row: Mapping[str, Any], names: Iterable[str]) -> bool:
         """Whether one of these groups is not in a mask."""

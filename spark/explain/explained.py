@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from notify import ids
+from notify.spark import left_out
 from notify.spark.absent_logs import absent_shards, judged_span, reason_of
+from notify.spark.actions import Record
 from notify.spark.columns import name_hash
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
-from notify.spark.explain.records import Record, records_of
+from notify.spark.explain.records import records_of
 from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, repairs_of
 from notify.spark.ranges import Span
 from notify.spark.replicas import unseen_from
@@ -120,6 +122,9 @@ def explain(
     known = [trace for _, trace in sorted(history.traces.items()) if trace.is_known]
     chosen = [trace for trace in known if "." not in text or trace.message_id == ids.message_id(transaction, number)]
     repairs = repairs_of(inputs, history, terms, records)
+    for trace in history.traces.values():
+        of_letters = {sent.to: sent.what == DROPPED for sent in repairs if sent.of == trace.message_id and sent.to}
+        trace.left_out = left_out.of_trace(inputs, trace, of_letters)
     decisions = list(decisions_of(ids.to_text(transaction), records))
     events = [*history.events, *_events(repairs, decisions)]
     events.sort(key=lambda event: event.at_us)

@@ -130,6 +130,9 @@ class _OfLog:
             trace.stands.append(stand)
             wanted = self._log.wanted().get((m["topic"], m["queue"]), ())
             trace.expected |= {name for name, start in wanted if m["offset"] >= start}
+            for left in self._log.left.get((m["topic"], m["queue"]), ()):
+                if left.holds(m["offset"], m["queued_us"]):
+                    trace.left[left.group] = left, stand
             begun = {s.group: begins_us(s) for s in catalog.subscriptions.values() if s.topic == topic}
             trace.inboxes_from |= begun
             trace.readers = (trace.readers or set()) | self._log.readers().get((m["topic"], m["queue"]), set())
@@ -192,8 +195,12 @@ def _progress_over_kafka(kafka: KafkaInput, trace: Trace, group: str, stand: Sta
     noted = kafka.progress.subscribed.get((group, place))
     if stand.offset >= (noted.start if noted else 0):
         trace.expected.add(group)
+    number = kafka.topics.index(stand.topic)
+    for left in kafka.left.get((number, stand.queue), ()):
+        if left.group == group and left.holds(stand.offset, stand.queued_us):
+            trace.left[group] = left, stand
     if _is_done(kafka, group, stand):
-        takes_all = lasts and noted is not None and not noted.filter and not noted.tags
+        takes_all = group not in trace.left and lasts and noted is not None and not noted.filter and not noted.tags
         trace.settled[group] = Settled("ACK" if takes_all else "DONE", 0)
 
 

@@ -179,8 +179,10 @@ class _Judged:
         known = t.expected | t.settled.keys() | t.attempts.keys()
         if t.readers is not None and (strange := sorted(t.effects.keys() - known - t.readers)):
             yield "ORPHAN_ROW", f"an inbox row of {', '.join(strange)}, which never subscribed to the topic"
-        if t.letters:
-            yield "DEAD", f"{', '.join(sorted(t.letters))} gave it up"
+        for group, why in sorted(t.left_out.items()):
+            yield "LEFT_OUT", f"{group} never settled it: {why}"
+        if dead := sorted(t.letters.keys() - t.left_out.keys()):
+            yield "DEAD", f"{', '.join(dead)} gave it up"
         if t.attempts:
             yield "REDELIVERED", f"it was delivered again to {', '.join(sorted(t.attempts))}"
 

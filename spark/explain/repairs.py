@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from notify import ids
+from notify.spark.actions import NOBODY_KNOWS, Record
 from notify.spark.explain.history import History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
-from notify.spark.explain.records import Record
 from notify.spark.explain.trace import Trace
 from notify.spark.result import Inputs
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic
@@ -49,7 +49,7 @@ class Sent:
 
     @property
     def _by(self) -> str:
-        return self.record.by if self.record else "who did it is in no record that was given"
+        return self.record.by if self.record else NOBODY_KNOWS
 
 
 def repairs_of(inputs: Inputs, history: History, terms: Terms, records: Sequence[Record]) -> list[Sent]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from notify.spark.changes import Left
 from notify.spark.unmoved import MOVED
 
 
@@ -81,6 +82,10 @@ class Trace:
     attempts: dict[str, int] = field(default_factory=dict)
     effects: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     """The inbox rows by group: the database and when."""
+    left: dict[str, tuple[Left, Stand]] = field(default_factory=dict)
+    """The change by which it left the queue of a group, and the place that it had there."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """By what, by whom and why it left the queue of a group that never settled it."""
     letters: dict[str, list[Stand]] = field(default_factory=dict)
     """Its dead letters by group."""
 

@@ -63,10 +63,11 @@ def page(result: Result) -> str:
 def _sentence(result: Result) -> str:
     t = result.totals
     if result.verdict == "PASS":
+        left_out = result.counts.get("LEFT_OUT", 0)
         return (
             f"Each of {t['committed']:,} committed messages is in a queue, and nothing else is there. "
             f"{result.counts.get('PENDING', 0):,} are still on their way."
-        )
+        ) + (f" {left_out:,} left the queue of a group that never settled them." if left_out else "")
     if result.verdict == "FINDINGS":
         named = [
             f"{result.counts[f.name]:,} {f.name}"

@@ -48,10 +48,12 @@ RETRY_SECONDS = 5.0
 DEATHS = 3
 """A process that died so often within one window raises an alarm; a look that did not end so often leaves its windows
 out."""
-REVISED = ("LOST", "UNSENT", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW")
+REVISED = (
+    "LOST", "UNSENT", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW", "LEFT_OUT",
+)  # fmt: skip
 OF_A_GROUP = ("UNDELIVERED", "ACKED_NO_EFFECT")
 """A finding of these is one for each group that it concerns."""
-NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD", "FORGOTTEN")
+NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD", "LEFT_OUT", "FORGOTTEN")
 """A class of these is said if the plan's `fail_on` has it."""
 
 WINDOWS = Counter("notify_audit_windows", "Windows that were audited.")

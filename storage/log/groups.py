@@ -37,9 +37,11 @@ class Groups:
         return subscription
 
     async def unsubscribe(self, group: str, topic: str) -> None:
-        if (group, topic) not in self._state.subscriptions:
+        subscription = self._state.subscriptions.get((group, topic))
+        if subscription is None:
             raise NotFound(f"group {group!r} has no subscription to {topic!r}")
-        self._journal.append_meta(Unsubscribed(group, topic))
+        ends = [queue.next_offset for queue in self._state.topics[topic].queues]
+        self._journal.append_meta(Unsubscribed(group, topic, subscription, ends))
         self._state.drop_subscription(group, topic)
         await self._journal.sync()
 

@@ -53,7 +53,10 @@ class StartSet(msgspec.Struct, array_like=True, tag="start"):
 
 
 class TopicDeleted(msgspec.Struct, array_like=True, tag="delete_topic"):
+    """A topic was deleted with its messages. Earlier versions did not write which subscriptions it had."""
+
     name: str
+    subscriptions: list[Subscription] = []
 
 
 class Subscribed(msgspec.Struct, array_like=True, tag="subscribe"):
@@ -64,8 +67,13 @@ class Subscribed(msgspec.Struct, array_like=True, tag="subscribe"):
 
 
 class Unsubscribed(msgspec.Struct, array_like=True, tag="unsubscribe"):
+    """A subscription ended. Earlier versions wrote only its names."""
+
     group: str
     topic: str
+    subscription: Subscription | None = None
+    ends: list[int] = []
+    """The next offset of each queue: what came behind it was not for the group any more."""
 
 
 class PatternSet(msgspec.Struct, array_like=True, tag="pattern"):

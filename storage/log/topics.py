@@ -58,7 +58,9 @@ class Topics:
     def delete_soon(self, name: str) -> None:
         if name not in self._state.topics:
             raise NotFound(f"there is no topic {name!r}")
-        self._journal.append_meta(TopicDeleted(name))
+        # The instances of a broadcast may be many, and no record says which of them there should be.
+        subscriptions = [s for s in self._state.subscriptions.values() if s.topic == name and "@" not in s.group]
+        self._journal.append_meta(TopicDeleted(name, subscriptions))
         self._state.drop_topic(name)
 
     async def delete(self, name: str) -> None:

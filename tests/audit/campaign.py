@@ -29,6 +29,7 @@ from notify.spark.session import open_session
 from notify.testing.databases import SERVERS
 from tests.audit.audited import PLAN, audited
 from tests.audit.disasters import DISASTERS, HARMLESS, Outcome, complaints_of_harmless, outcome_of
+from tests.audit.leaving import WHO, WHY, told
 from tests.audit.plant import Planted, Planter, copied
 from tests.audit.trade import Trade, make_trade
 from tests.audit.world import World, world_of
@@ -66,6 +67,9 @@ def differences(result: Result, wanted: Planted) -> list[str]:
             complaints.append(f"{name}: {len(surplus)} found that were not planted, as {sorted(surplus)[0]}")
         if result.counts.get(name, 0) != len(ids_by_class.get(name, ())):
             complaints.append(f"{name}: {result.counts.get(name)} counted, {len(ids_by_class.get(name, ()))} shown")
+    causes = {key: (len(of_it), WHO, WHY) for key, of_it in wanted.left.items()}
+    if told(result.left_out) != causes:
+        complaints.append(f"LEFT_OUT: told as {told(result.left_out)}, planted as {causes}")
     return complaints
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ from notify.storage.records import NewMessage, NewTransaction, State, StoredMess
 from notify.storage.sql.rows import moment_of
 from notify.storage.topics import Topic
 from notify.wire import BridgeBatch
+from tests.audit.leaving import Leaving, records_beside
 
 FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])
 """A meaningless record of an entry's size: it replaces a removed entry, so that a frame keeps its length."""
@@ -48,6 +50,8 @@ class Planted:
     """The planted message ids by class; gaps of a bridge have numbers instead of ids."""
 
     ids: dict[str, set[str]] = field(default_factory=dict)
+    left: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """Those of LEFT_OUT, by group and by what they left its queue."""
 
     def add(self, name: str, message: bytes | str) -> None:
         text = message if isinstance(message, str) else f"{ids.to_text(message)}.0"
@@ -244,6 +248,7 @@ class Planter:
         await self._disorder(store, rows, effects)
         await self._gaps(store, rows, effects)
         await self._dead(store, rows)
+        await self._left_out(store)
         # Done last, because later messages of the queue would be settled in one range with these.
         await self._undelivered(store, rows)
         await store.sync()
@@ -373,6 +378,16 @@ class Planter:
             offset = store.bounds("order.1", 0)[1]
             await store.put([NewTransaction(redriven_id(letters, name, i), "", [again], committed=True)], self._at())
             await store.settle(CONSUMERS, "order.1", 0, [(offset, 1)], SettleKind.FILTERED, self._at())
+
+    async def _left_out(self, store: LogStore) -> None:
+        """Plant messages that left the queues of groups unsettled, by each cause, and some that only look like that."""
+        with records_beside(self._log) as records:
+            each = max(1, self._each // 9)  # so many for each cause
+            leaving = Leaving(store, self._at(), records, each, lambda: time.time_ns() // 1000)
+            await leaving.plant()
+        for message in leaving.ids:
+            self.planted.add("LEFT_OUT", message)
+        self.planted.left = leaving.left
 
     async def _undelivered(self, store: LogStore, rows: dict[bytes, str]) -> None:
         names = [self._new_id() for _ in range(self._each)]

@@ -77,6 +77,8 @@ def test_dead_letters_are_counted(spark: Any, tmp_path: Path) -> None:
     result = audited(spark, trade, PLAN)
     assert (result.verdict, result.exit_code, result.reasons) == ("PASS", 0, [])
     assert result.counts["DEAD"] == len(KEPT)
+    gone = {f.message_id: f.left[0].how for f in result.found if f.finding == "LEFT_OUT"}
+    assert gone == {trade.message(PURGED): "dead letter purged", trade.message(DROPPED): "dead letter dropped"}
     assert {case.message_id for case in result.found if case.finding == "DEAD"} == {trade.message(n) for n in KEPT}
     assert result.dead == [
         {"group": WITH_INBOX, "reason": "no such customer", "count": 2},

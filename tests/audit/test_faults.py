@@ -20,9 +20,11 @@ from tests.audit.audited import PLAN, audited
 from tests.audit.campaign import campaign
 from tests.support.databases import empty_database
 
-CLASSES = {f.name for f in FINDINGS} - {"PENDING", "FORGOTTEN"}
-"""Those that a fault is planted of. Only a log that was restored has forgotten what came before."""
+CLASSES = {f.name for f in FINDINGS} - {"PENDING", "FORGOTTEN", "LEFT_OUT"}
+"""Those that a fault is planted of. Only a log that was restored has forgotten what came before; LEFT_OUT is planted by
+each of its causes."""
 EACH = 4
+CAUSES = 10
 
 
 @pytest.fixture(params=["mysql", pytest.param("mariadb", marks=pytest.mark.long)])
@@ -37,6 +39,7 @@ def test_planted_faults_are_found_and_nothing_else(spark: Any, url: str, tmp_pat
     complaints = campaign(spark, url, tmp_path, 3000, EACH, said.append)
     assert complaints == []
     assert "clean run: PASS" in said[1]
+    assert f"'LEFT_OUT': {CAUSES}" in said[2], said[2]
     assert all(f"'{name}': {EACH}" in said[2] for name in CLASSES) and "'PENDING': 0" in said[2], said[2]
 
 

@@ -11,7 +11,9 @@ from notify.spark.scan import SegmentScan
 from notify.storage.log import LogStore
 from notify.storage.log.format import segment_header
 from notify.storage.log.segments import segment_name
-from notify.storage.shipped.shipper import ship_directory
+from notify.storage.shipped import records
+from notify.storage.shipped.shipper import Shipper, ship_directory
+from notify.storage.shipped.store import Store
 
 
 def sealed_copy(log: Path, to: Path) -> Path:
@@ -36,7 +38,13 @@ def sealed_copy(log: Path, to: Path) -> Path:
 
 
 def shipped(log: Path, to: Path) -> str:
-    """Ship a log whole to a directory below `to`; the store's URL."""
+    """Ship a log whole to a directory below `to`, with the administrators' records beside it; the store's URL."""
     url = f"file://{to}/store"
-    ship_directory(sealed_copy(log, to / "sealed"), url)
+    data_dir = sealed_copy(log, to / "sealed")
+    ship_directory(data_dir, url)
+    if (log.parent / records.NAME).exists():
+        records.copy_into(log.parent, data_dir / records.NAME)
+        shipper = Shipper(Store(url), data_dir)
+        shipper.begin()
+        assert shipper.ship_records()
     return url

@@ -76,6 +76,11 @@ class Assignment:
 
     async def move(self, begun: Mapping[Place, int], reset: str) -> dict[Place, int]:
         """Continue partitions at other offsets, because of a reset or a recreated topic."""
+        for place in begun:
+            window = self._partitions.get(place)
+            # Offsets of a topic that was made anew say nothing about the old one.
+            if self._noted is not None and window is not None and window.reset != reset:
+                self._noted.moving(NotedPlace(*place), window.progress(), reset)
         await self._note(begun, begins=True)
         for place, offset in begun.items():
             self._partitions.close([place])

@@ -21,6 +21,7 @@ from notify.errors import NotifyError
 from notify.kafka.answers import answered, offset_of
 from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
+from notify.kafka.subscriptions import Place as NotedPlace
 from notify.kafka.subscriptions import Subscriptions
 from notify.kafka.topic_ids import TopicIds
 
@@ -100,6 +101,8 @@ class Starts:
             reset = self._orders.control.reset_of(place[0])
             if progress is not None and reset is not None and reset.id != progress.reset:
                 log.warning("topic %s of this group goes on from %s, by reset %s", reset.topic, reset.to, reset.id)
+                if self._noted is not None and place not in moved:
+                    self._noted.moving(NotedPlace(*place), progress, reset.id)
                 moved[place] = reset.start()
         progresses |= dict.fromkeys(moved)
         begun = self.begin([place for place, progress in progresses.items() if progress is None and place not in moved])

@@ -175,7 +175,7 @@ class KafkaGroups:
         wish = Reset(uuid.uuid4().hex, move.topic, move.to)
         wish.start()  # raises for a bad position, before the wish is written
         rows = await self._thread.call(lambda: self._moved(name, wish))
-        preview = {"queues": rows, "effects": EFFECTS_KEPT, "within_seconds": OBEY_SECONDS}
+        preview = {"id": wish.id, "queues": rows, "effects": EFFECTS_KEPT, "within_seconds": OBEY_SECONDS}
 
         def do() -> Any:
             self._look.wishes.change(consumer_group(name), lambda before: _with(before, wish))
