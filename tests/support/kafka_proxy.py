@@ -1,8 +1,8 @@
-"""A proxy before a Kafka broker that knows where a request begins and what it asks for, and delays the ones it is told.
+"""A proxy before a Kafka broker that knows requests when it sees them: it holds, cuts, repeats and delays some of them.
 
-The broker advertises the proxy's port, so that nothing is rewritten. Only the heads of frames are decoded, and of EndTxn
-whether it commits: https://kafka.apache.org/protocol. A connection's bytes stay in order, as TCP keeps them; requests
-overtake each other only by way of another connection.
+The broker advertises the proxy's port, so that nothing is rewritten. Only the heads of frames are decoded, and of
+EndTxn whether it commits: https://kafka.apache.org/protocol. A connection's bytes stay in order, as TCP keeps them;
+requests overtake each other only by way of another connection.
 """
 
 from __future__ import annotations
@@ -180,6 +180,12 @@ class KafkaProxy:
             self._planned = [each for each in self._planned if not each.is_over]
             self._planned.append(planned)
         return planned
+
+    def withdraw(self, planned: Planned) -> None:
+        """Let a fault not happen, if its request has not come yet; what waits happens now."""
+        with self._lock:
+            self._planned = [each for each in self._planned if each is not planned or each.has_hit]
+        planned.release()
 
     def close(self) -> None:
         """Stop listening, and cut open connections."""
