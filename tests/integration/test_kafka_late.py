@@ -40,10 +40,11 @@ from tests.support.shop import make_engine
 pytest.importorskip("confluent_kafka")
 
 from notify.kafka.groups import dead_letter_topic, transactional_id
+from notify.kafka.positions import positions_topic
 from notify.sinks.delays.background import releasing
 from notify.sinks.kafka import KafkaSink
 from tests.support.delayed import send_delayed, texts_of
-from tests.support.kafka_consumers import make_topic, produce, progress
+from tests.support.kafka_consumers import admin_of, make_topic, produce, progress
 
 CALL_SECONDS = 3.0
 """How long a sink waits for a request that is held."""
@@ -146,7 +147,9 @@ class Step(NamedTuple):
     @classmethod
     def of(cls, topic: str, number: int, kind: str) -> Step:
         transactions = [
-            BridgedTransaction(ids.to_text(ids.new_id()), "g", [PackedMessage(topic, f"{number}{key}".encode(), key)])
+            BridgedTransaction(
+                ids.to_text(ids.new_id()), "g", [PackedMessage(topic=topic, body=f"{number}{key}".encode(), key=key)]
+            )
             for key in LETTERS
         ]
         return cls(kind, [transactions] if kind == BATCH else [transactions[:2], transactions[2:4], transactions[4:]])
@@ -237,6 +240,7 @@ async def through_a_sink(node: KafkaNode, cell: Cell) -> Seen:
     wanted = [text for step in source.steps if step.kind != TAKEN_BACK for text in step.texts]
     never = [text for step in source.steps if step.kind == TAKEN_BACK for text in step.texts]
     seen.compare(wanted, never, await asyncio.to_thread(read, node, name))
+    admin_of(node.url).delete_topics([name, positions_topic(name)])  # a node of all cells would have thousands
     return seen
 
 
@@ -264,11 +268,11 @@ OF_A_SINK = (
 )  # fmt: skip
 POINTS: tuple[Point, ...] = (
     BETWEEN,
-    (Api.ADD_PARTITIONS_TO_TXN, 1), (Api.ADD_PARTITIONS_TO_TXN, 2),
-    (Api.PRODUCE, 1), (Api.PRODUCE, 2), (Api.PRODUCE, 3), (Api.PRODUCE, 5),
+    (Api.ADD_PARTITIONS_TO_TXN, 1),
+    (Api.PRODUCE, 1), (Api.PRODUCE, 3), (Api.PRODUCE, 5),
     (Api.END_TXN, 1),
 )  # fmt: skip
-PAIRS = [(first, then) for first in (BATCH, PARTS, TAKEN_BACK) for then in (BATCH, PARTS, TAKEN_BACK)]
+PAIRS = [(first, then) for first in (BATCH, TAKEN_BACK) for then in (BATCH, PARTS, TAKEN_BACK)]
 
 
 def cells_of(fault: Fault, first: str, then: str) -> list[Cell]:
