@@ -9,6 +9,7 @@ producer has another epoch, a broker cannot tell the first bytes from a request 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 import uuid
@@ -39,6 +40,9 @@ from tests.support.shop import make_engine
 
 pytest.importorskip("confluent_kafka")
 
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
 from notify.kafka.groups import dead_letter_topic, transactional_id
 from notify.kafka.positions import positions_topic
 from notify.sinks.delays.background import releasing
@@ -52,7 +56,10 @@ ASKED_AGAIN_MILLISECONDS = 1500
 """How long Kafka's client waits for an answer before it asks again over another connection; by default a minute."""
 AT_ONCE = 6
 """So many cells run at the same time, each with a source of its own."""
-LETTERS = "abcdef"
+PART_SECONDS = 2.0
+"""How long a part of a large transaction is waited for, of which nothing comes once its transaction has ended."""
+PARTITIONS, LETTERS = 4, "abcdef"
+"""Of these keys the first two have one partition, and the next two another each."""
 
 BATCH, PARTS, TAKEN_BACK = "batch", "parts", "taken back"
 """A batch of transactions; a large transaction in parts; one in parts that is rolled back in the source."""
@@ -162,8 +169,9 @@ class Step(NamedTuple):
 class Source:
     """A source and its bridge: after a failure it goes on from the sink's position, as a bridge does."""
 
-    def __init__(self, name: str, kinds: Sequence[str]) -> None:
+    def __init__(self, url: str, name: str, kinds: Sequence[str]) -> None:
         self.name = name
+        self._url = url
         self.steps = [Step.of(name, number, kind) for number, kind in enumerate(kinds)]
         self.ended: list[str] = []
         """What would have ended a bridge."""
@@ -198,9 +206,21 @@ class Source:
         if step.kind == BATCH:
             return await self._append(sink, transactions=step.parts[0])
         for part in step.parts:
+            before = await asyncio.to_thread(self._ends)
             await self._append(sink, position="", transactions=part, prepare=True)
+            await self._grown(before + len(part))
         parts = [t.id for part in step.parts for t in part]
         await self._append(sink, **{"commit" if step.kind == PARTS else "rollback": parts})
+
+    async def _grown(self, end: int) -> None:
+        with contextlib.suppress(AssertionError):  # none of it may come
+            await eventually_async(lambda: self._ends() >= end, "the part", PART_SECONDS)
+
+    def _ends(self) -> int:
+        """How many records the topic has had, committed or not; the parts of a large transaction come one by one."""
+        asked: Any = {TopicPartition(self.name, n): OffsetSpec.latest() for n in range(PARTITIONS)}  # type: ignore[no-untyped-call]
+        answers = admin_of(self._url).list_offsets(asked).values()
+        return sum(answer.result(PATIENCE_SECONDS).offset for answer in answers)
 
     async def _append(self, sink: Sink, *, position: str | None = None, **fields: Any) -> None:
         after = str(self._at + 1) if position is None else position
@@ -211,8 +231,8 @@ class Source:
 
 async def through_a_sink(node: KafkaNode, cell: Cell) -> Seen:
     name = f"s{uuid.uuid4().hex}"
-    await asyncio.to_thread(make_topic, node.url, name, 4)
-    source, seen = Source(name, [BATCH, cell.first, cell.then, BATCH]), Seen()
+    await asyncio.to_thread(make_topic, node.url, name, PARTITIONS)
+    source, seen = Source(node.url, name, [BATCH, cell.first, cell.then, BATCH]), Seen()
     sink = KafkaSink(cell.url(node), CALL_SECONDS)
     about = f"notify-bridge-{name}".encode()
     if cell.request in (Api.FIND_COORDINATOR, Api.INIT_PRODUCER_ID):  # a producer's first requests
@@ -268,7 +288,7 @@ OF_A_SINK = (
 )  # fmt: skip
 POINTS: tuple[Point, ...] = (
     BETWEEN,
-    (Api.ADD_PARTITIONS_TO_TXN, 1),
+    (Api.ADD_PARTITIONS_TO_TXN, 1), (Api.ADD_PARTITIONS_TO_TXN, 3),
     (Api.PRODUCE, 1), (Api.PRODUCE, 3), (Api.PRODUCE, 5),
     (Api.END_TXN, 1),
 )  # fmt: skip
@@ -283,9 +303,10 @@ def cells_of(fault: Fault, first: str, then: str) -> list[Cell]:
 def test_a_late_commit_or_abort_ends_no_other_transaction(kafka_node: KafkaNode) -> None:
     """An ordinary batch's records were lost behind its position; of a large transaction parts were lost, doubled, or
     seen although it was rolled back."""
-    late = [(BATCH, BATCH, n) for n in (1, 2, 3, 5)]
-    late += [(TAKEN_BACK, PARTS, 3), (BATCH, PARTS, 3), (BATCH, TAKEN_BACK, 3)]
-    cells = [Cell(Api.END_TXN, Fault.LATE, (Api.PRODUCE, n), first, then) for first, then, n in late]
+    late = [(BATCH, BATCH, (Api.PRODUCE, n)) for n in (1, 2, 3, 5)]
+    late += [(TAKEN_BACK, PARTS, (Api.ADD_PARTITIONS_TO_TXN, n)) for n in (2, 3, 4)]
+    late += [(BATCH, then, (Api.PRODUCE, 3)) for then in (PARTS, TAKEN_BACK)]
+    cells = [Cell(Api.END_TXN, Fault.LATE, point, first, then) for first, then, point in late]
     seen = through_sinks(kafka_node, cells)
     assert broken(seen) == []
     assert all(said.has_hit for said in seen.values())
@@ -490,7 +511,7 @@ class Outbox:
 
 def through_a_relay(node: KafkaNode, cell: Cell, database: str) -> Seen:
     name, seen = f"r{uuid.uuid4().hex}", Seen()
-    make_topic(node.url, name, 4)
+    make_topic(node.url, name, PARTITIONS)
     engine, own = make_engine(database), make_engine(database)
     create_tables(own)
     outbox = Outbox(own, name)
