@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
 import time
 import uuid
 from collections import Counter
@@ -330,6 +331,10 @@ POINTS_WITH_OFFSETS: tuple[Point, ...] = (
 )  # fmt: skip
 
 
+_ASKING = threading.Lock()
+"""One process answers all questions about groups, one by one."""
+
+
 class Refusing:
     """A consumer whose handler refuses each message for good, so that each leaves with the group's progress."""
 
@@ -352,7 +357,8 @@ class Refusing:
         """Wait until the group has done so many."""
 
         def done() -> bool:
-            at = progress(self._node.url, self.name).get((self.name, 0))
+            with _ASKING:
+                at = progress(self._node.url, self.name).get((self.name, 0))
             return at is not None and at.offset >= count
 
         eventually(done, f"{count} messages of {self.name} to be done")
@@ -512,7 +518,7 @@ class Outbox:
 def through_a_relay(node: KafkaNode, cell: Cell, database: str) -> Seen:
     name, seen = f"r{uuid.uuid4().hex}", Seen()
     make_topic(node.url, name, PARTITIONS)
-    engine, own = make_engine(database), make_engine(database)
+    engine, again, own = (make_engine(database) for _ in range(3))
     create_tables(own)
     outbox = Outbox(own, name)
 
@@ -538,7 +544,6 @@ def through_a_relay(node: KafkaNode, cell: Cell, database: str) -> Seen:
                 planned.release()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        again = make_engine(database)
         outbox.add(["4a"])
         await Relay(again, node.url).run(once=True)
 
@@ -547,7 +552,8 @@ def through_a_relay(node: KafkaNode, cell: Cell, database: str) -> Seen:
     except AssertionError as stuck:
         seen.wrong.append(f"stuck: {stuck}")
     finally:
-        own.dispose()
+        for each in (engine, again, own):
+            each.dispose()
     seen.compare([f"{n}{letter}" for n in range(4) for letter in LETTERS] + ["4a"], [], read(node, name))
     return seen
 
