@@ -402,13 +402,18 @@ class KafkaSink:
         return Unavailable(f"Kafka's client failed: {raised}")
 
     def _translated(self, cause: KafkaException) -> NotifyError:
-        """The error for a client's error; a publisher is also fenced if its own transaction took too long."""
+        """The error for a client's error.
+
+        A publisher is also fenced if its own transaction took too long, or if it claimed the source before and that
+        request arrives only now: then no later epoch than its own is recorded.
+        """
         error = translated(cause.args[0], self._cluster, of_bridge(self._source or "SOURCE"))
         if isinstance(error, Conflict) and self._epoch:
             try:
-                if standing(self._cluster, self._source).epoch == self._epoch:
+                if standing(self._cluster, self._source).epoch <= self._epoch:
                     return Unavailable(
-                        f"a transaction was open for more than {TRANSACTION_SECONDS:g} s; Kafka ended it"
+                        f"Kafka ended a transaction, which was open for more than {TRANSACTION_SECONDS:g} s or followed "
+                        "a claim that arrived late"
                     )
             except (KafkaException, NotifyError) as unknown:
                 return Unavailable(f"Kafka does not say who publishes for source {self._source!r}: {unknown}")
