@@ -79,6 +79,10 @@ class Recorded:
         self._since_base = BASE_AGAIN  # it may have been long ago
         return last.epoch
 
+    def is_last(self, standing: Standing) -> bool:
+        """Whether the last position that was committed is that of a source's last record."""
+        return standing.position == self._at.stored
+
     def records(self, epoch: int, position: str) -> list[tuple[bytes, bytes]]:
         """Key and value of the records of the next position, for one transaction. Raises InvalidRequest."""
         after = self._at.moved(position)
