@@ -93,7 +93,9 @@ class Cell:
             until = ()
         else:
             # What comes first is the end of the transaction with the fault: where that is late, its repetition.
-            until = (Which(Api.END_TXN, about), Which(self.point[0], about, nth=self.point[1]))
+            is_end = self.request is Api.END_TXN and self.fault is Fault.REPEATED
+            end = () if is_end else (Which(Api.END_TXN, about),)
+            until = (*end, Which(self.point[0], about, nth=self.point[1]))
         return node.proxy.plan(Which(self.request, about), self.fault, until)
 
     def url(self, node: KafkaNode) -> str:
