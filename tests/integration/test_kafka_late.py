@@ -55,6 +55,8 @@ CALL_SECONDS = 3.0
 """How long a sink waits for a request that is held."""
 ASKED_AGAIN_MILLISECONDS = 1500
 """How long Kafka's client waits for an answer before it asks again over another connection; by default a minute."""
+MOST_SECONDS = 3 * PATIENCE_SECONDS
+"""A cell that takes longer hangs."""
 AT_ONCE = 6
 """So many cells run at the same time, each with a source of its own."""
 PART_SECONDS = 2.0
@@ -276,9 +278,12 @@ def through_sinks(node: KafkaNode, cells: Sequence[Cell]) -> dict[Cell, Seen]:
         async def one(cell: Cell) -> Seen:
             async with turns:
                 try:
-                    return await through_a_sink(node, cell)
+                    async with asyncio.timeout(MOST_SECONDS):
+                        return await through_a_sink(node, cell)
                 except AssertionError as stuck:
                     return Seen([f"stuck: {stuck}"])
+                except TimeoutError:
+                    return Seen([f"hangs: it has not ended after {MOST_SECONDS:g} s"])
 
         return dict(zip(cells, await asyncio.gather(*map(one, cells)), strict=True))
 
