@@ -3,6 +3,10 @@
 Each source has its own topic, because an open transaction hides all records after it in a partition: another source's
 transaction would hide this source's newest position. A record's key is the source, its value JSON, see Standing.
 
+A transaction with messages begins with a record here, too, which only opens it: its position comes last. If a broker
+has ended the transaction in between, it refuses the position, because the client does not add the partition again. The
+position would otherwise be committed alone, and the messages before it would be lost.
+
 A long position refers to a base (see notify/long_positions.py). The base has records of its own beside the
 positions, each with a part of it, since brokers take records of 1 MiB only.
 """
@@ -54,6 +58,11 @@ def standing(cluster: Cluster, source: str) -> Standing:
         return msgspec.json.decode(record, type=Standing)
     shared = latest(cluster, SHARED, source.encode(), whole=True)
     return msgspec.json.decode(shared, type=Standing) if shared is not None else Standing()
+
+
+def opening(source: str) -> tuple[bytes, bytes]:
+    """Key and value of the record that opens a transaction in the topic of a source."""
+    return f"{source} opens".encode(), b"{}"
 
 
 class Recorded:

@@ -25,7 +25,7 @@ from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.codes import TOO_LARGE
 from notify.kafka.flushing import flush
 from notify.kafka.groups import OWN_TOPICS
-from notify.kafka.positions import Recorded, make_positions_topic, newest_whole, positions_topic, standing
+from notify.kafka.positions import Recorded, make_positions_topic, newest_whole, opening, positions_topic, standing
 from notify.kafka.records import Headers, due_us, headers_of
 from notify.kafka.rights import missing, of_bridge, user_of
 from notify.kafka.topics import Topics, record_bytes
@@ -204,6 +204,7 @@ class KafkaSink:
                 producer = self._renewed()
             producer.begin_transaction()
             self._is_open = True
+            self._write(producer, [opening(self._source)])
         for record in records:
             self._produce(producer, record)
         answer = Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
@@ -285,7 +286,11 @@ class KafkaSink:
 
     def _place(self, producer: TransactionalProducer, epoch: int, position: str) -> None:
         """Record the position in the open transaction."""
-        for key, value in self._recorded.records(epoch, position):
+        self._write(producer, self._recorded.records(epoch, position))
+
+    def _write(self, producer: TransactionalProducer, records: list[tuple[bytes, bytes]]) -> None:
+        """Write records of these keys and values into the topic of positions."""
+        for key, value in records:
             self._produce(producer, Record("", positions_topic(self._source), key, value, []))
 
     def _commit(self, producer: TransactionalProducer) -> None:
@@ -402,13 +407,18 @@ class KafkaSink:
         return Unavailable(f"Kafka's client failed: {raised}")
 
     def _translated(self, cause: KafkaException) -> NotifyError:
-        """The error for a client's error; a publisher is also fenced if its own transaction took too long."""
+        """The error for a client's error.
+
+        A publisher is also fenced if its own transaction took too long, or if it claimed the source before and that
+        request arrives only now: then no later epoch than its own is recorded.
+        """
         error = translated(cause.args[0], self._cluster, of_bridge(self._source or "SOURCE"))
         if isinstance(error, Conflict) and self._epoch:
             try:
-                if standing(self._cluster, self._source).epoch == self._epoch:
+                if standing(self._cluster, self._source).epoch <= self._epoch:
                     return Unavailable(
-                        f"a transaction was open for more than {TRANSACTION_SECONDS:g} s; Kafka ended it"
+                        f"Kafka ended a transaction that was open for more than {TRANSACTION_SECONDS:g} s, or that "
+                        "followed a claim which arrived late"
                     )
             except (KafkaException, NotifyError) as unknown:
                 return Unavailable(f"Kafka does not say who publishes for source {self._source!r}: {unknown}")
