@@ -58,7 +58,7 @@ RETRY = ("RETRY", f"{COORDINATOR}: Retrying EndTxnRequest (v1, 58 bytes, retry 1
         ),
         ([sent("AddOffsetsToTxn", 7), *ENDED], False),
         ([*ADDED, sent("TxnOffsetCommit", 7, LEADER), *ENDED], False),
-        # What another version of the client may do.
+        # Another version of the client may say this.
         ([*ADDED, *PRODUCED], False),
         ([*ADDED, *PRODUCED, *ENDED, sent("SomethingNew", 4)], False),
         ([*ADDED, *PRODUCED, ("SEND", "EndTxnRequest goes out"), ("RECV", "EndTxnResponse comes in")], False),
@@ -149,7 +149,7 @@ def test_a_producer_with_a_request_without_an_answer_begins_nothing_else(end: st
 
 
 def test_an_idle_producer_is_drained() -> None:
-    """What a client logs waits in memory until somebody takes it."""
+    """The log of a client waits in memory until somebody takes it."""
     exchange = Exchange({})
     producer = TransactionalProducer(Logging(exchange, iter([START, [], [sent("EndTxn", 3)]])), exchange)
     producer.drain()
