@@ -44,11 +44,13 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic, transactional_id
 from notify.kafka.positions import positions_topic
+from notify.kafka.undelivered import UndeliveredList
 from notify.sinks.delays.background import releasing
 from notify.sinks.kafka import KafkaSink
-from tests.support.delayed import send_delayed, texts_of
+from tests.support.delayed import refuse, send_delayed, texts_of
 from tests.support.kafka_consumers import admin_of, make_topic, produce, progress
 
 CALL_SECONDS = 3.0
@@ -311,9 +313,8 @@ def cells_of(fault: Fault, first: str, then: str) -> list[Cell]:
 def test_a_late_commit_or_abort_ends_no_other_transaction(kafka_node: KafkaNode) -> None:
     """An ordinary batch's records were lost behind its position; of a large transaction parts were lost, doubled, or
     seen although it was rolled back."""
-    late = [(BATCH, BATCH, (Api.PRODUCE, n)) for n in (1, 2, 3, 5)]
-    late += [(TAKEN_BACK, PARTS, (Api.ADD_PARTITIONS_TO_TXN, n)) for n in (2, 3, 4)]
-    late += [(BATCH, then, (Api.PRODUCE, 3)) for then in (PARTS, TAKEN_BACK)]
+    late = [(BATCH, then, (Api.PRODUCE, n)) for then, n in ((BATCH, 2), (BATCH, 5), (PARTS, 3), (TAKEN_BACK, 3))]
+    late += [(TAKEN_BACK, PARTS, (Api.ADD_PARTITIONS_TO_TXN, n)) for n in (3, 4)]
     cells = [Cell(Api.END_TXN, Fault.LATE, point, first, then) for first, then, point in late]
     seen = through_sinks(kafka_node, cells)
     assert broken(seen) == []
@@ -468,7 +469,6 @@ async def beside_each_other(cells: Sequence[Cell], move: Callable[[Cell], Seen])
 
 SOME_WITH_OFFSETS = [
     Cell(Api.END_TXN, Fault.LATE, (Api.PRODUCE, 1)),
-    Cell(Api.END_TXN, Fault.LATE, (Api.TXN_OFFSET_COMMIT, 1)),
     Cell(Api.TXN_OFFSET_COMMIT, Fault.LATE, (Api.END_TXN, 1)),
 ]
 
@@ -493,6 +493,27 @@ def test_what_a_consumer_settles(kafka_node: KafkaNode, fault: Fault, mode: str)
 def test_what_a_releaser_releases(kafka_node: KafkaNode, fault: Fault) -> None:
     """One after the other, since all releasers of a cluster are one group."""
     assert broken({cell: moved_by_releaser(kafka_node, cell) for cell in cells_with_offsets(fault)}) == []
+
+
+@pytest.mark.parametrize(
+    "point",
+    [(Api.PRODUCE, 2), *(pytest.param(p, marks=pytest.mark.long) for p in ((Api.PRODUCE, 1), (Api.END_TXN, 1)))],
+)
+def test_what_is_sent_of_the_list_of_refused(kafka_node: KafkaNode, unique: str, point: Point) -> None:
+    """Each message is sent in a transaction of its own, with the note that it was sent."""
+    make_topic(kafka_node.url, unique)
+    names = [f"{unique}-{n}" for n in range(4)]
+    refuse(kafka_node.url, *[(name, unique) for name in names])
+    waiting = UndeliveredList(Cluster.of(kafka_node.url))
+    planned = Cell(Api.END_TXN, Fault.LATE, point).plan(kafka_node, b"notify-undelivered")
+    try:
+        waiting.retry(names, "the topic takes them now")
+    finally:
+        over(planned)
+    waiting.retry(names, "again")
+    seen = Seen()
+    seen.compare(names, [], read(kafka_node, unique))
+    assert planned.has_met_its_point and not seen.wrong, seen
 
 
 # --- relays ---------------------------------------------------------------------------------------------------

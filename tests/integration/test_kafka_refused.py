@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from notify.errors import InvalidRequest
-from notify.kafka.records import DUE, ID, REASON, TARGET
+from notify.kafka.records import ID
 from notify.testing.process import ServerProcess
 from notify.wire import RefusedReport, RefusedTransaction
-from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.http import ask
 from tests.support.kafka import committed
@@ -25,9 +25,8 @@ from notify.kafka.undelivered import DECISIONS, SOURCE, TOPIC, UndeliveredList
 from notify.server.groups.kafka import undelivered as over_kafka
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.undelivered import RefusedOverKafka
-from notify.sinks.delays.topics import make_wheels
-from notify.sinks.delays.wheels import WHEELS
 from notify.sinks.kafka import KafkaSink
+from tests.support.delayed import refuse
 from tests.support.kafka_consumers import CALL_SECONDS, admin_of
 
 
@@ -38,17 +37,6 @@ def server(kafka_url: str, tmp_path: Path) -> Iterator[ServerProcess]:
     running = ServerProcess(tmp_path / "data", flags=flags).start()
     yield running
     running.stop()
-
-
-def refuse(url: str, *messages: tuple[str, str]) -> None:
-    """Put messages (id and topic) on the list, as a releaser does."""
-    cluster = Cluster.of(url)
-    make_wheels(cluster, WHEELS)
-    producer = cluster.producer({})
-    for name, topic in messages:
-        headers = [(ID, name), ("colour", "red"), (DUE, "1"), (TARGET, topic), (REASON, "Message size too large")]
-        producer.produce(TOPIC, name.encode(), b"k", partition=0, headers=[(n, v.encode()) for n, v in headers])
-    assert producer.flush(PATIENCE_SECONDS) == 0
 
 
 def refused(server: ServerProcess, source: str) -> dict[str, Any]:
