@@ -28,12 +28,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -43,6 +44,7 @@ from notify.kafka.exchange import Exchange
 
 log = logging.getLogger("notify.kafka")
 OnDelivery = Callable[[KafkaError | None, Any], None]
+T = TypeVar("T")
 
 MORE_SECONDS = 10.0
 """How long after its time-out a call of the client may still end before it counts as hanging."""
@@ -80,7 +82,7 @@ class TransactionalProducer:
     def init_transactions(self, seconds: float) -> None:
         """The client's method. Raises KafkaException, with _TIMED_OUT if the call hangs."""
         self._within(seconds, self._producer.init_transactions)
-        self._poll()
+        self.poll(0)
         if not self._exchange.tells:
             log.error("Kafka's client does not log its requests: each transaction needs a new one, which takes long")
 
@@ -92,9 +94,9 @@ class TransactionalProducer:
             )
         with self._polling:
             self._is_idle = False
-        self._poll()
+        self.poll(0)
         self._exchange.begin()
-        self._producer.begin_transaction()
+        _called(self._producer.begin_transaction)
 
     def produce(self, *args: Any, on_delivery: OnDelivery | None = None, **kwargs: Any) -> None:
         """The client's method."""
@@ -105,7 +107,15 @@ class TransactionalProducer:
             if on_delivery is not None:
                 on_delivery(error, record)
 
-        self._producer.produce(*args, **kwargs, on_delivery=answered)  # type: ignore[misc]
+        _called(partial(self._producer.produce, *args, **kwargs, on_delivery=answered))
+
+    def flush(self, seconds: float) -> int:
+        """The client's method: how many records are left. Raises KafkaException for a fatal error."""
+        return _called(partial(self._producer.flush, seconds))
+
+    def poll(self, seconds: float) -> int:
+        """The client's method, which takes what the client has logged, and its answers. Raises as `flush` does."""
+        return _called(partial(self._producer.poll, seconds))
 
     def send_offsets_to_transaction(self, positions: list[Any], group: Any, seconds: float) -> None:
         """The client's method, bounded like `init_transactions`."""
@@ -133,8 +143,8 @@ class TransactionalProducer:
     def _ended(self) -> None:
         """Find out whether the transaction that the client has ended is over at the brokers, too."""
         try:
-            self._poll()  # the client has logged its last answer before it returned
-        except KafkaException as raised:  # the transaction has ended, whatever else is wrong with the client
+            self.poll(0)  # the client has logged its last answer before it returned
+        except (KafkaException, SystemError) as raised:  # the transaction has ended nevertheless
             log.debug("Kafka's client failed after a transaction: %s", raised)
             self.is_spent = True
         if not self._exchange.is_over:
@@ -142,30 +152,40 @@ class TransactionalProducer:
             self.is_spent = True
         self._is_idle = True
 
-    def _poll(self) -> None:
-        """Take what the client has logged, and its answers. Raises KafkaException for a fatal error."""
-        try:
-            self._producer.poll(0)
-        except SystemError as raised:  # the client reports a fatal error within a callback as the cause
-            if isinstance(raised.__cause__, KafkaException):
-                raise raised.__cause__ from raised
-            raise KafkaException(KafkaError(KafkaError._FAIL, str(raised))) from raised
-
     def drain(self) -> None:
         """Take what the client has logged while it was idle."""
-        with self._polling, contextlib.suppress(KafkaException):  # the next call of the client raises it again
+        with self._polling, contextlib.suppress(KafkaException, SystemError):  # the next call raises it again
             if self._is_idle and not self._hangs:
-                self._poll()
+                self.poll(0)
 
     def _within(self, seconds: float, call: Callable[[float], None]) -> None:
         if self._hangs:
             raise _hanging()
         try:
-            within(seconds, partial(call, seconds), MORE_SECONDS)
+            within(seconds, partial(_called, partial(call, seconds)), MORE_SECONDS)
         except Hangs:
             self._hangs = True
             log.warning("Kafka's client does not end a call within %g s, and is left to itself", seconds + MORE_SECONDS)
             raise _hanging() from None
+
+
+def _called(call: Callable[[], T]) -> T:
+    """Make a call of the client. Raises KafkaException for a fatal error that the client found within a callback.
+
+    It reports such an error as the cause of a SystemError; or, if it called its logger after it had found it, it raises
+    the KafkaError itself, which is no exception to Python: it would end a thread whose caller waits for the result.
+    """
+    try:
+        return call()
+    except SystemError as raised:
+        if isinstance(raised.__cause__, KafkaException):
+            raise raised.__cause__ from None
+        raise
+    except BaseException:
+        raise
+    except:  # noqa: E722 - nothing else catches it
+        error = sys.exc_info()[1]
+    raise KafkaException(error)
 
 
 class _Drained:
