@@ -21,6 +21,7 @@ from tests.support.kafka import committed
 pytest.importorskip("confluent_kafka")
 
 from notify.kafka.cluster import Cluster
+from notify.kafka.transactional import TransactionalProducer
 from notify.kafka.undelivered import DECISIONS, SOURCE, TOPIC, UndeliveredList
 from notify.server.groups.kafka import undelivered as over_kafka
 from notify.server.groups.kafka.brokers import Brokers
@@ -100,6 +101,32 @@ def test_two_people_who_retry_send_a_message_once(kafka_url: str, unique: str) -
     assert second.retry([unique], "two") == []
     assert len(committed(kafka_url, unique, 1)) == 1
     assert committed(kafka_url, DECISIONS)
+
+
+def test_a_producer_that_is_replaced_sends_nothing_that_was_decided_in_between(kafka_url: str, unique: str) -> None:
+    """Its decisions were those that it had read before another person's."""
+    refuse(kafka_url, *[(f"{unique}-{n}", unique) for n in range(2)])
+    cluster = Cluster.of(kafka_url)
+    other = UndeliveredList(cluster)
+
+    class Replaced(UndeliveredList):
+        """The list, in which another person sends what is left once this one's producer is spent."""
+
+        def _producer(self) -> TransactionalProducer:
+            producer = super()._producer()
+            commit = producer.commit_transaction
+
+            def then_spent(seconds: float) -> None:
+                commit(seconds)
+                producer.is_spent = True
+                other.retry([f"{unique}-1"], "two")
+
+            producer.commit_transaction = then_spent  # type: ignore[method-assign]
+            return producer
+
+    ids = [f"{unique}-{n}" for n in range(2)]
+    assert [item["id"] for item in Replaced(cluster).retry(ids, "one")] == ids[:1]
+    assert sorted(record.value().decode() for record in committed(kafka_url, unique, 2)) == ids
 
 
 def test_a_decision_is_about_a_message_and_not_about_its_offset(kafka_url: str, unique: str) -> None:

@@ -5,13 +5,19 @@ tests/integration/test_kafka_late.py has the matrix of what may be late, for all
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
+from notify import ids
+from notify.errors import Conflict, Unavailable
+from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.kafka import KafkaNode, committed
 from tests.support.kafka_proxy import Api, Fault, Planned, Which
@@ -21,7 +27,9 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import KafkaException
 
 from notify.kafka.cluster import Cluster
+from notify.kafka.positions import Recorded
 from notify.kafka.transactional import TransactionalProducer
+from notify.sinks.kafka import KafkaSink
 from tests.support.delayed import texts_of
 from tests.support.kafka_consumers import make_topic
 
@@ -150,3 +158,142 @@ def test_a_client_that_logs_no_requests_is_replaced_each_time(
     writes(producer, unique, "first")
     producer.commit_transaction(PATIENCE_SECONDS)
     assert producer.is_spent
+
+
+def batch(epoch: int, topic: str, text: str, position: str) -> PackedBridgeBatch:
+    message = PackedMessage(topic=topic, body=text.encode())
+    transaction = BridgedTransaction(ids.to_text(ids.new_id()), "g", [message])
+    return PackedBridgeBatch(epoch, "", position, transactions=[transaction])
+
+
+class Sinks:
+    """Sinks of one source, which is named like its topic."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url, self.name = url, name
+        self.open: list[KafkaSink] = []
+
+    async def claimed(self) -> tuple[KafkaSink, int]:
+        """Another sink that claims the source, and its epoch."""
+        sink = KafkaSink(self._url, PATIENCE_SECONDS)
+        self.open.append(sink)
+        return sink, (await sink.claim(self.name))[0]
+
+    def fence(self) -> None:
+        """Let a claim that has failed arrive late: nobody uses the client, and it records nothing."""
+        late = Cluster.of(self._url).transactional_producer({"transactional.id": f"notify-bridge-{self.name}"})
+        late.init_transactions(PATIENCE_SECONDS)
+
+    def run(self, test: Coroutine[Any, Any, None]) -> None:
+        async def whole() -> None:
+            try:
+                await test
+            finally:
+                for sink in self.open:
+                    await sink.close()
+
+        asyncio.run(whole())
+
+
+def spend(sink: KafkaSink) -> None:
+    assert sink._producer is not None
+    sink._producer.is_spent = True
+
+
+def test_a_sink_goes_on_with_another_client(kafka_url: str, unique: str) -> None:
+    make_topic(kafka_url, unique)
+    sinks = Sinks(kafka_url, unique)
+
+    async def run() -> None:
+        sink, epoch = await sinks.claimed()
+        for n in range(3):
+            client = sink._producer
+            await sink.append(unique, batch(epoch, unique, str(n), str(n)))
+            spend(sink)
+            assert (client is sink._producer) is (n == 0)
+        assert await sink.position(unique) == "2"
+
+    sinks.run(run())
+    assert sorted(texts_of(kafka_url, unique)) == ["0", "1", "2"]
+
+
+def test_a_sink_takes_no_other_client_if_another_bridge_came(kafka_url: str, unique: str) -> None:
+    """It would fence that bridge, and publish what that one has published."""
+    make_topic(kafka_url, unique)
+    sinks = Sinks(kafka_url, unique)
+
+    async def run() -> None:
+        sink, epoch = await sinks.claimed()
+        await sink.append(unique, batch(epoch, unique, "first", "1"))
+        spend(sink)
+        other, later = await sinks.claimed()
+        with pytest.raises(Conflict, match="stop one of the two"):
+            await sink.append(unique, batch(epoch, unique, "again", "2"))
+        await other.append(unique, batch(later, unique, "second", "2"))
+
+    sinks.run(run())
+    assert sorted(texts_of(kafka_url, unique)) == ["first", "second"]
+
+
+def test_a_late_claim_of_its_own_does_not_end_a_bridge(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request of a claim that timed out arrived after that of the next claim, which failed for good."""
+    make_topic(kafka_url, unique)
+    sinks = Sinks(kafka_url, unique)
+    read = Recorded.read
+
+    def then_fenced(self: Recorded, *given: Any) -> int:
+        monkeypatch.undo()
+        epoch = read(self, *given)
+        sinks.fence()
+        return epoch
+
+    async def run() -> None:
+        monkeypatch.setattr(Recorded, "read", then_fenced)
+        with pytest.raises(Unavailable, match="arrived late"):
+            await sinks.claimed()
+        sink = sinks.open[0]
+        epoch, _ = await sink.claim(unique, take_back=False)
+        sinks.fence()
+        with pytest.raises(Unavailable, match="arrived late"):
+            await sink.append(unique, batch(epoch, unique, "first", "1"))
+        epoch, position = await sink.claim(unique, take_back=False)
+        assert position == ""
+        await sink.append(unique, batch(epoch, unique, "first", "1"))
+
+    sinks.run(run())
+    assert texts_of(kafka_url, unique) == ["first"]
+
+
+def test_a_position_is_not_committed_without_what_came_before_it(kafka_node: KafkaNode, unique: str) -> None:
+    """A copy of an abort that the client has not sent itself: nothing tells it, and the brokers refuse the position."""
+    make_topic(kafka_node.url, unique)
+    sinks = Sinks(kafka_node.url, unique)
+    about = f"notify-bridge-{unique}".encode()
+
+    async def run() -> None:
+        sink, epoch = await sinks.claimed()
+        part = msgspec.structs.replace(batch(epoch, unique, "taken back", ""), prepare=True)
+        await sink.append(unique, part)
+        copied = kafka_node.proxy.plan(Which(Api.END_TXN, about, commit=False), Fault.REPEATED, ())
+        rolled_back = msgspec.structs.replace(
+            batch(epoch, unique, "", "1"), transactions=[], rollback=[part.transactions[0].id]
+        )
+        await sink.append(unique, rolled_back)
+        whole = batch(epoch, unique, "first", "2")
+        await sink.append(unique, msgspec.structs.replace(whole, prepare=True))
+        await asyncio.to_thread(
+            eventually, lambda: len(committed(kafka_node.url, unique, uncommitted=True)) == 2, "the part to be sent"
+        )
+        copied.release()
+        await asyncio.to_thread(eventually, lambda: copied.is_over, "the broker to answer the copy")
+        end = msgspec.structs.replace(whole, transactions=[], commit=[whole.transactions[0].id])
+        with pytest.raises(Unavailable):
+            await sink.append(unique, end)
+        epoch, position = await sink.claim(unique, take_back=False)
+        assert position == "1"
+        await sink.append(unique, batch(epoch, unique, "first", "2"))
+
+    sinks.run(run())
+    assert texts_of(kafka_node.url, unique) == ["first"]
