@@ -181,7 +181,7 @@ def report(outcome: Outcome) -> None:
 
 
 def before_nodes(stack: ExitStack, proxies: list[KafkaProxy]) -> Callable[[int], int]:
-    """What puts a proxy before each node, and returns its port; the stack ends them."""
+    """A function that puts a proxy before a node, and returns its port; the stack ends them."""
 
     def advertised(port: int) -> int:
         proxies.append(stack.enter_context(KafkaProxy("127.0.0.1", port)))

@@ -64,7 +64,7 @@ AT_ONCE = 6
 PART_SECONDS = 2.0
 """How long a part of a large transaction is waited for, of which nothing comes once its transaction has ended."""
 PARTITIONS, LETTERS = 4, "abcdef"
-"""Of these keys the first two have one partition, and the next two another each."""
+"""The first two of these keys have one partition, and the next two another each."""
 
 BATCH, PARTS, TAKEN_BACK = "batch", "parts", "taken back"
 """A batch of transactions; a large transaction in parts; one in parts that is rolled back in the source."""
@@ -96,7 +96,7 @@ class Cell:
         elif self.point == BETWEEN:
             until = ()
         else:
-            # What comes first is the end of the transaction with the fault: where that is late, its repetition.
+            # The transaction with the fault ends first: where its end is late, by its repetition.
             is_end = self.request is Api.END_TXN and self.fault is Fault.REPEATED
             end = () if is_end else (Which(Api.END_TXN, about),)
             until = (*end, Which(self.point[0], about, nth=self.point[1]))
@@ -108,7 +108,7 @@ class Cell:
 
 @dataclass(slots=True)
 class Seen:
-    """What a cell showed."""
+    """The result of a cell."""
 
     wrong: list[str] = field(default_factory=list)
     has_hit: bool = False
@@ -144,7 +144,7 @@ def over(planned: Planned) -> None:
 
 
 def read(node: KafkaNode, topic: str) -> list[str]:
-    """What readers of committed records see once no transaction is open any more."""
+    """The values that readers of committed records see once no transaction is open any more."""
     eventually(lambda: not open_transactions(node.cluster.brokers, [topic]), "the end of the last transaction")
     return texts_of(node.url, topic)
 
@@ -181,7 +181,7 @@ class Source:
         self._url = url
         self.steps = [Step.of(name, number, kind) for number, kind in enumerate(kinds)]
         self.ended: list[str] = []
-        """What would have ended a bridge."""
+        """The errors that would have ended a bridge."""
         self._epoch: int | None = None
         self._at = 0
 
@@ -205,7 +205,7 @@ class Source:
             told()
 
     async def again(self, sink: Sink) -> None:
-        """What a bridge does that is started again."""
+        """Publish the rest, as a bridge does that is started again."""
         self._epoch = None
         await self.publish(sink, len(self.steps))
 

@@ -41,7 +41,7 @@ class Api(enum.IntEnum):
 
 
 class Fault(enum.Enum):
-    """What happens to a request."""
+    """The kinds of faults that happen to a request."""
 
     HELD = "held"
     """It waits on its way, and so does all that its connection sends after it."""
@@ -271,7 +271,7 @@ class _Connection:
         self._client_reader, self._client = client
         self._broker_reader, self._broker = broker
         self._unanswered: dict[int, asyncio.Future[None]] = {}
-        """What the broker has not answered yet, by correlation id."""
+        """The requests that the broker has not answered yet, by correlation id."""
         self._cut_at: dict[int, Planned] = {}
         """The requests whose answer is cut."""
 
