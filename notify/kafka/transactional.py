@@ -107,7 +107,7 @@ class TransactionalProducer:
             if on_delivery is not None:
                 on_delivery(error, record)
 
-        _called(partial(self._producer.produce, *args, **kwargs, on_delivery=answered))
+        _called(partial(self._producer.produce, *args, **kwargs, on_delivery=answered))  # type: ignore[misc]
 
     def flush(self, seconds: float) -> int:
         """The client's method: how many records are left. Raises KafkaException for a fatal error."""
