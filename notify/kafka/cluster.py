@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from notify.errors import InvalidRequest
+from notify.kafka.exchange import Exchange
 from notify.kafka.records import SCHEME
 from notify.kafka.transactional import TransactionalProducer
 from notify.limits import digits
@@ -127,9 +128,13 @@ class Cluster:
 
         Raises InvalidRequest (`kafka_settings`) for a setting that Kafka's client refuses.
         """
-        producer = self._client(Producer, own, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES})
+        defaults = {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES}
+        if "transactional.id" not in own:
+            return self._client(Producer, own, defaults)
+        exchange = Exchange(self.settings)
+        producer = self._client(Producer, {**own, **exchange.settings}, defaults)
         # TransactionalProducer has all methods of Kafka's producer.
-        return cast(Producer, TransactionalProducer(producer)) if "transactional.id" in own else producer
+        return cast(Producer, TransactionalProducer(producer, exchange))
 
     def transactional_producer(self, own: Mapping[str, Any]) -> TransactionalProducer:
         """The same as `producer`, for `own` settings with a `transactional.id`."""
@@ -159,7 +164,7 @@ class Cluster:
         """Log once each setting of the operators that Notify's own settings override."""
         for name, value in self.settings.items():
             own_value = own.get(ALIASES.get(name, name))
-            if own_value is not None and str(own_value) != value and name not in {*COMMON, *_LOGGED}:
+            if own_value is not None and str(own_value) != value and name not in {*COMMON, *_LOGGED, "debug"}:
                 _LOGGED.add(name)
                 log.warning("the Kafka setting %r does not count here: Notify itself sets %s", name, own_value)
 

@@ -3,6 +3,10 @@
 Each source has its own topic, because an open transaction hides all records after it in a partition: another source's
 transaction would hide this source's newest position. A record's key is the source, its value JSON, see Standing.
 
+A transaction with messages begins with a record here, too, which only opens it: its position comes last. If a broker
+has ended the transaction in between, it refuses the position, because the client does not add the partition again. The
+position would otherwise be committed alone, and the messages before it would be lost.
+
 A long position refers to a base (see notify/long_positions.py). The base has records of its own beside the
 positions, each with a part of it, since brokers take records of 1 MiB only.
 """
@@ -72,6 +76,11 @@ def _decoded(record: bytes, kind: type[T], source: str) -> T:
         ) from None
 
 
+def opening(source: str) -> tuple[bytes, bytes]:
+    """Key and value of the record that opens a transaction in the topic of a source."""
+    return f"{source} opens".encode(), b"{}"
+
+
 class Recorded:
     """The positions of one source, as its sink records them one after the other."""
 
@@ -94,6 +103,10 @@ class Recorded:
         self._at = self._next = whole(cluster, source, last)
         self._since_base = BASE_AGAIN  # it may have been long ago
         return last.epoch
+
+    def is_last(self, standing: Standing) -> bool:
+        """Whether the last position that was committed is that of a source's last record."""
+        return standing.position == self._at.stored
 
     def records(self, epoch: int, position: str) -> list[tuple[bytes, bytes]]:
         """Key and value of the records of the next position, for one transaction. Raises InvalidRequest."""

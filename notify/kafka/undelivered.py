@@ -24,6 +24,7 @@ from notify.kafka import records
 from notify.kafka.brokers import CALL_SECONDS, make_topics, translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import every, newest
+from notify.kafka.flushing import flush
 from notify.kafka.records import Headers
 from notify.kafka.rights import of_decider
 from notify.kafka.topics import Topics
@@ -137,9 +138,10 @@ class UndeliveredList:
             earlier = self.decisions()
             topics = Topics(self._cluster)
             for message in self.read():
+                if producer.is_spent:
+                    producer = self._producer()
+                    earlier = self.decisions()  # another process may have decided before it was fenced
                 if earlier.of(message) is None and (ids is None or message.id in ids):
-                    if producer.is_spent:
-                        producer = self._producer()
                     items.append({"id": message.id, "topic": message.topic} | _carried_out(
                         producer, topics, message, decision))  # fmt: skip
         except KafkaException as raised:
@@ -173,9 +175,10 @@ def _carried_out(
     try:
         if decision.state == SENT:
             producer.produce(message.topic, message.value, message.key, headers=message.headers, on_delivery=answered)
+            flush(producer, lambda: errors, CALL_SECONDS)
         decided = msgspec.structs.replace(decision, id=message.id, refused_us=message.refused_us)
         producer.produce(DECISIONS, msgspec.json.encode(decided), str(message.offset).encode(), partition=0)
-        producer.flush(CALL_SECONDS)
+        flush(producer, lambda: errors, CALL_SECONDS)
         if not errors:
             producer.commit_transaction(CALL_SECONDS)
             return {"status": 200}

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from notify.clock import wall_clock
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
@@ -25,10 +25,11 @@ from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.codes import TOO_LARGE
 from notify.kafka.flushing import flush
 from notify.kafka.groups import OWN_TOPICS
-from notify.kafka.positions import Recorded, make_positions_topic, newest_whole, positions_topic, standing
+from notify.kafka.positions import Recorded, make_positions_topic, newest_whole, opening, positions_topic, standing
 from notify.kafka.records import Headers, due_us, headers_of
 from notify.kafka.rights import missing, of_bridge, user_of
 from notify.kafka.topics import Topics, record_bytes
+from notify.kafka.transactional import TransactionalProducer
 from notify.limits import check_name
 from notify.sinks.acceptance import refusal, refused
 from notify.sinks.delays.delayed import delayed_headers
@@ -73,7 +74,7 @@ class KafkaSink:
         self._cluster = Cluster.of(url)
         self._topics = Topics(self._cluster)
         self._pool = ThreadPoolExecutor(1, "notify-kafka")
-        self._producer: Producer | None = None
+        self._producer: TransactionalProducer | None = None
         self._source = ""
         self._epoch = 0
         """The last epoch that this sink requested, whether or not it got an answer."""
@@ -111,12 +112,24 @@ class KafkaSink:
         self._topics = Topics(self._cluster)
         make_positions_topic(self._cluster, source)
         make_wheels(self._cluster, WHEELS)
-        if not take_back and 0 < self._epoch < standing(self._cluster, source).epoch:
-            raise stale_epoch(f"another bridge publishes what source {source!r} has; stop one of the two")
+        if not take_back:
+            self._check_is_newest()
+        producer = self._replaced()
+        # No transaction of this source is open any more, so that the committed position is final.
+        self._epoch = self._recorded.read(self._cluster, source) + 1
+        # Written immediately, so that a fenced publisher can tell that the brokers did not fail.
+        producer.begin_transaction()
+        self._is_open = True
+        self._place(producer, self._epoch, self._recorded.position)
+        self._commit(producer)
+        return self._epoch, self._recorded.position
+
+    def _replaced(self) -> TransactionalProducer:
+        """A new client in place of the present one. It fences all earlier clients of the source, and what they sent."""
         self._end(self._call_seconds)
-        self._producer = producer = self._cluster.producer(
+        self._producer = producer = self._cluster.transactional_producer(
             {
-                "transactional.id": f"notify-bridge-{source}",
+                "transactional.id": f"notify-bridge-{self._source}",
                 "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
                 "linger.ms": 5,
                 "compression.type": "lz4",
@@ -129,14 +142,28 @@ class KafkaSink:
         )
         self._sends_alone = self._is_to_send_alone
         producer.init_transactions(self._call_seconds)
-        # No transaction of this source is open any more, so that the committed position is final.
-        self._epoch = self._recorded.read(self._cluster, source) + 1
-        # Written immediately, so that a fenced publisher can tell that the brokers did not fail.
-        producer.begin_transaction()
-        self._is_open = True
-        self._place(producer, self._epoch, self._recorded.position)
-        self._commit(producer)
-        return self._epoch, self._recorded.position
+        return producer
+
+    def _check_is_newest(self) -> None:
+        """Raises Conflict if another publisher has claimed the source since this sink did."""
+        if 0 < self._epoch < standing(self._cluster, self._source).epoch:
+            raise stale_epoch(f"another bridge publishes what source {self._source!r} has; stop one of the two")
+
+    def _renewed(self) -> TransactionalProducer:
+        """A new client after one that is spent, with the same claim of the source.
+
+        Raises Conflict if another publisher has claimed the source; Unavailable if the recorded position is not there.
+        """
+        self._check_is_newest()  # before it fences that publisher, and after, because one may have come in between
+        producer = self._replaced()
+        try:
+            self._check_is_newest()
+            if not self._recorded.is_last(standing(self._cluster, self._source)):
+                raise Unavailable("Kafka has another position of this source than was committed: claiming again")
+        except NotifyError:
+            self._end(CLOSE_SECONDS)
+            raise
+        return producer
 
     async def position(self, source: str) -> str:
         return await self._call(lambda: newest_whole(self._cluster, source))
@@ -173,8 +200,11 @@ class KafkaSink:
         if never:
             return Bridged(self._recorded.position, batch.epoch, refused=never)
         if not self._is_open:
+            if producer.is_spent:
+                producer = self._renewed()
             producer.begin_transaction()
             self._is_open = True
+            self._write(producer, [opening(self._source)])
         for record in records:
             self._produce(producer, record)
         answer = Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
@@ -182,8 +212,10 @@ class KafkaSink:
             # Parts of a large transaction stay open until it is committed, even if a batch without messages follows.
             self._has_parts = True
             return answer
-        self._place(producer, batch.epoch, batch.position)
         flush(producer, lambda: self._failed, self._call_seconds)
+        if not self._failed:  # the position is behind all records, and so it follows them
+            self._place(producer, batch.epoch, batch.position)
+            flush(producer, lambda: self._failed, self._call_seconds)
         if self._failed:
             never = self._undo(producer, batch)
             return Bridged(self._recorded.position, batch.epoch, refused=never)
@@ -252,23 +284,27 @@ class KafkaSink:
 
     # --- the client's transaction -----------------------------------------------------------------------------
 
-    def _place(self, producer: Producer, epoch: int, position: str) -> None:
+    def _place(self, producer: TransactionalProducer, epoch: int, position: str) -> None:
         """Record the position in the open transaction."""
-        for key, value in self._recorded.records(epoch, position):
+        self._write(producer, self._recorded.records(epoch, position))
+
+    def _write(self, producer: TransactionalProducer, records: list[tuple[bytes, bytes]]) -> None:
+        """Write records of these keys and values into the topic of positions."""
+        for key, value in records:
             self._produce(producer, Record("", positions_topic(self._source), key, value, []))
 
-    def _commit(self, producer: Producer) -> None:
+    def _commit(self, producer: TransactionalProducer) -> None:
         producer.commit_transaction(self._call_seconds)
         self._recorded.committed()
         self._is_open = self._has_parts = False
 
-    def _abort(self, producer: Producer) -> None:
+    def _abort(self, producer: TransactionalProducer) -> None:
         producer.abort_transaction(self._call_seconds)
         self._is_open = self._has_parts = False
         self._failed.clear()
         self._withdrawn = None
 
-    def _undo(self, producer: Producer, batch: PackedBridgeBatch) -> list[Item]:
+    def _undo(self, producer: TransactionalProducer, batch: PackedBridgeBatch) -> list[Item]:
         """Abort the open transaction, since brokers refused records; items for the transactions they never accept.
 
         Raises KafkaException if nothing was refused permanently. Raises Unavailable if the source must be read again
@@ -294,7 +330,7 @@ class KafkaSink:
         self._bad |= items
         raise Unavailable(f"Kafka refuses {len(items)} transactions: publishing what came with them again")
 
-    def _produce(self, producer: Producer, record: Record) -> None:
+    def _produce(self, producer: TransactionalProducer, record: Record) -> None:
         name, topic, key, value, headers, partition = record
         failed = partial(self._note_failure, name, topic)
         while True:
@@ -371,13 +407,18 @@ class KafkaSink:
         return Unavailable(f"Kafka's client failed: {raised}")
 
     def _translated(self, cause: KafkaException) -> NotifyError:
-        """The error for a client's error; a publisher is also fenced if its own transaction took too long."""
+        """The error for a client's error.
+
+        A publisher is also fenced if its own transaction took too long, or if it claimed the source before and that
+        request arrives only now: then no later epoch than its own is recorded.
+        """
         error = translated(cause.args[0], self._cluster, of_bridge(self._source or "SOURCE"))
         if isinstance(error, Conflict) and self._epoch:
             try:
-                if standing(self._cluster, self._source).epoch == self._epoch:
+                if standing(self._cluster, self._source).epoch <= self._epoch:
                     return Unavailable(
-                        f"a transaction was open for more than {TRANSACTION_SECONDS:g} s; Kafka ended it"
+                        f"Kafka ended a transaction that was open for more than {TRANSACTION_SECONDS:g} s, or that "
+                        "followed a claim which arrived late"
                     )
             except (KafkaException, NotifyError) as unknown:
                 return Unavailable(f"Kafka does not say who publishes for source {self._source!r}: {unknown}")

@@ -20,12 +20,25 @@ from tests.history.administration import Failed
 from tests.history.changes import UNDONE_SECONDS, Changes, NotUndone
 from tests.history.stage import Stage
 from tests.support.clock import eventually
+from tests.support.kafka_proxy import Api, Fault, Which
 
 STOPPED_SECONDS = (1.0, 5.0)
 """Seconds of a stop, longer and shorter than the consumers' leases of 3 s."""
 STOPPED_SECONDS_OF_KAFKA = (1.0, 9.0)
 """Longer and shorter than the 6 s after which Kafka gives a silent member's partitions to others."""
 JOINED_SECONDS = (2.0, 8.0)
+COMES_SECONDS, LATE_SECONDS = 20.0, 3.0
+"""How long a request is waited for that arrives late, and how late it is at the most."""
+LATE = {
+    "commit of a bridge late": Which(Api.END_TXN, b"notify-bridge-", commit=True),
+    "commit of a consumer late": Which(Api.END_TXN, b"notify-group.", commit=True),
+    "commit of a releaser late": Which(Api.END_TXN, b"notify-delays-", commit=True),
+    "offsets of a consumer late": Which(Api.TXN_OFFSET_COMMIT, b"notify-group."),
+    "records of a bridge late": Which(Api.PRODUCE, b"notify-bridge-"),
+}
+"""Requests whose first bytes arrive while Kafka's client, which has repeated them, is in its next transaction."""
+ABORT = Which(Api.END_TXN, b"notify-", commit=False)
+LOOK_SECONDS = 0.02
 ACTORS = ("consumer ", "producer ", "bridge ", "relay ")
 Kinds = Mapping[str, Callable[[], None]]
 
@@ -37,6 +50,7 @@ class Pauses:
     servers: float
     databases: float
     nodes: float
+    requests: float
     kills: float
     freezes: float
     """0: kills and freezes by turns, with the pause of kills."""
@@ -44,9 +58,11 @@ class Pauses:
     changes: float
 
 
-PAUSES = Pauses(servers=3.0, databases=0.3, nodes=0.0, kills=0.3, freezes=0.0, rebalances=0.0, changes=0.2)
+PAUSES = Pauses(
+    servers=3.0, databases=0.3, nodes=0.0, requests=0.0, kills=0.3, freezes=0.0, rebalances=0.0, changes=0.2
+)
 PAUSES_OVER_KAFKA = Pauses(
-    servers=40.0, databases=20.0, nodes=0.5, kills=10.0, freezes=8.0, rebalances=12.0, changes=2.5
+    servers=40.0, databases=20.0, nodes=0.5, requests=2.0, kills=10.0, freezes=8.0, rebalances=12.0, changes=2.5
 )  # fmt: skip
 """Fewer stops: there are more processes, each of which takes a second of CPU to start, and each must come to work."""
 TURNS = {"node killed": 3}
@@ -87,6 +103,7 @@ class Faults:
                 *((self._stops_of(name, server), pauses.servers) for name, server in stage.servers.by_name.items()),
                 (self._stops_of_databases(), pauses.databases),
                 (self._stops_of_nodes(), pauses.nodes),
+                (self._late_requests(), pauses.requests),
                 *self._stops_of_actors(pauses),
                 (self._rebalances(), pauses.rebalances),
                 (self._changes, pauses.changes),
@@ -94,6 +111,8 @@ class Faults:
             if kinds
         ]
         self._threads = [threading.Thread(target=self._go_on, args=of) for of in self._kinds]
+        if stage.scene.proxies:  # nothing aborts a transaction but faults, so that whatever is aborted is late
+            self._threads.append(threading.Thread(target=self._late_aborts))
         self._failure: BaseException | None = None
 
     @property
@@ -189,6 +208,11 @@ class Faults:
             return {}
         return {"node killed": lambda: self._kill_node(kafka), "node frozen": lambda: self._freeze_node(kafka)}
 
+    def _late_requests(self) -> Kinds:
+        if not self._stage.scene.proxies:
+            return {}
+        return {name: lambda which=which: self._be_late(which, COMES_SECONDS) for name, which in LATE.items()}  # type: ignore[misc]
+
     def _stops_of_actors(self, pauses: Pauses) -> list[tuple[Kinds, float]]:
         """Kills and freezes: by turns, or with pauses of their own."""
         kills, freezes = self._kills_of_actors(), self._freezes_of_actors()
@@ -270,6 +294,34 @@ class Faults:
         kafka.signal_node(node, signal.SIGSTOP)
         time.sleep(self._chance.uniform(*self._stopped_seconds))  # how long it is stopped
         kafka.signal_node(node, signal.SIGCONT)
+
+    def _be_late(self, which: Which, comes_seconds: float) -> None:
+        """Let a request arrive late, before a record of the next transaction or after a while. Raises Unavailable if
+        none comes."""
+        until = (Which(Api.END_TXN, which.about), Which(Api.PRODUCE, which.about, nth=self._chance.randint(1, 3)))
+        proxies = self._stage.scene.proxies
+        planned = {proxy: proxy.plan(which, Fault.LATE, until) for proxy in proxies}
+        try:
+            self._wait(lambda: any(each.has_hit for each in planned.values()), comes_seconds)
+            hit = [each for each in planned.values() if each.has_hit]
+            if not hit:
+                raise Unavailable("no such request comes")
+            self._wait(lambda: all(each.is_over for each in hit), LATE_SECONDS * self._chance.random())
+        finally:
+            for proxy, each in planned.items():
+                proxy.withdraw(each)
+
+    def _late_aborts(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(Unavailable):
+                self._be_late(ABORT, COMES_SECONDS)
+                self.done["abort late"] += 1
+
+    def _wait(self, is_so: Callable[[], bool], seconds: float) -> None:
+        """Wait until something is so, for so long or until faults end."""
+        deadline = time.monotonic() + seconds
+        while not is_so() and time.monotonic() < deadline and not self._over.wait(LOOK_SECONDS):
+            pass
 
     def _fill_disk(self) -> None:
         self._stage.room.fill()

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from tests.history.scene import Scene
 from tests.history.settling import committed_by, settle
 from tests.history.stage import Stage
 from tests.support.clock import eventually
+from tests.support.kafka_proxy import KafkaProxy
 
 DISK_MEGABYTES = 1024
 KAFKA_NODES = 3
@@ -179,6 +180,16 @@ def report(outcome: Outcome) -> None:
         print(line)
 
 
+def before_nodes(stack: ExitStack, proxies: list[KafkaProxy]) -> Callable[[int], int]:
+    """A function that puts a proxy before a node, and returns its port; the stack ends them."""
+
+    def advertised(port: int) -> int:
+        proxies.append(stack.enter_context(KafkaProxy("127.0.0.1", port)))
+        return proxies[-1].port
+
+    return advertised
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
@@ -205,13 +216,15 @@ def main() -> int:
                 servers[name] = kind(place, durable=False).create()
                 stack.callback(servers[name].stop)
             sources = {name: server.url for name, server in servers.items()}
-            kafka = None
+            kafka, proxies = None, list[KafkaProxy]()
             if options.over_kafka:
-                kafka = KafkaCluster(directory, nodes=KAFKA_NODES).start()
+                kafka = KafkaCluster(directory, KAFKA_NODES, before_nodes(stack, proxies)).start()
                 stack.callback(kafka.stop)
             is_over_databases = options.over_databases or options.over_kafka
             delay = LONG_DELAY if options.seconds >= LONG_SECONDS else SHORT_DELAY
-            scene = Scene(sources, servers, 4, delay, is_over_databases, kafka, options.workers, slower=options.slower)
+            scene = Scene(
+                sources, servers, 4, delay, is_over_databases, kafka, proxies, options.workers, slower=options.slower
+            )
             is_asked = bool(options.messages or options.kills)
             asked = Least(options.messages, {}, LONGER * options.seconds, options.kills, is_of_campaign=is_asked)
             least = least_of(options.seconds) if options.over_kafka else asked

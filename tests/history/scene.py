@@ -10,6 +10,7 @@ from typing import Any
 from notify.demo.kafka import KafkaCluster
 from notify.workers import worker_names
 from tests.history.servers import Servers, over_databases, with_a_log, with_workers
+from tests.support.kafka_proxy import KafkaProxy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Scene:
     """Whether the same databases store the servers' transactions, each a shard."""
     kafka: KafkaCluster | None = None
     """The cluster that has the queues; it needs `is_over_databases`."""
+    proxies: Sequence[KafkaProxy] = ()
+    """The proxies before its nodes."""
     workers: int = 1
     """Workers of the server with a log; more than one know no registry."""
     pause: float = 0.0

@@ -26,6 +26,7 @@ def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, 
     with empty_database("postgresql", database_urls, tmp_path) as url:
         scene = Scene(
             {"pg": url}, callers=4, is_over_databases=True, kafka=kafka_node.cluster,
+            proxies=[kafka_node.proxy],
             groups=("shared", "ordered", "failover"),
             pause=PAUSE,
         )  # fmt: skip

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from notify.client import Consumer, DeadLetter
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.kafka import committed
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from notify.client.kafka import settling, transactions
 from notify.kafka import cluster, transactional
@@ -81,3 +82,22 @@ def test_a_client_that_hangs_is_left_to_itself(
     letters = committed(kafka_url, dead_letter_topic(unique), 4)
     assert sorted(letter.value() for letter in letters) == [b"a", b"b", b"c", b"d"]
     goes_on.set()
+
+
+def test_what_is_fatal_is_raised_as_an_exception(kafka_url: str, unique: str) -> None:
+    """A client that found it in one callback, and then called its logger, raised what no `except` catches: it ended the
+    thread of a sink, whose bridge waited for the result for ever."""
+    make_topic(kafka_url, unique, 4)
+    kafka = cluster.Cluster.of(kafka_url)
+    for number in range(8):  # about one in three was raised so
+        own = {"transactional.id": f"{unique}-{number}"}
+        fenced, other = kafka.transactional_producer(own), kafka.transactional_producer(own)
+        fenced.init_transactions(PATIENCE_SECONDS)
+        fenced.begin_transaction()
+        fenced.produce(unique, b"first", partition=0)
+        fenced.flush(PATIENCE_SECONDS)
+        other.init_transactions(PATIENCE_SECONDS)
+        for partition in range(4):
+            fenced.produce(unique, b"second", partition=partition)
+        with ThreadPoolExecutor(1) as calls:
+            assert isinstance(calls.submit(fenced.flush, PATIENCE_SECONDS).exception(PATIENCE_SECONDS), KafkaException)

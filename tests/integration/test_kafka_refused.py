@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from notify.errors import InvalidRequest
-from notify.kafka.records import DUE, ID, REASON, TARGET
+from notify.kafka.records import ID
 from notify.testing.process import ServerProcess
 from notify.wire import RefusedReport, RefusedTransaction
-from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.http import ask
 from tests.support.kafka import committed
@@ -21,13 +21,13 @@ from tests.support.kafka import committed
 pytest.importorskip("confluent_kafka")
 
 from notify.kafka.cluster import Cluster
+from notify.kafka.transactional import TransactionalProducer
 from notify.kafka.undelivered import DECISIONS, SOURCE, TOPIC, UndeliveredList
 from notify.server.groups.kafka import undelivered as over_kafka
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.undelivered import RefusedOverKafka
-from notify.sinks.delays.topics import make_wheels
-from notify.sinks.delays.wheels import WHEELS
 from notify.sinks.kafka import KafkaSink
+from tests.support.delayed import refuse
 from tests.support.kafka_consumers import CALL_SECONDS, admin_of
 
 
@@ -38,17 +38,6 @@ def server(kafka_url: str, tmp_path: Path) -> Iterator[ServerProcess]:
     running = ServerProcess(tmp_path / "data", flags=flags).start()
     yield running
     running.stop()
-
-
-def refuse(url: str, *messages: tuple[str, str]) -> None:
-    """Put messages (id and topic) on the list, as a releaser does."""
-    cluster = Cluster.of(url)
-    make_wheels(cluster, WHEELS)
-    producer = cluster.producer({})
-    for name, topic in messages:
-        headers = [(ID, name), ("colour", "red"), (DUE, "1"), (TARGET, topic), (REASON, "Message size too large")]
-        producer.produce(TOPIC, name.encode(), b"k", partition=0, headers=[(n, v.encode()) for n, v in headers])
-    assert producer.flush(PATIENCE_SECONDS) == 0
 
 
 def refused(server: ServerProcess, source: str) -> dict[str, Any]:
@@ -112,6 +101,32 @@ def test_two_people_who_retry_send_a_message_once(kafka_url: str, unique: str) -
     assert second.retry([unique], "two") == []
     assert len(committed(kafka_url, unique, 1)) == 1
     assert committed(kafka_url, DECISIONS)
+
+
+def test_a_producer_that_is_replaced_sends_nothing_that_was_decided_in_between(kafka_url: str, unique: str) -> None:
+    """Its decisions were those that it had read before another person's."""
+    refuse(kafka_url, *[(f"{unique}-{n}", unique) for n in range(2)])
+    cluster = Cluster.of(kafka_url)
+    other = UndeliveredList(cluster)
+
+    class Replaced(UndeliveredList):
+        """The list, in which another person sends what is left once this one's producer is spent."""
+
+        def _producer(self) -> TransactionalProducer:
+            producer = super()._producer()
+            commit = producer.commit_transaction
+
+            def then_spent(seconds: float) -> None:
+                commit(seconds)
+                producer.is_spent = True
+                other.retry([f"{unique}-1"], "two")
+
+            producer.commit_transaction = then_spent  # type: ignore[method-assign]
+            return producer
+
+    ids = [f"{unique}-{n}" for n in range(2)]
+    assert [item["id"] for item in Replaced(cluster).retry(ids, "one")] == ids[:1]
+    assert sorted(record.value().decode() for record in committed(kafka_url, unique, 2)) == ids
 
 
 def test_a_decision_is_about_a_message_and_not_about_its_offset(kafka_url: str, unique: str) -> None:

@@ -6,7 +6,6 @@ Kafka's client gives the record's sequence number to the next record; see notify
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from notify.client import Consumer, DeadLetter
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.kafka import KafkaNode, Wrapped, committed
+from tests.support.kafka_proxy import Api, Fault, Which
 
 pytest.importorskip("confluent_kafka")
 
@@ -72,9 +72,9 @@ def test_a_record_behind_one_whose_answer_was_lost_is_not_lost(kafka_node: Kafka
     watched = Watched(kafka_node.url, unique, backoff_milliseconds=BACKOFF_MILLISECONDS)
     producer = watched.producer
     producer.begin_transaction()
-    kafka_node.proxy.cut_at(b"the-text", answer=True)
+    cut = kafka_node.proxy.plan(Which(Api.PRODUCE, b"the-text"), Fault.CUT_AFTER)
     producer.produce(unique, b"the-text", partition=0)
-    eventually(lambda: kafka_node.proxy.has_cut, "the record to be sent")
+    eventually(lambda: cut.has_hit, "the record to be sent")
     watched.wait_for(lambda _, queued, sent: queued == 1 and not sent, "it to wait, though the broker has stored it")
     producer.abort_transaction(PATIENCE_SECONDS)
     assert len(committed(kafka_node.url, unique, 1, uncommitted=True)) == 1
@@ -93,14 +93,13 @@ def test_a_transaction_is_taken_back_though_its_record_came_back(kafka_node: Kaf
     watched = Watched(kafka_node.url, unique, backoff_milliseconds=100)
     producer = watched.producer
     producer.begin_transaction()
-    may_be_cut = threading.Event()
-    kafka_node.proxy.cut_at(b"the-text", answer=True, once=may_be_cut)
+    cut = kafka_node.proxy.plan(Which(Api.PRODUCE, b"the-text"), Fault.CUT_AFTER, until=())
     producer.produce(unique, b"the-text", partition=0)
     watched.wait_for(lambda _, queued, sent: sent == 1, "the record to be sent")
     with ThreadPoolExecutor() as calls:
         aborted = calls.submit(producer.abort_transaction, PATIENCE_SECONDS)
         watched.wait_for(lambda state, queued, sent: state == "BeginAbort", "the transaction to be taken back")
-        may_be_cut.set()
+        cut.release()
         aborted.result()
     with pytest.raises(KafkaException, match="a new one is made"):
         producer.begin_transaction()

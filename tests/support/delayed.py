@@ -11,7 +11,12 @@ from typing import Any
 
 from notify import ids
 from notify.kafka.cluster import Cluster
+from notify.kafka.records import DUE, ID, REASON, TARGET
+from notify.kafka.undelivered import TOPIC
+from notify.sinks.delays.topics import make_wheels
+from notify.sinks.delays.wheels import WHEELS
 from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.kafka import committed, patient_sink
 
 
@@ -48,6 +53,17 @@ def _send(url: str, topic: str, messages: Sequence[PackedMessage], source: str =
             await sink.close()
 
     asyncio.run(run())
+
+
+def refuse(url: str, *messages: tuple[str, str]) -> None:
+    """Put messages (id and topic) on the list of refused ones, as a releaser does."""
+    cluster = Cluster.of(url)
+    make_wheels(cluster, WHEELS)
+    producer = cluster.producer({})
+    for name, topic in messages:
+        headers = [(ID, name), ("colour", "red"), (DUE, "1"), (TARGET, topic), (REASON, "Message size too large")]
+        producer.produce(TOPIC, name.encode(), b"k", partition=0, headers=[(n, v.encode()) for n, v in headers])
+    assert producer.flush(PATIENCE_SECONDS) == 0
 
 
 class Interrupted:

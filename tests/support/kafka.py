@@ -12,7 +12,7 @@ from notify.demo.kafka import KafkaCluster
 from notify.kafka.records import SCHEME
 from notify.sinks.sink import Sink, open_sink
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.proxy import Proxy
+from tests.support.kafka_proxy import KafkaProxy
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +20,16 @@ class KafkaNode:
     """A Kafka node that clients reach through a proxy."""
 
     url: str
-    proxy: Proxy
+    proxy: KafkaProxy
     cluster: KafkaCluster
 
     @classmethod
     def start(cls, directory: Path) -> KafkaNode:
         """Raises Unavailable where Kafka cannot run here."""
-        proxies: list[Proxy] = []
+        proxies: list[KafkaProxy] = []
 
         def advertised(port: int) -> int:
-            proxies.append(Proxy("127.0.0.1", port))
+            proxies.append(KafkaProxy("127.0.0.1", port))
             return proxies[-1].port
 
         cluster = KafkaCluster(directory, advertised=advertised)

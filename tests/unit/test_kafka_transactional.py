@@ -13,6 +13,7 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import KafkaError, KafkaException
 
 from notify.kafka import transactional
+from notify.kafka.exchange import Exchange
 from notify.kafka.transactional import TransactionalProducer
 from tests.support.clock import PATIENCE_SECONDS
 
@@ -30,6 +31,9 @@ class Client:
     def __init__(self, call: str, then: Callable[[], None]) -> None:
         self.calls: list[str] = []
         self._call, self._then = call, then
+
+    def poll(self, seconds: float) -> None:
+        """Has nothing to say."""
 
     def __getattr__(self, name: str) -> Callable[..., str]:
         def called(*given: Any) -> str:
@@ -52,7 +56,7 @@ def goes_on(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_hangs_fails_in_time_and_each_later_one_at_once(call: str, goes_on: threading.Event) -> None:
     client = Client(call, goes_on.wait)  # type: ignore[arg-type]
-    producer: Any = TransactionalProducer(client)  # type: ignore[arg-type]
+    producer: Any = TransactionalProducer(client, Exchange({}))  # type: ignore[arg-type]
     with pytest.raises(KafkaException, match="hangs in a transaction") as raised:
         CALLS[call](producer)
     assert raised.value.args[0].code() == KafkaError._TIMED_OUT
@@ -71,7 +75,7 @@ def test_what_the_client_says_is_said(call: str, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(transactional, "MORE_SECONDS", PATIENCE_SECONDS)
     client = Client(call, fails)
-    producer: Any = TransactionalProducer(client)  # type: ignore[arg-type]
+    producer: Any = TransactionalProducer(client, Exchange({}))  # type: ignore[arg-type]
     with pytest.raises(KafkaException) as raised:
         CALLS[call](producer)
     assert raised.value is fenced
@@ -84,7 +88,8 @@ def test_a_call_that_the_process_slept_through_is_waited_for(monkeypatch: pytest
     monkeypatch.setattr(transactional, "MORE_SECONDS", PATIENCE_SECONDS)
     ends = threading.Event()
     threading.Timer(0.1, ends.set).start()
-    producer: Any = TransactionalProducer(Client("commit_transaction", lambda: assert_set(ends)))  # type: ignore[arg-type]
+    client: Any = Client("commit_transaction", lambda: assert_set(ends))
+    producer = TransactionalProducer(client, Exchange({}))
     producer.commit_transaction(0.0)
 
 

@@ -14,6 +14,7 @@ from notify.client.kafka.retries import Departure
 from notify.client.kafka.topics import RECORD_BYTES
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import FENCED, TOO_LARGE
+from notify.kafka.flushing import flush
 from notify.kafka.groups import transactional_id
 from notify.kafka.transactional import TransactionalProducer
 
@@ -78,15 +79,18 @@ class Transactions:
             self.claim()
         producer = self._producer
         assert producer is not None
-        too_large: list[Departure] = []
+        refused: list[tuple[Departure, KafkaError]] = []
         is_ending = False
         try:
             producer.begin_transaction()
             for departure in leaving:
-                self._produce(producer, departure, too_large)
+                self._produce(producer, departure, refused)
+            flush(producer, lambda: refused, CALL_SECONDS)
             producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS)
             is_ending = True
             self._end(producer)
+            if producer.is_spent:
+                self._drop(producer)
         except KafkaException as raised:
             is_over = error_of(raised).fatal() or error_of(raised).code() in FENCED
             is_aborted = not is_over and self._abort(producer)
@@ -94,16 +98,19 @@ class Transactions:
                 self._drop(producer)
             if is_ending and not is_aborted:
                 raise OutcomeUnknown(raised, offsets) from raised
-            if too_large and too_large[0].has_body:
-                raise TooLarge(too_large[0]) from raised
+            too_large = next((departure for departure, error in refused if error.code() in TOO_LARGE), None)
+            if too_large is not None and too_large.has_body:
+                raise TooLarge(too_large) from raised
             raise
 
-    def _produce(self, producer: TransactionalProducer, departure: Departure, too_large: list[Departure]) -> None:
-        """Produce a departure. If Kafka or its client finds it too large, now or later, it is added to `too_large`."""
+    def _produce(
+        self, producer: TransactionalProducer, departure: Departure, refused: list[tuple[Departure, KafkaError]]
+    ) -> None:
+        """Produce a departure. If Kafka or its client refuses it, now or later, it is added to `refused`."""
 
         def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is not None and error.code() in TOO_LARGE:
-                too_large.append(departure)
+            if error is not None:
+                refused.append((departure, error))
 
         record = departure.item.record
         value, key = (record.value(), record.key()) if departure.has_body else (None, None)

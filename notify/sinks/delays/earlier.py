@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS, known_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import DELAYED, DUE, TARGET, Headers, header, listed, number
+from notify.kafka.transactional import TransactionalProducer
 from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.wheels import Wheels
 
@@ -47,7 +48,7 @@ def move_earlier(cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], to
         start, end = _extent(consumer, topic)
         if start >= end:
             return 0
-        producer = cluster.producer({"transactional.id": EARLIER_ID, "compression.type": "lz4"})
+        producer = cluster.transactional_producer({"transactional.id": EARLIER_ID, "compression.type": "lz4"})
         producer.init_transactions(CALL_SECONDS)
         start, end = _extent(consumer, topic)  # the process that was just fenced may have moved some
         if start >= end:
@@ -86,7 +87,7 @@ def _extent(consumer: Consumer, topic: str) -> tuple[int, int]:
 class _Moving:
     """The transactions in which messages move."""
 
-    def __init__(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+    def __init__(self, producer: TransactionalProducer, consumer: Consumer, topic: str) -> None:
         self._producer = producer
         self._consumer = consumer
         self._topic = topic

@@ -217,6 +217,8 @@ class Release:
 
     def _move(self) -> bool:
         """Write the batch and its offsets in one transaction; False if the batch will be read again."""
+        if self._producer.is_spent:
+            self._producer = self._made_producer()
         self._is_refused = False
         offsets = {move.place: move.offset + 1 for move in self._batch}
         try:
@@ -293,8 +295,6 @@ class Release:
             raise Unavailable(f"Kafka refuses to release delayed messages, {TRIES} times in a row: {error.str()}")
         log.info("a batch of delayed messages was refused and is read again: %s", error)
         self._producer.abort_transaction(CALL_SECONDS)
-        if self._producer.is_spent:
-            self._producer = self._made_producer()
         firsts: dict[Place, int] = {}
         for move in self._batch:
             firsts.setdefault(move.place, move.offset)
