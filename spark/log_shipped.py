@@ -228,7 +228,7 @@ class ShippedFiles:
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / RECORDS
             with path.open("wb") as file:
-                self._store.copy_to(listed.records.name, file)
+                self._store.copy_to(listed.records.name, file, listed.records.object.size)
             yield [path]
 
     @cached_property

@@ -51,7 +51,7 @@ BOUNDS = {
         storage/transactions.py:NO_TOKENS storage/transactions.py:NO_SHARDS spark/damage.py:_tables
         spark/tasks.py:cores_of spark/watch/watching.py:WINDOWS spark/watch/watching.py:FINDINGS
         spark/watch/watching.py:REVISIONS spark/watch/watching.py:LOOKS spark/watch/watching.py:FAILURES
-        server/access/principal.py:_waiting client/checker.py:running
+        server/access/principal.py:_waiting client/checker.py:running kafka/exchange.py:_waiting
     """,
     "names that `check_name` took, of 127 characters: topics and groups that exist, with their queues": """
         server/core/flow.py:gates server/delivery/followers.py:by_name server/delivery/followers.py:by_topic
@@ -107,7 +107,7 @@ BOUNDS = {
         server/groups/kafka/stalls.py:_since server/groups/kafka/undelivered.py:_reports
         server/groups/kafka/wishes.py:_by_group sinks/delays/cleaning.py:_offsets sinks/delays/cleaning.py:_requests
         sinks/delays/made_anew.py:_ids sinks/delays/made_anew.py:_asked sinks/delays/release.py:_refused
-        sinks/delays/slots.py:_waiting sinks/kafka.py:_granted
+        sinks/delays/slots.py:_waiting sinks/kafka.py:_granted kafka/subscriptions.py:_moving
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
         binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
@@ -120,6 +120,7 @@ BOUNDS = {
         client/sessions.py:_sessions client/thread_outgoing.py:_moving
     """,
     "what is stored, and was checked when it was taken; an audit's names of it": """
+        spark/catalog.py:names spark/left_out.py:_filters spark/left_out.py:_payloads spark/left_out.py:tags
         storage/log/checkpoint.py:bridge_bases storage/log/checkpoint.py:paused storage/log/checkpoint.py:attempts
         storage/log/checkpoint.py:retry_at storage/log/checkpoint.py:moved storage/log/frame.py:points
         storage/log/live.py:decided storage/log/live.py:rolled_back storage/log/pending.py:by_id
