@@ -1,5 +1,5 @@
 """The application: it starts and stops the server's parts, and routes each request: data routes to the core, probes to
-health, everything else to FastAPI."""
+health, what anyone may see of the console to its cache, everything else to FastAPI."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from notify.server.access.gate import Access
 from notify.server.access.guard import NOT_RUNNING
 from notify.server.cluster.workers import Workers
 from notify.server.connections.application import DataAnswers
-from notify.server.connections.held import Unread, Unverified
+from notify.server.connections.held import budget_of
 from notify.server.connections.places import Connections
+from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer, fault_of
 from notify.server.data.openapi import describe_data_routes
+from notify.server.data.request import PROBES
 from notify.server.data.request import Request as DataRequest
 from notify.server.data_directory import unusable
 from notify.server.running import Running
@@ -31,6 +33,10 @@ from notify.server.spread.spread import Spread
 from notify.server.start import started
 from notify.settings import Settings
 from notify.storage.transactions import TransactionStore
+
+STRANGERS_SHARE, OPERATORS_SHARE = 0.1, 0.25
+"""The least shares of the event loop's time for requests of strangers, and for those of operators (admin routes and the
+console), while producers and consumers keep it busy."""
 
 
 def _nothing() -> None:
@@ -86,8 +92,8 @@ class App:
         self._on_failure = on_failure
         self.url = settings.url
         """The address to announce."""
-        self.unread = Unread()
-        self.unverified = Unverified()
+        self.budget = budget_of(len(settings.key_shards))
+        self.strangers, self.operators = Turns(STRANGERS_SHARE), Turns(OPERATORS_SHARE)
         self.connections = Connections(settings.connections)
         self.failed: NotifyError | None = None
         """Why the server could not start, or could not stop cleanly."""
@@ -104,7 +110,7 @@ class App:
 
     async def start(self) -> None:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
-        reply_bytes = self.unread.reply_bytes
+        reply_bytes = self.budget.reply_bytes
         parts = started(self._started_with, self.url, self._open_store, self._clock, reply_bytes, self._workers)
         try:
             self._running = await self._parts.enter_async_context(parts)
@@ -151,13 +157,16 @@ class App:
         """The settings that hold now."""
         return self._started_with if self._running is None else self._running.core.settings
 
-    def probed(self, request: DataRequest) -> Answer:
-        """The answer to a probe of health."""
+    def open_answer(self, request: DataRequest) -> Answer:
+        """The answer to a request that anyone may send: a probe of health, the page to sign in, the console's files."""
         try:
             request.find_format(self.settings)
+            if request.path in PROBES:
+                return health.answer(self._running, request.path)
+            page = console.open_page(request.path, request.query, request.headers)
         except NotifyError as error:
             return Answer.problem(error)
-        return health.answer(self._running, request.path)
+        return Answer(page.status, page.kind, page.body, fields=page.fields, is_shared=page.is_kept)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer, as an ASGI application, all requests but those to data routes and probes."""
@@ -174,7 +183,12 @@ class App:
             # FastAPI parses the cookies of every request, and took minutes for some (CVE-2024-7592). The guard has read
             # the only cookie that matters.
             scope["headers"] = [field for field in scope["headers"] if field[0] != b"cookie"]
-            receive = guard.bounded(receive, self.settings.body_timeout_seconds)
+            try:
+                most = guard.most_bytes(scope)
+            except NotifyError as error:
+                await problems.refused(scope, error)(scope, receive, send)
+                return
+            receive = guard.bounded(receive, self.settings.body_timeout_seconds, most)
             await self._answer(scope, receive, send)
             return
         await self.fastapi(scope, receive, send)
@@ -205,6 +219,5 @@ def _add_routes(api: FastAPI, app: App, admin_routes: ASGIApp) -> None:
     api.include_router(health.router(app.running_or_none, app.connections))
     api.include_router(admin.router(app.running), prefix="/v1/admin")
     api.include_router(console.router(admin_routes, app))
-    api.mount("/static", console.static_files())
     problems.answer_errors(api)
     describe_data_routes(api)

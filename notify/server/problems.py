@@ -92,6 +92,7 @@ def answer_errors(api: FastAPI) -> None:
 
     @api.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # as above
         codes = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
         detail = str(error.detail)
         if error.status_code in (404, 405):

@@ -81,7 +81,7 @@ def callers(room: Room) -> list[Caller]:
 
 def routes() -> set[str]:
     """Every route that the server has, native or FastAPI's."""
-    names = {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES}
+    names = {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES} | {"GET /login", "GET /static/{file}"}
     for route in iter_route_contexts(App(Settings(), MemoryStore).fastapi.routes):
         methods = getattr(route, "methods", None) or {"MOUNT"}
         names |= {f"{method} {route.path}" for method in methods}

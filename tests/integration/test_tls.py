@@ -31,7 +31,7 @@ from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.limits import LIMITS
 from notify.server.access import gate, lookup, oidc
 from notify.server.access.oidc import Provider
-from notify.server.connections import held, tls
+from notify.server.connections import protocol, tls
 from notify.server.connections.handshake import Handshake
 from notify.server.connections.tls import Certificates
 from notify.server.data.answer import Answer
@@ -209,7 +209,7 @@ def test_what_a_client_does_not_read_counts_over_tls_too(
 ) -> None:
     """30 clients that read nothing held 470 MB for as long as they liked: nobody was told that they do not read."""
     authority, size = Authority(tmp_path, "authority"), 8 << 20
-    monkeypatch.setattr(held, "WRITE_SECONDS", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 10 * PATIENCE_SECONDS)
     certificate = authority.issue("server")
     of_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     of_server.load_cert_chain(certificate)
@@ -225,7 +225,7 @@ def test_what_a_client_does_not_read_counts_over_tls_too(
         async def never(scope: Any, receive: Any, send: Any) -> None:
             raise AssertionError("a data route does not pass ASGI")
 
-        for name in ("access", "settings", "data", "probed", "unread", "unverified", "connections"):
+        for name in ("access", "settings", "data", "budget", "connections"):
             setattr(never, name, getattr(app, name))
 
         def connection() -> Handshake:
@@ -243,10 +243,10 @@ def test_what_a_client_does_not_read_counts_over_tls_too(
         reader, writer = await asyncio.open_connection(sock=slow, ssl=of_client, server_hostname="127.0.0.1")
         for _ in range(2):
             writer.write(head("known", 2) + b"{}")
-            await eventually_async(lambda: app.unread.total > 1 << 20, "the answer to wait for its reader")
+            await eventually_async(lambda: app.budget.known.total > 1 << 20, "the answer to wait for its reader")
             await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(size)
-            await eventually_async(lambda: app.unread.total == 0, "the answer to be read")
+            await eventually_async(lambda: app.budget.known.total == 0, "the answer to be read")
         writer.close()
         serving.close()
 

@@ -12,16 +12,17 @@ from uvicorn.server import ServerState
 
 from notify.errors import NotifyError
 from notify.server.access.principal import Principal
-from notify.server.connections.held import Unread, Unverified
+from notify.server.connections.held import Budget
 from notify.server.connections.places import Connections
 from notify.server.connections.protocol import Protocol
+from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
 from notify.settings import Settings
 
 READ_BYTES = 16 << 10
 """The most bytes of one read of the socket."""
-SERVICE = Principal("service", ())
+SERVICE = Principal("service", None)
 
 
 class Transport(asyncio.Transport):
@@ -70,9 +71,13 @@ class SlowAccess:
 
     def __init__(self) -> None:
         self.asked: dict[bytes, asyncio.Future[Principal]] = {}
+        self.principals = {b"Bearer known": SERVICE}
+        """Senders that it knows at once, by header."""
 
     def admit(self, authorization: bytes, certificate: str | None) -> Principal | None:
-        return SERVICE if authorization == b"Bearer known" else None
+        return self.principals.get(authorization)
+
+    recognised = admit
 
     async def verify(self, authorization: bytes, certificate: str | None) -> Principal:
         self.asked[authorization] = asyncio.get_running_loop().create_future()
@@ -102,19 +107,21 @@ class Served:
     def __init__(
         self,
         settings: Settings | None = None,
-        unread: Unread | None = None,
-        unverified: Unverified | None = None,
+        budget: Budget | None = None,
         connections: Connections | None = None,
+        strangers: Turns | None = None,
+        access: SlowAccess | None = None,
     ) -> None:
-        self.access = SlowAccess()
+        self.access = access or SlowAccess()
         self.answered: list[Request] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.asgi_bodies: list[int] = []
         self.settings = settings or Settings()
         self.protocol = Protocol(**of_uvicorn(self._app()))
-        self.protocol.app = SimpleNamespace(access=self.access, settings=self.settings, unread=unread or Unread(),
-            data=SimpleNamespace(answer=self._answer), probed=self._probed, unverified=unverified or Unverified(),
+        self.protocol.app = SimpleNamespace(access=self.access, settings=self.settings, budget=budget or Budget(),
+            data=SimpleNamespace(answer=self._answer), open_answer=self._open_answer,
+            strangers=strangers or Turns(1.0), operators=Turns(1.0),
             connections=connections or Connections(1000))  # type: ignore[assignment]  # fmt: skip
         self.transport = Transport()
         self.protocol.connection_made(self.transport)
@@ -127,7 +134,7 @@ class Served:
 
     def use_asgi(self, app: Callable[..., Coroutine[Any, Any, None]]) -> None:
         """Set the application that answers routes other than data routes."""
-        for name in ("access", "settings", "data", "probed", "unread", "unverified", "connections"):
+        for name in ("access", "settings", "data", "open_answer", "budget", "strangers", "operators", "connections"):
             setattr(app, name, getattr(self.protocol.app, name))
         self.protocol.app = app  # type: ignore[assignment]
 
@@ -136,7 +143,7 @@ class Served:
         self.answered.append(request)
         return Answer(200, "text/plain", b"answered")
 
-    def _probed(self, request: Request) -> Answer:
+    def _open_answer(self, request: Request) -> Answer:
         return Answer(200, "text/plain", b"live")
 
     def send(self, data: bytes) -> int:

@@ -375,7 +375,9 @@ def edges(room: Room) -> list[Case]:
     add("GET /metrics", VIEW)
     add("GET /openapi.json", KNOWN)
     add("HEAD /openapi.json", KNOWN)
-    table.append(Case("MOUNT /static", ANYONE, lambda t, o: Asked("GET", "/static/console.css"), is_of_things=False))
+    table.append(
+        Case("GET /static/{file}", ANYONE, lambda t, o: Asked("GET", "/static/console.css"), is_of_things=False)
+    )
     add("GET /login", ANYONE)
     add("POST /login", ANYONE, None, f"token={room.all}".encode(), status=303)
     add("POST /logout", KNOWN, None, b"", status=303)

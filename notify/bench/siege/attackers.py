@@ -17,17 +17,24 @@ from urllib.parse import urlsplit
 
 from notify.server.access import tokens
 
+LOOPS = 64
+"""How many loops ask for the page to sign in."""
+MEGABYTE = 1 << 20
+FORM, LONG = "content-type: application/x-www-form-urlencoded", f"content-length: {MEGABYTE}"
+
 
 class Attackers:
     """All attacks, in one event loop with bounded CPU time."""
 
-    def __init__(self, url: str, provider: str, rights: dict[str, str], share: float, only: str) -> None:
+    def __init__(self, url: str, provider: str, rights: dict[str, str], share: float, only: str, workers: int) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 0
         self._provider = provider
         self._rights = rights
         self._share = share
         self._only = only
+        self._workers = workers
+        self._asked = 0
         self._began = time.monotonic()
         self._cpu = time.process_time()
         self.done: Counter[str] = Counter()
@@ -58,6 +65,13 @@ class Attackers:
             (self.topics, 5),
             (self.search, 3),
             (self.refused_filter, 2),
+            (self.login_forms, 10),
+            (self.half_forms, 1000),
+            (self.half_bodies, 150),
+            (self.half_heads, 5000),
+            (self.login_pages, LOOPS),
+            (self.static_pages, 16),
+            (self.refusals, 16),
         ]
         crowds = [crowd for crowd in crowds if self._only in ("", crowd[0].__name__)]
         await asyncio.gather(*[self.again(attack, n) for attack, count in crowds for n in range(count)])
@@ -80,7 +94,11 @@ class Attackers:
             writer.transport.abort()
 
     def head(self, method: str, path: str, right: str = "", *fields: str) -> bytes:
-        shown = [f"authorization: Bearer {self._rights.get(right, right)}"] if right else []
+        token = self._rights.get(right, right)
+        shown = [f"authorization: Bearer {token}"] if token else []
+        if self._workers > 1:
+            self._asked += 1
+            path = f"/worker-{self._asked % self._workers + 1}{path}"
         return "\r\n".join((f"{method} {path} HTTP/1.1", "host: notify.example", *shown, *fields, "", "")).encode()
 
     def post(self, path: str, right: str, body: Any) -> bytes:
@@ -247,8 +265,42 @@ class Attackers:
         nested = "[0,1].all(a,[0,1].all(b,[0,1].all(c,[0,1].all(d,true))))"
         await self.asked(self.head("GET", f"/v1/admin/groups/dead/dead-letters?filter={nested}", "view"), 5)
 
+    async def login_forms(self, number: int) -> None:
+        form = b"token=" + "%41é".encode() * (MEGABYTE // 5)
+        await self.asked(self.head("POST", "/login", "", FORM, f"content-length: {len(form)}") + form, 1)
 
-def attack(url: str, provider: str, rights: dict[str, str], share: float, only: str) -> None:
+    async def half_forms(self, number: int) -> None:
+        head = self.head("POST", ("/login", "/do/settings.put")[number % 2], "polls" * (number % 2), FORM, LONG)
+        await self._half(head + b"token=" + b"x" * (MEGABYTE - 100))
+
+    async def half_bodies(self, number: int) -> None:
+        right = ("polls", "all")[number % 2]
+        await self._half(self.head("POST", "/v1/messages", right, f"content-length: {8 * MEGABYTE}") + b" " * 8_000_000)
+
+    async def half_heads(self, number: int) -> None:
+        await self._half(self.head("GET", "/livez")[:-2] + b"x-a: " + b"y" * 60_000)
+
+    async def _half(self, data: bytes) -> None:
+        """Send a request that is not complete, and wait for the end of the connection."""
+        async with self.connected() as (reader, writer):
+            writer.write(data)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(20):
+                    while await reader.read(1 << 16):
+                        pass
+
+    async def login_pages(self, number: int) -> None:
+        await self.asked(self.head("GET", "/login"), 1000)
+
+    async def static_pages(self, number: int) -> None:
+        await self.asked(self.head("GET", "/static/uPlot.iife.min.js"), 1000)
+
+    async def refusals(self, number: int) -> None:
+        path = ("/v1/messages", "/v1/admin/topics", "/", "/nothing")[number % 4]
+        await self.asked(self.head("GET", path, "nobody's"), 1)
+
+
+def attack(url: str, provider: str, rights: dict[str, str], share: float, only: str, workers: int) -> None:
     """Attack until the process is ended."""
     os.nice(5)
-    asyncio.run(Attackers(url, provider, rights, share, only).run())
+    asyncio.run(Attackers(url, provider, rights, share, only, workers).run())

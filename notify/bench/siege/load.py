@@ -1,16 +1,20 @@
-"""The clients whose rates are measured: a producer of halves and outcomes, and a consumer."""
+"""The clients whose rates are measured: producers of halves and outcomes, and a consumer, at each worker."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+import math
+import multiprocessing
+import time
+from typing import Any, NamedTuple
 
 import msgspec
 
 from notify import ids
 from notify.client.http import HttpClient
 from notify.errors import NotifyError
+from notify.keys import shard_of_key
 from notify.wire import (
     OutcomeItem,
     Outcomes,
@@ -22,32 +26,72 @@ from notify.wire import (
     SettleItem,
     encode_msgpack,
 )
+from notify.workers import worker_names
 
 CALLERS = 8
 BODY = b"x" * 200
+BUCKETS, BASE, FIRST_SECONDS = 200, 1.08, 0.0001
+"""Latencies are counted in buckets, each 8 % wider than the one before."""
 
 
-def load(url: str, token: str, sent: Any, received: Any) -> None:
-    """Run producers and a consumer until the process is ended; count both."""
-    asyncio.run(_load(url, token, sent, received))
+class Counts(NamedTuple):
+    """All that was counted up to a moment."""
+
+    sent: int
+    received: int
+    latencies: list[int]
+
+    def latency(self, before: Counts, quantile: float) -> float:
+        """A quantile of the latencies (seconds, of a half) that were counted since `before`; 0 if there are none."""
+        counts = [count - earlier for count, earlier in zip(self.latencies, before.latencies, strict=True)]
+        left = sum(counts) * quantile
+        for bucket, count in enumerate(counts):
+            left -= count
+            if left <= 0 and count:
+                return float(FIRST_SECONDS * BASE ** (bucket + 1))
+        return 0.0
 
 
-async def _load(url: str, token: str, sent: Any, received: Any) -> None:
-    http = HttpClient(url, token=token)
+class Load:
+    """The clients' process, and what it counts."""
 
-    async def produce() -> None:
+    def __init__(self, url: str, token: str, workers: int) -> None:
+        context: Any = multiprocessing.get_context("spawn")
+        self._counts = context.Array("q", 2 + BUCKETS, lock=False)
+        self.process = context.Process(target=_run, args=(url, token, workers, self._counts), daemon=True)
+        self.process.start()
+
+    def counts(self) -> Counts:
+        """The counts so far."""
+        counts = list(self._counts)
+        return Counts(counts[0], counts[1], counts[2:])
+
+
+def _run(url: str, token: str, workers: int, counts: Any) -> None:
+    asyncio.run(_load(url, token, workers, counts))
+
+
+async def _load(url: str, token: str, workers: int, counts: Any) -> None:
+    names = worker_names(workers) if workers > 1 else ()
+    clients = [HttpClient(f"{url}/{name}" if name else url, token=token) for name in names or ("",)]
+    keys = [_key_of(name, names) for name in names or ("",)]
+
+    async def produce(number: int) -> None:
+        http, key = clients[number % len(clients)], keys[number % len(keys)]
         while True:
             name = ids.to_text(ids.new_id())
-            half = PackedTransaction(id=name, messages=[PackedMessage(topic="order", body=BODY, key="k" * 200)])
+            half = PackedTransaction(id=name, messages=[PackedMessage(topic="order", body=BODY, key=key)])
             outcome = OutcomeItem(id=name, outcome="COMMIT")
+            began = time.perf_counter()
             with contextlib.suppress(NotifyError):
                 request = PackedTransactions(producer_group="shop", transactions=[half])
                 await http.call("POST", "/v1/transactions", encode_msgpack(request), 10)
+                _count(counts, time.perf_counter() - began)
                 outcomes = Outcomes(producer_group="shop", outcomes=[outcome])
                 await http.call("POST", "/v1/transactions/outcomes", encode_msgpack(outcomes), 10)
-                sent.value += 1
+                counts[0] += 1
 
-    async def consume() -> None:
+    async def consume(http: HttpClient) -> None:
         asked = encode_msgpack(Receive(instance="points-1", topics=["order"], max=100, wait=5, lease=30))
         while True:
             with contextlib.suppress(NotifyError):
@@ -56,6 +100,17 @@ async def _load(url: str, token: str, sent: Any, received: Any) -> None:
                 if receipts:
                     items = [SettleItem(receipt=receipt, action="ack") for receipt in receipts]
                     await http.call("POST", "/v1/groups/points/settle", encode_msgpack(Settle(items=items)), 20)
-                    received.value += len(receipts)
+                    counts[1] += len(receipts)
 
-    await asyncio.gather(*[produce() for _ in range(CALLERS)], consume())
+    await asyncio.gather(*[produce(n) for n in range(CALLERS)], *[consume(http) for http in clients])
+
+
+def _count(counts: Any, seconds: float) -> None:
+    bucket = int(math.log(max(seconds, FIRST_SECONDS) / FIRST_SECONDS, BASE))
+    counts[2 + min(bucket, BUCKETS - 1)] += 1
+
+
+def _key_of(name: str, names: tuple[str, ...]) -> str:
+    """A long key that belongs to a worker."""
+    keys = (str(number) + "k" * 199 for number in range(1000))
+    return next(key for key in keys if not name or shard_of_key(key, names) == name)

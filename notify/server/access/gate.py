@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import weakref
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("notify.server")
 
+SHOWN_BYTES = 16 << 10
+"""The longest header `Authorization` that is looked at: a longer one costs the event loop time before its sender is
+known."""
 KNOWN = 10_000
 """The most tokens whose principal is remembered; the oldest is forgotten first."""
 KNOWN_BYTES = 8 << 20
@@ -180,6 +184,14 @@ class Access:
             self._log_refusal(error)
             raise
 
+    def recognised(self, authorization: bytes, certificate: str | None) -> Principal | None:
+        """The principal as of `admit`; None where `admit` raises, or cannot tell. Nothing is logged."""
+        principal = self.known(authorization)
+        if principal is None and (authorization or certificate):
+            with contextlib.suppress(NotifyError):
+                principal = self._let_in(authorization, certificate)
+        return principal
+
     async def principal(self, authorization: bytes, certificate: str | None) -> Principal:
         """The result of `admit`, or of `verify` if `admit` cannot tell."""
         principal = self.admit(authorization, certificate)
@@ -230,6 +242,8 @@ class Access:
                 return None
             self.used_us[credential.id] = self.clock()
             return self._principal_of(credential)
+        if len(authorization) > SHOWN_BYTES:
+            raise Unauthorized(f"this token is longer than {SHOWN_BYTES} bytes: ask for one with fewer claims")
         scheme, _, rest = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             raise Unauthorized(_NOTHING_SHOWN)

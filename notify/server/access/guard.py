@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from fastapi import HTTPException, Request
 
-from notify.errors import Unauthorized, Unavailable
+from notify.errors import TooLarge, Unauthorized, Unavailable
 from notify.server.access.browsers import refuse_foreign_pages
-from notify.server.access.gate import Access
+from notify.server.access.gate import SHOWN_BYTES, Access
 from notify.server.access.principal import EVERYONE, NOBODY, Principal
 from notify.settings import Settings
 
 COOKIE = "notify_token"
 """The console's cookie with the token; scripts cannot read it, and pages of other sites do not send it."""
+_IN_COOKIE = re.compile(COOKIE.encode() + rb"[ \t]*=([^;]*)")
 
 ADMIN_BYTES = 1 << 20
+LOGIN_BYTES = SHOWN_BYTES + (8 << 10)
+"""The largest form to sign in: a token and a path."""
 OPEN = ("/livez", "/readyz", "/login", "/static/")
 """Paths that are served to anyone: health, and the page to log in."""
 
@@ -53,8 +57,7 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
         return
     if not access.on:
         return
-    headers = dict(scope["headers"])
-    authorization = headers.get(b"authorization", b"") or token_of_cookie(headers.get(b"cookie", b""))
+    authorization = shown_by(scope["headers"])
     state["shown"] = authorization
     certificate = scope.get("notify.certificate")
     if scope["path"].startswith(OPEN):
@@ -67,16 +70,33 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
     state["principal"] = principal
 
 
+def shown_by(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The authorization header, or what the console's cookie stands for; empty if there is neither."""
+    fields = dict(headers)
+    return fields.get(b"authorization", b"") or token_of_cookie(fields.get(b"cookie", b""))
+
+
 def token_of_cookie(header: bytes) -> bytes:
     """The authorization header that the console's cookie stands for; empty if there is no such cookie.
 
     Tokens have no quotes, so that nothing is unquoted here: Python's SimpleCookie took minutes for some headers.
     """
-    for pair in header.split(b";"):
-        name, _, value = pair.partition(b"=")
-        if name.strip() == COOKIE.encode():
-            return b"Bearer " + value.strip()
+    for match in _IN_COOKIE.finditer(header):
+        if header[match.start() - 1 : match.start()] in (b"", b" ", b"\t", b";"):
+            return b"Bearer " + match[1].strip()
     return b""
+
+
+def most_bytes(scope: dict[str, Any]) -> int:
+    """The largest body of a request. Raises TooLarge if the request declares a larger one, before it is read."""
+    most = LOGIN_BYTES if scope["path"] == "/login" else ADMIN_BYTES
+    if int(dict(scope["headers"]).get(b"content-length", 0)) > most:
+        raise TooLarge(_too_large(most), "request_too_large")
+    return most
+
+
+def _too_large(most: int) -> str:
+    return f"the request has more than {most} bytes"
 
 
 def bounded(receive: Receive, seconds: float, limit: int = ADMIN_BYTES) -> Receive:
@@ -98,7 +118,7 @@ def bounded(receive: Receive, seconds: float, limit: int = ADMIN_BYTES) -> Recei
             size += len(part.get("body", b""))
             complete = not part.get("more_body", False)
             if size > limit:
-                raise HTTPException(413, f"the request has more than {limit} bytes")
+                raise HTTPException(413, _too_large(limit))
         return part
 
     return next_part

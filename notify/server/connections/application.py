@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from notify.server.access.guard import Door
-from notify.server.connections.held import Unread, Unverified
+from notify.server.connections.held import Budget
 from notify.server.connections.places import Connections
+from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
 
@@ -22,12 +23,13 @@ class Application(Door, Protocol):
     """The application whose requests a connection reads."""
 
     connections: Connections
-    unread: Unread
-    unverified: Unverified
+    budget: Budget
+    strangers: Turns
+    operators: Turns
 
     @property
     def data(self) -> DataAnswers:
         """Answers requests to data routes now; it changes when the server starts and stops."""
 
-    def probed(self, request: Request) -> Answer:
-        """The answer to a probe of health."""
+    def open_answer(self, request: Request) -> Answer:
+        """The answer to a request that anyone may send: a probe of health, the page to sign in, the console's files."""

@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Hashable
 from typing import Any, Protocol
-
-from uvicorn.protocols.http.flow_control import FlowControl
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
 from notify.limits import LIMITS
+from notify.server.access.principal import NOBODY
 from notify.server.connections.application import Application
+from notify.server.connections.held import SMALL_BODY_BYTES
+from notify.server.data.permission import check_large
 from notify.server.data.request import Request
 
 UNVERIFIED_BYTES = 64 << 10
 """How much of a body the server reads before it has verified the sender. It also holds the rest of the last read
 (uvloop reads up to 256 kB at once)."""
+ROOM_SECONDS = 10.0
+"""How long a large body waits for room; then its request is refused for now."""
+TOO_MUCH = "the server holds as much for its connections as it may; try again"
 
 ANSWERED = Request("GET", "/", b"", [])
 """Replaces a request that was answered, so that its body is freed."""
+
+
+class Flow(Protocol):
+    """The part of a connection's flow control that its requests use."""
+
+    waits_for_room: bool
+
+    def pause_reading(self) -> None:
+        """Read nothing more for now."""
 
 
 class Connection(Protocol):
     """The part of a connection that its requests use."""
 
     app: Application
-    flow: FlowControl
     loop: asyncio.AbstractEventLoop
+
+    @property
+    def flow(self) -> Flow:
+        """The connection's flow control."""
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that the server waits for when it stops."""
@@ -40,6 +56,9 @@ class Connection(Protocol):
     async def answer(self, cycle: DataCycle) -> None:
         """Answer a request whose body is complete and whose turn it is."""
 
+    def answer_in_turn(self, cycle: DataCycle) -> None:
+        """As `answer`, when strangers have their turn."""
+
 
 class DataCycle:
     """One request to a data route and its answer; takes the place of uvicorn's cycle.
@@ -50,7 +69,7 @@ class DataCycle:
     __slots__ = (
         "_chunks",
         "_connection",
-        "_held",
+        "_has_asked",
         "_size",
         "_task",
         "_timer",
@@ -74,8 +93,8 @@ class DataCycle:
         self.refusal: NotifyError | None = None
         self._chunks: list[bytes] = []
         self._size = 0
-        self._held = 0
-        """Bytes of the body that count as unverified."""
+        self._has_asked = False
+        """It has asked for room for its body: it waits for it, or has it."""
         self._turn = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -97,9 +116,11 @@ class DataCycle:
     def set(self) -> None:
         """End the work of this request, if it is a poll, because the connection is lost."""
         self._stop_timer()
+        if self.waits_for_body:
+            self.leave_room()
+            self._chunks.clear()
         if self._verification is not None:
             self._verification.cancel()
-            self._give_back()
         if self._task is not None and self.request.polls:
             self._task.cancel()
 
@@ -111,16 +132,63 @@ class DataCycle:
                 detail = f"the request has more than {LIMITS.request_bytes} bytes; send fewer items at once"
                 self.refuse(TooLarge(detail, "request_too_large"))
             else:
-                if self._verification is not None:
-                    if not self._connection.app.unverified.take(len(body)):
-                        self._verification.cancel()
-                        self._verification = None
-                        self.refuse(Unavailable("too many requests wait to be let in; try again"))
-                        return
-                    self._held += len(body)
-                    if self._size > UNVERIFIED_BYTES:
-                        self._connection.flow.pause_reading()
+                if self._verification is not None and self._size > UNVERIFIED_BYTES:
+                    self._connection.flow.pause_reading()
                 self._chunks.append(body)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its body is counted as a whole."""
+        return self._has_asked and not self._connection.flow.waits_for_room
+
+    def ask_for_room(self, owner: Hashable) -> bool:
+        """Whether the rest of its body may be read now; if not, the connection reads on when there is room."""
+        if not self._has_asked:
+            size = self._declared_bytes()
+            if size > SMALL_BODY_BYTES:
+                try:
+                    check_large(self.request, size)
+                except NotifyError as error:
+                    self.refuse(error)
+                    return False
+                self._has_asked = True
+                self.request.dropped = self.leave_room
+                self._connection.flow.waits_for_room = True
+                self._connection.flow.pause_reading()
+                self._stop_timer()
+                self._connection.app.budget.room.ask(self, owner, size)
+                if self._connection.flow.waits_for_room:
+                    self._timer = self._connection.loop.call_later(ROOM_SECONDS, self.give_way)
+        return not self._connection.flow.waits_for_room
+
+    def _declared_bytes(self) -> int:
+        """The size of its body; of one in chunks what it may become, once there is much of it."""
+        for name, value in self.request.headers:
+            if name == b"content-length":
+                return min(int(value), LIMITS.request_bytes)
+        return LIMITS.request_bytes if self._size > SMALL_BODY_BYTES else self._size
+
+    def enter(self) -> None:
+        """Read on: there is room for the whole body."""
+        self._connection.flow.waits_for_room = False
+        self._stop_timer()
+        self._connection.read_on(self)
+
+    def give_way(self) -> bool:
+        """Refuse the request, to leave its room to others, unless its body is complete."""
+        if not self.waits_for_body:
+            return False
+        self.refuse(Unavailable(TOO_MUCH))
+        return True
+
+    def leave_room(self) -> None:
+        """Give back the room for its body."""
+        if self._has_asked:
+            self._has_asked = self._connection.flow.waits_for_room = False
+            self.request.dropped = None  # it refers to this object, which refers to the request
+            budget = self._connection.app.budget
+            budget.room.leave(self)
+            budget.give_back(self._connection.loop)
 
     @property
     def is_read(self) -> bool:
@@ -142,7 +210,6 @@ class DataCycle:
     async def _verify(self) -> None:
         refused = await self._connection.verify(self.request)
         self._verification = None
-        self._give_back()
         if refused is not None:
             self.refuse(refused)
         elif not self.waits_for_body:
@@ -153,7 +220,10 @@ class DataCycle:
     def refuse(self, error: NotifyError) -> None:
         """Answer with an error. If the body is not complete, the connection ends after the answer."""
         self.refusal = error
-        self._give_back()
+        if self._verification is not None:
+            self._verification.cancel()
+            self._verification = None
+        self.leave_room()
         self._chunks.clear()
         self.request.body = b""
         if self.waits_for_body:
@@ -162,17 +232,14 @@ class DataCycle:
         else:
             self._begin()
 
-    def _give_back(self) -> None:
-        """Stop counting the bytes of the body as unverified: the sender is verified, or the bytes are dropped."""
-        self._connection.app.unverified.give_back(self._held)
-        self._held = 0
-
     def complete(self) -> None:
         """Take the body as complete."""
         if self.waits_for_body:
             self.waits_for_body = False
             if self._timer is not None:
                 self._stop_timer()
+            if self._connection.flow.waits_for_room:
+                self.leave_room()  # it came with what was read before
             chunks, self._chunks = self._chunks, []
             self.request.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             self._begin()
@@ -186,7 +253,10 @@ class DataCycle:
     def _begin(self) -> None:
         """Begin the work, if it is this request's turn and the sender is verified."""
         if self._turn and self._verification is None:
-            self._task = self._connection.run(self._connection.answer(self))
+            if self.refusal is None and self.request.principal is not NOBODY:
+                self._task = self._connection.run(self._connection.answer(self))
+            else:
+                self._connection.answer_in_turn(self)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

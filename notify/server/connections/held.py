@@ -1,85 +1,249 @@
-"""Bounds on the memory for all connections together: answers that clients have not read, and bodies whose sender is not
-verified yet. Each single connection has bounds as well."""
+"""One budget of bytes for all that the server holds for its connections, and who gives way when it is used up.
+
+Half heads, parts of bodies, requests that wait for their turn, and unread answers are counted when a connection has
+some; most requests arrive in one read and are never counted. Beyond the budget those give way who hold most: first the
+sender (all its connections together), then of its connections one of the largest, so that a connection's share shrinks
+with their number. Large bodies of known senders do not give way: each waits for room for all of it (`Room`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, Protocol
+import ctypes
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Protocol
 
-UNREAD_BYTES = 24 << 20
-"""The most bytes of unread answers of all connections. Beyond it the server cuts the connections that have waited
-longest, if they have waited for UNREAD_SECONDS: a client that reads at all has read by then."""
-UNREAD_SECONDS = 3.0
-WRITE_SECONDS = 30.0
-"""How long a client may take to read all but the last 64 kB of an answer; then its connection is cut."""
-SCARCE_REPLY_BYTES = 256 << 10
-"""The largest reply while half of UNREAD_BYTES is used, so that slow readers get smaller replies."""
+HELD_BYTES = 60 << 20
+"""The budget of a server. Workers divide it among them."""
+LEAST_BYTES = 36 << 20
+"""The least budget of a worker: there is room for two of the largest bodies."""
+STRANGERS_SHARE = 8
+"""Senders that are not known have one part in so many of the budget."""
+ANSWERS_SHARE = 0.4
+"""The part of the budget for unread answers, and small parts of requests, of known senders."""
+SMALL_BODY_BYTES = 64 << 10
+"""A body up to this size does not wait for room."""
+MIDDLE_BODY_BYTES = 1 << 20
+"""Larger bodies leave KEPT_BYTES of the room to those that are not larger."""
+KEPT_BYTES = 4 << 20
+LEAST_REPLY_BYTES = 64 << 10
+"""The least bound on a reply, however much is unread: connections buffer as much without being counted."""
+GIVEN_BACK_BYTES = 4 << 20
+"""After so much was held at once, the memory that is free again is given back to the system."""
+GIVEN_BACK_SECONDS = 1.0
+"""How soon: what comes meanwhile may need it again. It takes some ten milliseconds, beside the event loop."""
 
 
 class Connection(Protocol):
-    """The part of a connection that `Unread` uses."""
+    """The part of a connection that `Held` uses."""
 
-    def abort(self) -> None:
-        """End the connection immediately."""
-
-
-class _Waiting(NamedTuple):
-    """Unread bytes of a connection, since when (the loop's time), and the timer that cuts the connection."""
-
-    size: int
-    since: float
-    timer: asyncio.TimerHandle
+    def give_way(self) -> None:
+        """Free what is held for the connection: refuse its request, or end it."""
 
 
-class Unread:
-    """Connections with an unread answer, in the order in which they began to wait."""
+class _Owner:
+    """The bytes that all connections of one sender hold."""
+
+    __slots__ = ("classes", "total")
 
     def __init__(self) -> None:
-        self._waiting: dict[Connection, _Waiting] = {}
         self.total = 0
+        self.classes: dict[int, dict[Connection, None]] = {}
+        """Connections by the number of binary digits of their size; within a class the oldest first."""
 
-    def add(self, connection: Connection, size: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Count `size` unread bytes of a connection from now on. Other connections may be cut to keep the bound."""
-        self.discard(connection)
-        now = loop.time()
-        self._waiting[connection] = _Waiting(size, now, loop.call_later(WRITE_SECONDS, connection.abort))
-        self.total += size
-        while self.total > UNREAD_BYTES:
-            oldest, waiting = next(iter(self._waiting.items()))
-            if now - waiting.since < UNREAD_SECONDS:
-                break
-            self.discard(oldest)
-            oldest.abort()
+    def largest(self) -> Connection:
+        """The oldest of the connections that hold most, to a factor of two."""
+        return next(iter(self.classes[max(self.classes)]))
+
+
+class Held:
+    """Counts the bytes that senders' connections hold, and has the largest give way beyond `most` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.total = 0
+        self.peak = 0
+        """The largest total since this was last set to 0."""
+        self._accounts: dict[Connection, tuple[Hashable, int]] = {}
+        self._owners: dict[Hashable, _Owner] = {}
+
+    def count(self, connection: Connection, owner: Hashable, size: int) -> None:
+        """Count `size` bytes of a connection, instead of what was counted. Any connection may have to give way."""
+        before = self._accounts.get(connection)
+        if before is not None:
+            if before[0] == owner and before[1].bit_length() == size.bit_length():
+                self._accounts[connection] = (owner, size)
+                self._owners[owner].total += size - before[1]
+                self.total += size - before[1]
+            else:
+                self.discard(connection)
+                before = None
+        if before is None:
+            self._accounts[connection] = (owner, size)
+            account = self._owners.setdefault(owner, _Owner())
+            account.total += size
+            account.classes.setdefault(size.bit_length(), {})[connection] = None
+            self.total += size
+        self.peak = max(self.peak, self.total)
+        while self.total > self.most:
+            largest = max(self._owners.values(), key=lambda account: account.total).largest()
+            self.discard(largest)
+            largest.give_way()
 
     def discard(self, connection: Connection) -> None:
-        """Stop counting a connection, whose client has read or is gone."""
-        waiting = self._waiting.pop(connection, None)
-        if waiting is not None:
-            waiting.timer.cancel()
-            self.total -= waiting.size
+        """Stop counting a connection."""
+        counted = self._accounts.pop(connection, None)
+        if counted is None:
+            return
+        owner, size = counted
+        account = self._owners[owner]
+        same = account.classes[size.bit_length()]
+        del same[connection]
+        if not same:
+            del account.classes[size.bit_length()]
+        if not account.classes:
+            del self._owners[owner]
+        account.total -= size
+        self.total -= size
 
-    def reply_bytes(self, most: int) -> int:
-        """How large a reply may be now, at most `most`."""
-        return most if self.total < UNREAD_BYTES // 2 else min(most, SCARCE_REPLY_BYTES)
+
+class Body(Protocol):
+    """The part of a request that `Room` uses."""
+
+    def enter(self) -> None:
+        """Read on: there is room for the whole body."""
+
+    def give_way(self) -> bool:
+        """Refuse the request if its body is not complete yet; whether it was."""
 
 
-UNVERIFIED_BYTES = 8 << 20
-"""The most bytes of bodies whose sender is not verified yet; beyond it requests are refused for now."""
+class Room:
+    """Room for large bodies. Each gets room for all of it, or waits; senders that have least get it first.
 
+    A body that got a part of its room could wait for ever for the rest, as others do.
+    """
 
-class Unverified:
-    """Counts the bytes of bodies whose sender is not verified yet."""
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+        self.peak = 0
+        self._in: dict[Body, tuple[Hashable, int]] = {}
+        self._waiting: dict[Hashable, deque[tuple[Body, int]]] = {}
+        self._taken_by: dict[Hashable, int] = {}
+        self._is_letting_in = False
 
-    def __init__(self) -> None:
-        self.total = 0
+    def ask(self, body: Body, owner: Hashable, size: int) -> None:
+        """Call `body.enter` when there is room for its `size` bytes, maybe now."""
+        if body not in self._in:
+            self._waiting.setdefault(owner, deque()).append((body, size))
+            self._let_in()
 
-    def take(self, size: int) -> bool:
-        """Whether `size` more bytes may be held; if so, they count until `give_back`."""
-        if self.total + size > UNVERIFIED_BYTES:
-            return False
-        self.total += size
+    def leave(self, body: Body) -> None:
+        """Give back a body's room, or its place among those that wait."""
+        taken = self._in.pop(body, None)
+        if taken is None:
+            self._forget(body)
+            return
+        owner, size = taken
+        self.taken -= size
+        self._taken_by[owner] -= size
+        if not self._taken_by[owner]:
+            del self._taken_by[owner]
+        if self._waiting:
+            self._let_in()
+
+    def _forget(self, waiting: Body) -> None:
+        for owner, bodies in self._waiting.items():
+            for place in bodies:
+                if place[0] is waiting:
+                    bodies.remove(place)
+                    if not bodies:
+                        del self._waiting[owner]
+                    return
+
+    def _let_in(self) -> None:
+        if self._is_letting_in:
+            return  # a body that gives way to others leaves its room
+        self._is_letting_in = True
+        while self._waiting:
+            for owner in sorted(self._waiting, key=lambda owner: self._taken_by.get(owner, 0)):
+                body, size = self._waiting[owner][0]
+                if self.taken + size <= self._bound(size) or self._displace(owner, size):
+                    break
+            else:
+                break
+            self._waiting[owner].popleft()
+            if not self._waiting[owner]:
+                del self._waiting[owner]
+            self._in[body] = (owner, size)
+            self.taken += size
+            self._taken_by[owner] = self._taken_by.get(owner, 0) + size
+            self.peak = max(self.peak, self.taken)
+            body.enter()
+        self._is_letting_in = False
+
+    def _bound(self, size: int) -> int:
+        return self.most if size <= MIDDLE_BODY_BYTES else self.most - KEPT_BYTES
+
+    def _displace(self, owner: Hashable, size: int) -> bool:
+        """Have bodies of the sender that has most give way, if it has more than `owner` will; whether there is room."""
+        while self.taken + size > self._bound(size):
+            most = max(self._taken_by, key=lambda each: self._taken_by[each])
+            if most == owner or self._taken_by[most] <= self._taken_by.get(owner, 0) + size:
+                return False
+            for body, (holder, _) in self._in.items():
+                if holder == most and body.give_way():
+                    break
+            else:
+                return False
         return True
 
-    def give_back(self, size: int) -> None:
-        """Stop counting `size` bytes, which are dropped or whose sender is verified."""
-        self.total -= size
+
+class Budget:
+    """The budget of one server: what strangers hold, what known senders hold, and room for large bodies."""
+
+    def __init__(self, most: int = HELD_BYTES) -> None:
+        """`most`: bytes."""
+        self.strangers = Held(most // STRANGERS_SHARE)
+        self.known = Held(int(most * ANSWERS_SHARE))
+        self.room = Room(most - self.strangers.most - self.known.most)
+
+    def reply_bytes(self, most: int) -> int:
+        """How large a reply may be now, at most `most`: a third of what is left for all unread answers."""
+        return min(most, max(LEAST_REPLY_BYTES, (self.known.most - self.known.total) // 3))
+
+    def give_back(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Soon give free memory back to the system, if much was held and little is now."""
+        if self._use_returns():
+            loop.call_later(GIVEN_BACK_SECONDS, loop.run_in_executor, None, _give_back)
+
+    def _use_returns(self) -> bool:
+        parts = (self.strangers, self.known, self.room)
+        held = self.strangers.total + self.known.total + self.room.taken
+        if sum(part.peak for part in parts) < GIVEN_BACK_BYTES or held > GIVEN_BACK_BYTES // 2:
+            return False
+        for part in parts:
+            part.peak = 0
+        return True
+
+
+def _give_back() -> None:
+    """Give free memory back to the system (glibc keeps what lies below memory in use)."""
+    if _trim is not None:
+        _trim(0)
+
+
+def _found_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):  # another C library, which has no such function
+        return None
+
+
+_trim = _found_trim()
+
+
+def budget_of(workers: int) -> Budget:
+    """The budget of one of so many workers (0 or 1: of a server without workers)."""
+    return Budget(HELD_BYTES if workers < 2 else max(LEAST_BYTES, HELD_BYTES // workers))

@@ -6,8 +6,8 @@ from typing import Any
 
 from notify.errors import NotifyError, Unavailable
 from notify.server.access.gate import Access
-from notify.server.access.guard import NOT_RUNNING
-from notify.server.access.principal import NOBODY, UNVERIFIED
+from notify.server.access.guard import NOT_RUNNING, shown_by
+from notify.server.access.principal import EVERYONE, NOBODY, UNVERIFIED, Principal
 from notify.server.data.answer import fault_of
 from notify.server.data.request import Request
 
@@ -27,6 +27,13 @@ def admit(access: Access | None, request: Request, certificate: str | None) -> N
     except NotifyError as error:
         return _without_frames(error)
     return None
+
+
+def recognised(access: Access | None, headers: list[tuple[bytes, bytes]], certificate: str | None) -> Principal | None:
+    """Who sends a request for another route than a data route, if that is known without waiting; else None."""
+    if access is None:
+        return None
+    return access.recognised(shown_by(headers), certificate) if access.on else EVERYONE
 
 
 async def verify(access: Access | None, request: Request, certificate: str | None) -> NotifyError | None:

@@ -20,14 +20,15 @@ server many times what they cost the sender, and no browser or tool pipelines th
 
 
 class PipelineFlow(FlowControl):
-    """Flow control that reads nothing while requests of the connection wait for their turn."""
+    """Flow control that reads nothing while requests of the connection wait for their turn, or a body for its room."""
 
     def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
         super().__init__(transport)
         self._pipeline = pipeline
+        self.waits_for_room = False
 
     def resume_reading(self) -> None:
-        if self.read_paused and not self._pipeline:
+        if self.read_paused and not self._pipeline and not self.waits_for_room:
             super().resume_reading()
 
 

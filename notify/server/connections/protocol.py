@@ -8,27 +8,45 @@ write. Pipelining, flow control, keep-alive and graceful stop are uvicorn's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import functools
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from notify.errors import InvalidRequest, NotifyError
-from notify.server.access.principal import NOBODY, UNVERIFIED
+from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.server.access.principal import EVERYONE, NOBODY, UNVERIFIED, Principal
 from notify.server.connections import identity
 from notify.server.connections.application import Application
-from notify.server.connections.bounds import BODY_PARTS, HEADER_BYTES, HEADER_FIELDS, Refused, in_pieces, too_large
-from notify.server.connections.cycle import ANSWERED, DataCycle
+from notify.server.connections.bounds import (
+    BODY_PARTS,
+    HEADER_BYTES,
+    HEADER_FIELDS,
+    STRANGERS_PARTS,
+    URL_BYTES,
+    Refused,
+    in_pieces,
+    too_large,
+)
+from notify.server.connections.cycle import ANSWERED, TOO_MUCH, DataCycle
 from notify.server.connections.head import another_worker, data_request, own_path, without_upgrade
+from notify.server.connections.held import Held
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, PipelineFlow, is_known
 from notify.server.connections.places import Place, too_many
 from notify.server.connections.timers import Timers
+from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer
-from notify.server.data.request import PROBES, Request
+from notify.server.data.request import Request
 
 HEADER_SECONDS = 10.0
 """How long a head may take after its first byte, or after the answers to earlier requests are written."""
+WRITE_SECONDS = 30.0
+"""How long a client may take to read all but the last 64 kB of an answer; then its connection is cut."""
+SHORT_BYTES = 16 << 10
+"""An answer up to this size is written at once, with its head."""
+SMALL_HEAD_BYTES = 4 << 10
+"""Heads up to this size are not counted while their requests wait for a turn."""
 LINGER_SECONDS = 2.0
 """How long a client may go on sending a refused request, so that it reads the answer instead of a reset."""
 
@@ -42,6 +60,7 @@ class Protocol(HttpToolsProtocol):
 
     app: Application
     cycle: DataCycle  # type: ignore[assignment]
+    flow: PipelineFlow
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -55,6 +74,13 @@ class Protocol(HttpToolsProtocol):
         """Nothing more is read; requests that were read are answered."""
         self._current: Any = None
         """The unanswered cycle whose turn it is; `cycle` is the newest."""
+        self._written_bytes = 0
+        """The memory that an answer takes until all of it is read; 0: its writer has more; -1: it takes none."""
+        self._part_bytes = self._unread_bytes = 0
+        """The bytes of requests that are not complete, or wait, and of unread answers; `_counted_in` counts them."""
+        self._counted_in: Held | None = None
+        self._answered: Principal | None = None
+        """The sender of the last request that was answered; None if it is not known."""
         self._certificate = identity.common_name(transport.get_extra_info("peercert"))
         self._timers = Timers()
         self._timers.head = self.loop.call_later(HEADER_SECONDS, self._too_slow)
@@ -81,14 +107,23 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if not self._is_over:
                 self._refuse(self._refusal or InvalidRequest("this is no HTTP request", "malformed", 400))
+            elif self.pipeline:
+                self._hold(len(data))
             return
         if self._quiet_bytes > HEADER_BYTES:
             self._refuse(too_large())
         elif self._in_head:
             if self._quiet_bytes:
                 self._await_head()
-        elif type(self.cycle) is DataCycle and self.cycle.is_read:
-            self._expect_body()
+                self._hold(len(data))
+            elif self.pipeline:
+                self._hold(len(data))
+        elif type(self.cycle) is not DataCycle:
+            if self._is_busy:
+                self._hold(len(data))
+        elif self.cycle.refusal is None and not self.cycle.has_room:
+            self._hold(len(data))
+            self._read_body()
 
     def _head_without_upgrade(self) -> bytes:
         """The head of a request that asks for another protocol (`Upgrade:`), without that field, for a new parser.
@@ -112,6 +147,14 @@ class Protocol(HttpToolsProtocol):
         if self._timers.head is None and not self._is_busy:
             self._timers.head = self.loop.call_later(HEADER_SECONDS, self._too_slow)
 
+    def _read_body(self) -> None:
+        """Let the client send the rest of the body, if it is its turn, its sender is verified, and there is room."""
+        cycle = self.cycle
+        if type(cycle) is DataCycle and cycle.is_read and cycle.ask_for_room(self._owner(cycle.request.principal)):
+            if cycle.has_room:
+                self._let_go()
+            self._expect_body()
+
     def _expect_body(self) -> None:
         """Let the client send the body, within the time for bodies."""
         if self.expect_100_continue:
@@ -122,8 +165,9 @@ class Protocol(HttpToolsProtocol):
     def read_on(self, cycle: DataCycle) -> None:
         """Resume reading for a cycle whose turn it is; a later one is read after this one's answer."""
         if cycle is self.cycle and not self.transport.is_closing():
-            if cycle.is_read:
-                self._expect_body()
+            if self._counted_in is not None:
+                self._count()  # its sender is known now
+            self._read_body()
             self.flow.resume_reading()
 
     def _refuse(self, error: NotifyError) -> None:
@@ -159,7 +203,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         self._head_bytes += len(url)
-        if self._head_bytes > HEADER_BYTES:
+        if self._head_bytes > URL_BYTES:
             self._stop(too_large())
         self.url += url
 
@@ -226,19 +270,30 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers = self.scope["headers"] = headers
-        self.scope |= {"notify.certificate": self._certificate, "notify.alone": self._is_alone}  # type: ignore[misc]
+        sender = identity.recognised(self.app.access, headers, self._certificate)
+        self.scope |= {"notify.certificate": self._certificate, "notify.alone": self._is_alone, "notify.sender": sender}  # type: ignore[misc]
         super().on_headers_complete()
         self.cycle.keep_alive = self.cycle.keep_alive and not self._is_beyond
 
     def on_body(self, body: bytes) -> None:
         self._quiet_bytes = 0
         self._body_parts += 1
-        if self._body_parts > BODY_PARTS:
-            self._stop(in_pieces())
+        if self._body_parts > STRANGERS_PARTS:
+            self._check_parts()
         if type(self.cycle) is DataCycle:
             self.cycle.add(body)
         else:
             super().on_body(body)
+
+    def _check_parts(self) -> None:
+        """Raises Refused for a body in too many parts, and for one whose sender is refused: the rest is not read."""
+        cycle = self.cycle
+        if type(cycle) is DataCycle and cycle.refusal is not None:
+            self._is_over = True
+            raise Refused
+        most = STRANGERS_PARTS if self._sender() is None else BODY_PARTS
+        if self._body_parts > most:
+            self._stop(in_pieces(most))
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
@@ -248,6 +303,8 @@ class Protocol(HttpToolsProtocol):
         if self._timers.rest is not None:
             self._timers.end_rest()
         if type(self.cycle) is DataCycle:
+            if self._counted_in is not None and not self.pipeline and self._sender() is not None:
+                self._let_go()  # what is small and complete is answered soon
             self.cycle.complete()
         else:
             super().on_message_complete()
@@ -258,10 +315,30 @@ class Protocol(HttpToolsProtocol):
         self._current = cycle
         if type(cycle) is DataCycle:
             cycle.start()
-            if cycle.is_read and cycle is self.cycle:
-                self._expect_body()
-        else:
-            super()._start_asgi_task(cycle, app)
+            if cycle is self.cycle:
+                self._read_body()
+            return
+        sender: Principal | None = cycle.scope["notify.sender"]
+        self._answered, self._written_bytes = sender, 0
+        turns = self.app.strangers if sender is None else self.app.operators
+        self._wait_for_turn(turns, cycle, functools.partial(cycle.run_asgi, app))
+
+    def answer_in_turn(self, cycle: DataCycle) -> None:
+        """As `answer`, when strangers have their turn."""
+        if cycle.refusal is not None:
+            self._let_go()  # its body is dropped
+        self._wait_for_turn(self.app.strangers, cycle, functools.partial(self.answer, cycle))
+
+    def _wait_for_turn(self, turns: Turns, cycle: Any, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin to answer a request when it is its sender's turn, unless the client has gone by then."""
+        if self._head_bytes > SMALL_HEAD_BYTES:
+            self._hold(self._head_bytes)  # the head waits, too
+
+        def begin() -> None:
+            if not cycle.disconnected:
+                self.run(turns.timed(work))
+
+        turns.wait(self.client[0] if self.client else "", begin)
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that the server waits for when it stops."""
@@ -276,17 +353,27 @@ class Protocol(HttpToolsProtocol):
             if self.flow.write_paused and not cycle.disconnected:
                 await self.flow.drain()  # before the answer is made: at most one unread answer is held
             request = cycle.request
+            self._answered = request.principal if cycle.refusal is None else None
             if cycle.refusal is not None:
                 answer = Answer.problem(cycle.refusal)
-            elif request.path in PROBES:
-                answer = self.app.probed(request)
+            elif request.principal is NOBODY:
+                answer = self.app.open_answer(request)
             else:
                 answer = await self.app.data.answer(request)
             cycle.response_complete = True
             if cycle.disconnected or self.transport.is_closing():
                 return
             default_headers = self.server_state.default_headers
-            self.transport.write(answer.encoded(default_headers, cycle.keep_alive, request.method != "HEAD"))
+            is_whole = request.method == "HEAD" or len(answer.body) <= SHORT_BYTES
+            written = answer.encoded(default_headers, cycle.keep_alive, is_whole and request.method != "HEAD")
+            if is_whole:
+                self._written_bytes = len(written)
+                self.transport.write(written)
+            else:
+                self.transport.write(written)
+                # A body that others share takes no memory of this connection, but TLS copies what it encrypts.
+                self._written_bytes = -1 if answer.is_shared and self.scheme == "http" else len(answer.body)
+                self.transport.write(answer.body)  # without a copy behind the head
             if cycle.keep_alive:
                 self.on_response_complete()
             else:
@@ -294,6 +381,7 @@ class Protocol(HttpToolsProtocol):
         finally:
             # An idle connection keeps its last cycle: the body must not stay in memory with it.
             cycle.request, cycle.refusal = ANSWERED, None
+            cycle.leave_room()
 
     def _end_behind(self, cycle: DataCycle) -> None:
         """End the connection after the answer to this request, which is written."""
@@ -316,6 +404,8 @@ class Protocol(HttpToolsProtocol):
             self._timers.pace = self.loop.call_later(PACE_SECONDS, self._start_next)
             return
         super().on_response_complete()
+        if self._counted_in is not None and self._in_head and not self._quiet_bytes and not self._is_busy:
+            self._let_go()
         if self.flow.read_paused:
             self.flow.resume_reading()  # the next request does not wait any more
         if not self.cycle.response_complete:
@@ -335,11 +425,88 @@ class Protocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Bound the client's time from now on: it does not read as fast as the server writes."""
         super().pause_writing()
-        self.app.unread.add(self, self.transport.get_write_buffer_size(), self.loop)
+        if self._timers.write is None:
+            self._timers.write = self.loop.call_later(WRITE_SECONDS, self.abort)
+        if self._written_bytes >= 0:
+            self._unread_bytes = max(self._written_bytes, self.transport.get_write_buffer_size())
+            self._count()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.app.unread.discard(self)
+        if self._timers.write is not None:
+            self._timers.write.cancel()
+            self._timers.write = None
+        if self._unread_bytes:
+            self._unread_bytes = 0
+            self._count()
+
+    # --- what is held -----------------------------------------------------------------------------------------
+
+    def _hold(self, size: int) -> None:
+        """Count `size` more bytes of a request that is not complete, or that waits."""
+        self._part_bytes += size
+        self._count()
+
+    def _let_go(self) -> None:
+        """Stop counting requests, whose bytes are not held any more, or are counted elsewhere."""
+        if self._part_bytes:
+            self._part_bytes = 0
+            self._count()
+
+    def _count(self) -> None:
+        """Count what is held for this connection. Other connections, or this one, may have to give way."""
+        size = self._part_bytes + self._unread_bytes
+        budget = self.app.budget
+        sender = self._sender()
+        held = budget.strangers if sender is None else budget.known
+        if self._counted_in is not None and (self._counted_in is not held or not size):
+            self._counted_in.discard(self)
+            self._counted_in = None
+            if not size:
+                budget.give_back(self.loop)
+        if size and not self.transport.is_closing():
+            self._counted_in = held
+            held.count(self, self._owner(sender), size)
+
+    def _sender(self) -> Principal | None:
+        """Who sends what is held; None if that is not known."""
+        access, cycle, sender = self.app.access, self.cycle, self._answered
+        if access is not None and not access.on:
+            return EVERYONE
+        if self._is_busy:
+            if type(cycle) is not DataCycle:
+                sender = cycle.scope["notify.sender"]  # type: ignore[attr-defined]
+            else:
+                sender = cycle.request.principal if cycle.refusal is None else None
+        return None if sender is NOBODY or sender is UNVERIFIED else sender
+
+    def _owner(self, sender: Principal | None) -> Hashable:
+        """Whose share a sender's bytes take: a client's that is not known by name is its address's."""
+        return (self.client and self.client[0]) if sender is None or sender is EVERYONE else sender
+
+    def give_way(self) -> None:
+        """Free what is held for this connection, because others need it: refuse its request, or end it."""
+        self._counted_in = None
+        self._part_bytes = self._unread_bytes = 0
+        cycle = self.cycle
+        is_asgi = self._is_busy and type(cycle) is not DataCycle
+        if self._is_over or self.flow.write_paused or self.pipeline or (is_asgi and cycle.response_started):  # type: ignore[attr-defined]
+            self.abort()
+        elif self._is_busy and not is_asgi:
+            if self._in_head:
+                self.abort()  # the beginning of a head came behind a request that waits
+            else:
+                self._refuse(Unavailable(TOO_MUCH))
+        else:
+            self._is_over = True
+            self.parser, self.headers = httptools.HttpRequestParser(self), []
+            if is_asgi:
+                cycle.body = bytearray()  # type: ignore[attr-defined]
+                cycle.disconnected = True
+                cycle.message_event.set()
+            answer = Answer.problem(Unavailable(TOO_MUCH))
+            self.transport.write(answer.encoded(self.server_state.default_headers, False, True))
+            self._close()
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -385,7 +552,8 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.app.unread.discard(self)
+        self._part_bytes = self._unread_bytes = 0
+        self._count()
         self.app.connections.discard(self)
         self._timers.cancel()
         self._unset_keepalive_if_required()

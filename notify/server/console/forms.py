@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote, unquote_to_bytes
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -15,18 +15,31 @@ from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
 from notify.server.console.api import Api, path_of
 from notify.server.console.rendering import failed, page
 from notify.server.console.writes import CHANGES, Change, Input, class_inputs
+from notify.threads import in_thread
 from notify.told import told
 
 FORM_FIELDS = 5000
+LARGE_FORM_BYTES = 64 << 10
+"""Larger forms are decoded beside the event loop: a megabyte of escapes takes 0.2 s."""
 
 
-def form_of(body: bytes) -> dict[str, str]:
-    """The fields of a posted form; commas join the values of a repeated name. Raises TooLarge for too many fields."""
-    try:
-        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS)
-    except ValueError:
-        raise TooLarge(f"a form has at most {FORM_FIELDS} fields") from None
+def form_of(body: bytes, most: int = FORM_FIELDS) -> dict[str, str]:
+    """The fields of a posted form; commas join the values of a repeated name. Raises TooLarge for more than `most`.
+
+    `parse_qs` took half a second for a megabyte of escapes between other characters.
+    """
+    if body.count(b"&") >= most:
+        raise TooLarge(f"a form has at most {most} fields")
+    fields: dict[str, list[str]] = {}
+    for pair in body.split(b"&"):
+        name, _, value = pair.partition(b"=")
+        if value:
+            fields.setdefault(_unquoted(name), []).append(_unquoted(value))
     return {name: ",".join(values) for name, values in fields.items()}
+
+
+def _unquoted(text: bytes) -> str:
+    return unquote_to_bytes(text.replace(b"+", b" ")).decode("utf-8", "replace")
 
 
 def add_routes(routes: APIRouter, api: ASGIApp) -> None:
@@ -44,7 +57,8 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
     @routes.post("/do/{name}", response_model=None)
     async def carry_out(request: Request, name: str) -> Response:
         try:
-            fields = form_of(await request.body())
+            body = await request.body()
+            fields = form_of(body) if len(body) < LARGE_FORM_BYTES else await in_thread(form_of, body)
         except NotifyError as error:
             return failed(request, error)
         admin = Api(api, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from urllib.parse import urlencode
 import jinja2
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from fastapi.staticfiles import StaticFiles
 
 from notify import __version__
 from notify.errors import NotifyError, Unauthorized
@@ -73,15 +73,17 @@ _templates.globals["do"] = change_url
 def page(template: str, request: Request, status: int = 200, **values: Any) -> HTMLResponse:
     """A page made from a template of the console."""
     principal = request.state.principal
-    values.setdefault("live", LIVE.get(template, 0))
-    text = _templates.get_template(template).render(
-        path=request.scope["path"],
-        now=datetime.now(UTC).isoformat(),
-        query=dict(request.query_params),
-        who="" if principal is EVERYONE else principal.name,
-        **values,
+    who = "" if principal is EVERYONE else principal.name
+    return HTMLResponse(
+        rendered(template, request.scope["path"], who, dict(request.query_params), **values), status, SECURITY
     )
-    return HTMLResponse(text, status, SECURITY)
+
+
+def rendered(template: str, path: str, who: str, query: Mapping[str, str], **values: Any) -> str:
+    """The text of a page at `path`, for the principal of the name `who`."""
+    values.setdefault("live", LIVE.get(template, 0))
+    now = datetime.now(UTC).isoformat()
+    return _templates.get_template(template).render(path=path, now=now, query=query, who=who, **values)
 
 
 def failed(request: Request, error: NotifyError) -> Response:
@@ -89,8 +91,3 @@ def failed(request: Request, error: NotifyError) -> Response:
     if isinstance(error, Unauthorized):
         return RedirectResponse("/login?" + urlencode({"next": request.scope["path"]}), 303, SECURITY)
     return page("error.html", request, error.status, title="The request failed", error=error)
-
-
-def static_files() -> StaticFiles:
-    """The application for /static: styles, scripts and their licences."""
-    return StaticFiles(directory=HERE / "static")

@@ -20,10 +20,15 @@ def fault_of(event: str, method: str, path: str) -> NotifyError:
 class Answer:
     """An answer: one status, one body."""
 
-    __slots__ = ("body", "kind", "retry_after", "status")
+    __slots__ = ("body", "fields", "is_shared", "kind", "retry_after", "status")
 
-    def __init__(self, status: int, kind: str, body: bytes, retry_after: int = 0) -> None:
-        """`retry_after`: seconds; 0: the answer has no such header."""
+    def __init__(
+        self, status: int, kind: str, body: bytes, retry_after: int = 0, fields: bytes = b"", is_shared: bool = False
+    ) -> None:
+        """`retry_after`: seconds; 0: the answer has no such header. `fields`: lines of further headers. `is_shared`:
+        the server keeps the body for other answers."""
+        self.fields = fields
+        self.is_shared = is_shared
         self.status = status
         self.kind = kind
         self.body = body
@@ -47,6 +52,8 @@ class Answer:
             chunks.append(b"www-authenticate: Bearer\r\n")
         if self.retry_after:
             chunks.append(b"retry-after: %d\r\n" % self.retry_after)
+        if self.fields:
+            chunks.append(self.fields)
         chunks.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
         if with_body:
             chunks.append(self.body)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from notify.clock import Clock
-from notify.errors import Unauthorized
+from notify.errors import TooLarge, Unauthorized
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.access.principal import ENDED, EVERYONE, Principal
 from notify.server.data.request import Request
@@ -28,6 +28,34 @@ def check(request: Request, action: str, name: str, topic: str = "*") -> None:
         if topic != "*":
             check_name("topic", topic)
         principal.check(action, name, topic)
+
+
+def check_large(request: Request, size: int) -> None:
+    """Before a large body is read: raises Forbidden if its sender may not use the route for any name, TooLarge if the
+    route takes no such body."""
+    action, most = _LARGE.get(request.path, ("", NO_CONTENT_BYTES))
+    if not action:
+        parts = request.path.split("/")
+        action = _LARGE_OF_NOUN.get(parts[2] if len(parts) > 2 else "", "")
+        if action == "bridge" or parts[-1] == "settle":
+            most = LIMITS.request_bytes
+    if size > most:
+        raise TooLarge(f"a request to {request.path[:100]} has at most {most} bytes", "request_too_large")
+    if action:
+        request.principal.check_some(action)
+
+
+NO_CONTENT_BYTES = 1 << 20
+"""The largest body of a request without messages or settlements: decoded, it takes a multiple."""
+_LARGE = {
+    "/v1/transactions": ("check", LIMITS.request_bytes),
+    "/v1/transactions/outcomes": ("check", LIMITS.request_bytes),
+    "/v1/transactions/states": ("check", NO_CONTENT_BYTES),
+    "/v1/checks/poll": ("check", NO_CONTENT_BYTES),
+    "/v1/messages": ("publish", LIMITS.request_bytes),
+}
+"""The action that a sender needs for some name, and the largest body, by path."""
+_LARGE_OF_NOUN = {"groups": "consume", "bridge": "bridge", "sources": "bridge"}
 
 
 def check_subscriber(request: Request, group: str, topic: str) -> None:
@@ -62,7 +90,7 @@ def polling(request: Request, clock: Clock) -> AbstractContextManager[None]:
     Raises Backpressure if its principal has too many waiting requests, Unauthorized if the principal's access ends.
     """
     request.polls = True
-    request.body = b""  # it may have 8 MiB, and a poll waits for up to a minute
+    request.drop_body()  # it may have 8 MiB, and a poll waits for up to a minute
     return _UNBOUNDED if request.principal is EVERYONE else _polling(request.principal, clock)
 
 

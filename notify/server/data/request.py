@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ class Request:
     __slots__ = (
         "authorization",
         "body",
+        "dropped",
         "headers",
         "method",
         "names_worker",
@@ -40,6 +42,8 @@ class Request:
         self.query = query
         self.headers = headers
         self.body = b""
+        self.dropped: Callable[[], None] | None = None
+        """Called when the body is dropped before the request is answered."""
         self.authorization = b""
         """The value of the header `authorization` if access is on."""
         self.principal = EVERYONE
@@ -85,6 +89,12 @@ class Request:
                 content_type = kind.decode("latin-1")[:60]
                 raise InvalidRequest(f"send {JSON} or {MSGPACK}, not {content_type!r}", "unsupported_type", 415)
         self.packed = packed
+
+    def drop_body(self) -> None:
+        """Free the body, which is decoded, while the request waits."""
+        self.body = b""
+        if self.dropped is not None:
+            self.dropped()
 
     def decode(self, decoders: tuple[Any, Any]) -> Any:
         """The decoded body. Raises InvalidRequest (400 if it is malformed, 422 if it does not fit the schema)."""
