@@ -6,6 +6,7 @@ a driver depend on time zones.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,9 @@ from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
 from notify.client.table import half_message, has_digest, notify_inbox, notify_source
-from notify.databases import database_now, is_gone, reason_of
+from notify.databases import database_now, reason_of
 from notify.errors import HiddenRows, InvalidRequest, Unavailable
-from notify.guarantees import faults
+from notify.guarantees import SELECT, Need, faults
 from notify.outbox import READS
 from notify.schemas import found_in, with_table
 from notify.spark import jdbc, jdbc_urls
@@ -112,7 +113,8 @@ class Database:
                 now = connection.execute(sa.select(database_now())).scalar_one()
                 self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
                 needs = [need for need in READS if need.table.name in self.tables]
-                self.hidden = [f"database {self.name}: {fault}" for fault in faults(connection, needs, self.schema)]
+                kind = "storage" if is_storage else "database"
+                self.hidden = [f"{kind} {self.name}: {fault}" for fault in faults(connection, needs, self.schema)]
                 """Why rows may be there that this user does not see: nothing can be said of them then."""
                 self._check(connection)
                 self.has_digests = half_message.name in self.tables and has_digest(connection)
@@ -141,6 +143,11 @@ class Database:
         quote = self._engine.dialect.identifier_preparer.quote_identifier
         return f"{quote(self.schema)}.{quote(table)}"
 
+    @property
+    def quoted_schema(self) -> str:
+        """The schema's name in SQL."""
+        return str(self._engine.dialect.identifier_preparer.quote_identifier(self.schema))
+
     def _check(self, connection: sa.Connection) -> None:
         """Raises InvalidRequest if a table lacks columns."""
         for table in _OF_A_SERVICE:
@@ -164,6 +171,20 @@ class Database:
         """Raises HiddenRows if rows may be there that this user does not see."""
         for reason in self.hidden:
             raise HiddenRows(reason)
+
+    def hidden_from(self, query: str) -> list[str]:
+        """Why a query of the user's may not see all rows of the tables that it reads. Only PostgreSQL hides rows."""
+        if self.kind != "postgresql":
+            return []
+        with self.reading() as connection:
+            plan = connection.exec_driver_sql(f"EXPLAIN (VERBOSE, FORMAT JSON) {query}").scalar_one()
+            tables = sorted(set(_tables_in(json.loads(plan) if isinstance(plan, str) else plan)))
+            return [
+                str(fault)
+                for schema, table in tables
+                for fault in faults(connection, [Need(sa.Table(table, sa.MetaData()), "", (SELECT,), False)], schema)
+                if fault.hides
+            ]
 
     def connect(self) -> sa.Connection:
         """A connection with a transaction for writes; the caller commits and closes it."""
@@ -318,36 +339,29 @@ class Database:
             among += f"(created_at >= '{text_of(span.start_us)}' OR {is_undated}) AND "
         return [f"{among}({condition})" for condition in drill.conditions("message_id")]
 
-    def doubled(self, spark: SparkSession, query: str, between: Span | None = None) -> DataFrame:
-        """(message_id, consumer_group, times) of effects that `query` returns more than once.
+    def effects_in(
+        self, spark: SparkSession, table: str, group: str, span: Span | None, drill: Drill | None
+    ) -> DataFrame:
+        """(id, no, consumer_group) of the messages in a subquery with a column `message_id`.
 
-        `between`: only ids of that time, and texts that are no id.
-        `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups. In it
-        `{schema}` stands for this database's schema.
-        """
-        quoted = self._engine.dialect.identifier_preparer.quote_identifier(self.schema)
-        query = query.replace("{schema}", quoted)
-        try:
-            with self.reading() as connection:
-                columns = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
-        except sa.exc.SQLAlchemyError as error:
-            kind = Unavailable if is_gone(getattr(error, "orig", None)) else InvalidRequest
-            raise kind(f"--effects on database {self.name}: {reason_of(error)}") from None
-        if "message_id" not in columns:
-            raise InvalidRequest(
-                f"the query of --effects must return a column message_id; it returns {', '.join(columns)}"
-            )
-        group = "consumer_group" if "consumer_group" in columns else "''"
-        keys = "message_id, consumer_group" if "consumer_group" in columns else "message_id"
-        where = ""
-        if between is not None:
-            where = f"WHERE {' OR '.join(between.within('message_id') + between.odd('message_id'))} "
-        return self._jdbc(
-            spark,
-            f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q {where}GROUP BY {keys} "
-            "HAVING COUNT(*) > 1) counted",
-            "message_id string, consumer_group string, times bigint",
+        Only those with ids made in `span`, or of the drill. `group`: the SQL of the consumer group."""
+        if drill is not None:
+            conditions = drill.conditions("message_id")
+        elif self.has_rows(notify_inbox):  # the same messages: so the same parts
+            conditions = conditions_of("message_id", self.parts.by_id(notify_inbox.c.message_id, span))
+            conditions += span.odd("message_id") if span is not None else []
+        else:
+            conditions = ["1 = 1"] if span is None else span.within("message_id") + span.odd("message_id")
+        is_sound = self._sql.is_message_id("message_id")
+        columns = (
+            f"{self._sql.id_bytes('message_id', guarded=True)} AS id, "
+            f"{self._sql.message_number('message_id', guarded=True)} AS no, {group} AS consumer_group, message_id"
         )
+        self.pace.wait()
+        return jdbc.read_parts(
+            spark, self.address, self.kind, (columns, table), [f"({part}) AND {is_sound}" for part in conditions],
+            "id binary, no int, consumer_group string", most_lag_us=self._most_lag_us,
+        ).select("id", "no", "consumer_group")  # fmt: skip
 
     def halves(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
         """Rows of server_half_message; None without the table.
@@ -461,8 +475,19 @@ class Database:
             most_lag_us=self._most_lag_us,
         )  # fmt: skip
 
-    def _jdbc(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
+    def read_query(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
+        """The rows of a subquery, read at once. `schema`: Spark's types of its columns."""
         return jdbc.read(spark, self.address, self.kind, table, schema)
+
+
+def _tables_in(plan: Any) -> Iterator[tuple[str, str]]:
+    """The (schema, name) of each table in a plan of PostgreSQL."""
+    if isinstance(plan, dict):
+        if "Relation Name" in plan:
+            yield plan["Schema"], plan["Relation Name"]
+        plan = list(plan.values())
+    for part in plan if isinstance(plan, list) else ():
+        yield from _tables_in(part)
 
 
 def schemas_in(url: str, named: str, patterns: str) -> list[str]:

@@ -16,6 +16,7 @@ import msgspec
 from notify import ids
 from notify.errors import Unavailable
 from notify.spark.databases import Database
+from notify.spark.effects import UNNAMED, BusinessEffects, proven_of
 from notify.spark.log_input import LogInput
 from notify.spark.unmoved import MOVED, WHY, unmoved_of
 from notify.storage.sql.rows import microseconds_of
@@ -32,14 +33,61 @@ def parts(values: Iterable[Any], most: int = AT_ONCE) -> Iterator[list[Any]]:
         yield part
 
 
-def effects_of(databases: Sequence[Database], message_ids: Iterable[str]) -> dict[str, set[str]]:
-    """The consumer groups in which each message took effect, by its inbox rows in any of the databases."""
-    groups: dict[str, set[str]] = {}
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """The consumer groups in which a message took effect: by its inbox rows, and by the queries of --effects."""
+
+    inboxes: frozenset[str] = frozenset()
+    proven: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.inboxes or self.proven)
+
+    def __or__(self, other: Effects) -> Effects:
+        return Effects(self.inboxes | other.inboxes, self.proven | other.proven)
+
+    @property
+    def unguarded(self) -> frozenset[str]:
+        """The groups whose inbox would not skip the message, and UNNAMED where the group is not known."""
+        return self.proven - self.inboxes
+
+    @property
+    def listed(self) -> str:
+        """The groups in words; "" if there is none."""
+        named = sorted(self.inboxes | self.proven - {UNNAMED})
+        return ", ".join([*named, "a group that --effects does not name"] if UNNAMED in self.proven else named)
+
+    def __str__(self) -> str:
+        by = ", as --effects shows" if self.unguarded else ""
+        return f"it took effect in {self.listed}{by}"
+
+    def why_not_to(self, group: str) -> str:
+        """Why the message is not sent to a group again; "" if nothing shows an effect there."""
+        if group in self.inboxes:
+            return f"it took effect in {group} by now: the inbox has its row"
+        if group in self.proven:
+            return f"it took effect in {group}, as --effects shows: only the row of the inbox is gone"
+        if UNNAMED in self.proven:
+            return "it took effect, as --effects shows, and the query does not say in which group: add consumer_group"
+        return ""
+
+
+NONE = Effects()
+
+
+def effects_of(
+    databases: Sequence[Database], message_ids: Iterable[str], queries: Sequence[BusinessEffects]
+) -> dict[str, Effects]:
+    """The effects of messages in any of the databases; nothing for a message without one."""
+    effects: dict[str, Effects] = {}
     for part in parts(dict.fromkeys(message_ids)):
         for database in databases:
             for row in database.inbox_of(part):
-                groups.setdefault(row["message_id"], set()).add(row["consumer_group"])
-    return groups
+                name = row["message_id"]
+                effects[name] = effects.get(name, NONE) | Effects(frozenset([row["consumer_group"]]))
+        for name, groups in proven_of(queries, part).items():
+            effects[name] = effects.get(name, NONE) | Effects(proven=frozenset(groups))
+    return effects
 
 
 @dataclass(frozen=True, slots=True)
