@@ -96,7 +96,7 @@ class BusinessEffects:
         """An id of the first effects if none of them is a message's; "" if one is, or there is no effect."""
         first = f"SELECT message_id FROM {self._table} LIMIT {SAMPLED}"
         is_sound = Expressions(self.database.kind).is_message_id("message_id")
-        rows = self._rows(f"SELECT message_id, CASE WHEN {is_sound} THEN 1 ELSE 0 END FROM ({first}) some")
+        rows = self._rows(f"SELECT message_id, CASE WHEN {is_sound} THEN 1 ELSE 0 END FROM ({first}) sample")
         return "" if any(is_id for _, is_id in rows) or not rows else _decoded(rows[0][0])[:60]
 
     def doubled(self, spark: SparkSession, between: Span | None = None) -> DataFrame:

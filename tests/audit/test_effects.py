@@ -157,8 +157,8 @@ def test_each_database_gives_ids_of_any_type(
             for number, column in enumerate(COLUMNS[kind]):
                 connection.exec_driver_sql(f"CREATE TABLE ledger{number} (message_id {column}, note varchar(9))")
                 for name in (*names, names[2]):
-                    connection.exec_driver_sql(f"INSERT INTO ledger{number} VALUES ('{name}', 'a%b')")
-                connection.exec_driver_sql(f"INSERT INTO ledger{number} VALUES (NULL, 'a%b')")
+                    connection.execute(sa.text(f"INSERT INTO ledger{number} VALUES ('{name}', 'a%b')"))
+                connection.execute(sa.text(f"INSERT INTO ledger{number} VALUES (NULL, 'a%b')"))
             connection.exec_driver_sql("CREATE TABLE numbers (message_id int)")
             connection.exec_driver_sql("INSERT INTO numbers VALUES (19), (NULL), (19)")
         engine.dispose()
