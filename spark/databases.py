@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -69,6 +70,8 @@ class Database:
             jdbc_urls.checked(url, named), named=named, pooled=False, statement_seconds=READ_SECONDS
         )
         self.url: URL = self._engine.url
+        if self.url.get_backend_name() == "sqlite":
+            sa.event.listen(self._engine, "connect", reads_any_text)
         jdbc_urls.check_driver(self._engine, named)
         self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
         self._sql = Expressions(self.kind)
@@ -164,6 +167,19 @@ class Database:
     def _columns(self, connection: sa.Connection, table: sa.Table) -> set[str]:
         return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=self.schema)}
 
+    def mistyped(self, table: sa.Table) -> dict[str, str]:
+        """By column: the condition for a value of another type than the column's, which only SQLite keeps.
+
+        A row's state is left out: it is looked at with its message."""
+        if self.kind != "sqlite":
+            return {}
+        names = self._present(table) - {"state", "created_at"}
+        return {column.name: f"NOT {self._sql.is_typed(column)}" for column in table.c if column.name in names}
+
+    def _present(self, table: sa.Table) -> set[str]:
+        with self.reading() as connection:
+            return self._columns(connection, table)
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -220,7 +236,8 @@ class Database:
         columns = notify_source.c
         with self.reading() as connection:
             row = connection.execute(sa.select(columns.purged_before, columns.rows_from, columns.inbox_from)).first()
-        return (0, 0) if row is None else (max(row[0], row[1]) * 1000, row[2] * 1000)
+        marks = [mark if isinstance(mark, int) else 0 for mark in row or (0, 0, 0)]  # malformed.py reports the others
+        return max(marks[0], marks[1]) * 1000, marks[2] * 1000
 
     def rows(self, query: str) -> Sequence[sa.Row[Any]]:
         """The rows of a query."""
@@ -282,7 +299,8 @@ class Database:
         else:
             conditions, guarded = drill.conditions("transaction_id"), self._sql.is_strict
         columns = (
-            f"{self._sql.id_bytes('transaction_id', guarded=guarded)} AS id, message_no AS no, producer_group, "
+            f"{self._sql.id_bytes('transaction_id', guarded=guarded)} AS id, "
+            f"{self._sql.number('message_no')} AS no, producer_group, "
             f"CASE WHEN mode = 'outbox' THEN 1 ELSE 0 END AS is_outbox, {UNMOVED_SQL} AS unmoved, "
             "CASE state WHEN 'COMMITTED' THEN 1 WHEN 'ROLLED_BACK' THEN 2 ELSE 3 END AS state, "
             f"topic, {self._sql.microseconds('created_at')} AS at_us, transaction_id"
@@ -429,7 +447,12 @@ class Database:
             # Drivers fail on a value that is not a time, so the query turns it into NULL.
             columns.append(sa.case((is_instant, table.c.created_at)).label("created_at"))
             columns.remove(table.c.created_at)
-            return [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]
+            if self.kind == "sqlite":  # SQLAlchemy fails on a value of another type
+                columns = [sa.type_coerce(column, sa.types.NullType()).label(column.name) for column in columns]
+            rows = [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]
+        if self.kind == "sqlite":
+            rows = [row for row in rows if _made_plain(table, row)]
+        return [row for row in rows if 0 <= row.get("message_no", 0) <= MOST_NUMBER]  # malformed.py reports the others
 
     # --- queries ----------------------------------------------------------------------------------------------
 
@@ -488,6 +511,42 @@ def _tables_in(plan: Any) -> Iterator[tuple[str, str]]:
         plan = list(plan.values())
     for part in plan if isinstance(plan, list) else ():
         yield from _tables_in(part)
+
+
+def reads_any_text(connection: Any, record: Any) -> None:
+    """Read a text of SQLite that is not UTF-8, as Spark's driver does: with marks in place of its odd bytes."""
+    connection.text_factory = lambda data: data.decode(errors="replace")
+
+
+ODD = "odd"
+"""In a row of SQLite: the names of its columns whose values have another type. They are replaced by plain ones."""
+
+
+def _made_plain(table: sa.Table, row: dict[str, Any]) -> bool:
+    """Give the values of a row of SQLite their types, and note under ODD where they had others; False if its id or its
+    number is none, so that it is no message's."""
+    odd = []
+    for column in table.c:
+        name, value = column.name, row.get(column.name)
+        if value is None:
+            if not column.nullable and name in row and name != "created_at":
+                odd.append(name)
+                row[name] = "" if isinstance(column.type, sa.String) else 0
+            continue
+        if isinstance(column.type, sa.DateTime):
+            try:
+                row[name] = datetime.fromisoformat(value).replace(tzinfo=None)
+            except (TypeError, ValueError):
+                odd.append(name)
+                row[name] = None
+        elif not isinstance(value, _TYPES[column.type.python_type]) or isinstance(value, bool):
+            odd.append(name)
+            row[name] = str(value) if isinstance(column.type, sa.String) else None if column.nullable else -1
+    row[ODD] = odd
+    return not {"message_no", "transaction_id", "message_id"} & set(odd)
+
+
+_TYPES: dict[type, tuple[type, ...]] = {str: (str,), bytes: (bytes,), int: (int,), float: (float, int)}
 
 
 def schemas_in(url: str, named: str, patterns: str) -> list[str]:

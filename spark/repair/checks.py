@@ -19,6 +19,7 @@ from notify.spark.repair.standing import (
     places_of,
     rows_of,
     why_expired,
+    why_malformed,
     why_unmoved,
 )
 from notify.spark.result import Inputs
@@ -110,7 +111,7 @@ class Now:
             return "the server has no outcome of it: decide that first"
         if {row.state for row in rows} != {"COMMITTED"}:
             return "no given database has it as committed"
-        if why := why_unmoved(rows) or why_expired(rows, time.time_ns() // 1000):
+        if why := why_unmoved(rows) or why_malformed(rows) or why_expired(rows, time.time_ns() // 1000):
             return why
         if rows[0].digest != item.content:
             return "the local row has changed since the plan was made"

@@ -32,6 +32,7 @@ from notify.spark.repair.standing import (
     rows_of,
     unread_of,
     why_expired,
+    why_malformed,
     why_unmoved,
 )
 from notify.spark.result import Found, Inputs, Result
@@ -225,6 +226,8 @@ class _Part:
             why = "no server has these queues: notify bridge --backfill-from sends it to Kafka again"
         elif f.at_us < self._inbox_from_us:
             why = "rows of inboxes from that time are purged: nobody knows whether it took effect"
+        elif malformed := why_malformed(rows):
+            why = malformed
         elif expired := why_expired(rows, time.time_ns() // 1000):
             why = expired
         elif not rows[0].message and not f.evidence.get("half_us"):

@@ -15,7 +15,7 @@ import msgspec
 
 from notify import ids
 from notify.errors import Unavailable
-from notify.spark.databases import Database
+from notify.spark.databases import ODD, Database
 from notify.spark.effects import UNNAMED, BusinessEffects, proven_of
 from notify.spark.log_input import LogInput
 from notify.spark.unmoved import MOVED, WHY, unmoved_of
@@ -102,6 +102,8 @@ class LocalRow:
     """When it may be delivered, in microseconds since 1970: its own time, or that of the row."""
     expires_us: int = 0
     """From then on it is not delivered; 0: never."""
+    odd: str = ""
+    """The column with a value that no version writes; "" if there is none."""
 
     def at(self, now_us: int) -> dict[str, Any]:
         """The message as it is to be sent at an instant: not before its time, and for no longer than it lasts."""
@@ -141,6 +143,11 @@ def why_unmoved(rows: Iterable[LocalRow]) -> str:
     return next((WHY[row.unmoved] for row in rows if row.unmoved != MOVED), "")
 
 
+def why_malformed(rows: Iterable[LocalRow]) -> str:
+    """Why a message is not sent again as its local row has it; "" otherwise."""
+    return next((f"its local row is malformed: its {row.odd} is none" for row in rows if row.odd), "")
+
+
 def why_expired(rows: Iterable[LocalRow], now_us: int) -> str:
     """Why a message is not sent again that nobody was to get any more by now; "" otherwise."""
     ended_us = next((row.expires_us for row in rows if row.expires_us and row.expires_us <= now_us), 0)
@@ -148,14 +155,18 @@ def why_expired(rows: Iterable[LocalRow], now_us: int) -> str:
 
 
 def _local_row(row: dict[str, Any]) -> LocalRow:
-    message = _message_of(row)
+    odd = next(iter(row.get(ODD, ())), "")
+    try:
+        message = _message_of(row)
+    except ValueError:
+        message, odd = {}, "headers"
     due_us = microseconds_of(row["created_at"])
     if row["deliver_at"] is not None:
         due_us = microseconds_of(row["deliver_at"])
     elif row["delay"]:
         due_us += round(row["delay"] * 1e6)
     expires_us = due_us + round(row["ttl"] * 1e6) if row["ttl"] else 0
-    return LocalRow(row["state"], message, unmoved_of(row), due_us, expires_us)
+    return LocalRow(row["state"], message, unmoved_of(row), due_us, expires_us, odd)
 
 
 def _message_of(row: dict[str, Any]) -> dict[str, Any]:
