@@ -19,7 +19,7 @@ UNNAMED = ""
 """The consumer group of an effect of which nothing says whose it is."""
 SAMPLED = 1000
 """So many effects are asked for their ids, to see whether the query names messages at all."""
-_TEXTS = {"text", "varchar", "bpchar"}
+_TEXTS = {"text", "varchar"}
 
 
 class BusinessEffects:
@@ -104,13 +104,15 @@ class BusinessEffects:
 
         `between`: only ids of that time, and texts that are no id.
         """
+        # MySQL fills a CHAR with spaces where its session is told to.
+        name = "RTRIM(message_id)" if self.database.kind == "mysql" else "message_id"
         where = ""
         if between is not None:
             where = f"WHERE {' OR '.join(between.within('message_id') + between.odd('message_id'))} "
         return self.database.read_query(
             spark,
-            f"(SELECT message_id, consumer_group, COUNT(*) AS times FROM {self._table} {where}"
-            "GROUP BY message_id, consumer_group HAVING COUNT(*) > 1) counted",
+            f"(SELECT {name} AS message_id, consumer_group, COUNT(*) AS times FROM {self._table} {where}"
+            f"GROUP BY {name}, consumer_group HAVING COUNT(*) > 1) counted",
             "message_id string, consumer_group string, times bigint",
         )
 
@@ -131,7 +133,7 @@ class BusinessEffects:
             query = f"SELECT message_id, consumer_group FROM {self._table} WHERE message_id IN ({listed})"
             for name, group in self._rows(query):
                 # MySQL compares with a number, or without regard to case, more loosely than an inbox does.
-                if (text := _decoded(name)) in wanted:
+                if (text := _decoded(name).rstrip(" ")) in wanted:
                     found.setdefault(text, set()).add(_decoded(group) if self.names_groups else self._only_group)
         return found
 
