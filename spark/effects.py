@@ -46,7 +46,8 @@ class BusinessEffects:
         self.names_groups = "consumer_group" in columns
         group = self._text("consumer_group", columns) if self.names_groups else "''"
         self._table = (
-            f"(SELECT {self._text('message_id', columns)} AS message_id, {group} AS consumer_group FROM ({asked}) q "
+            f"(SELECT {self._text('message_id', columns)} AS message_id, message_id AS as_it_is, "
+            f"{group} AS consumer_group FROM ({asked}) q "
             "WHERE message_id IS NOT NULL) e"
         )
 
@@ -61,7 +62,7 @@ class BusinessEffects:
         if self.database.kind == "sqlite":
             return f"CAST({name} AS TEXT)"
         if self.database.kind == "mysql":
-            return name  # it compares a number, or bytes, with a text
+            return f"CONVERT({name} USING utf8mb4)"
         from psycopg.postgres import types
 
         known = types.get(int(str(columns[name])))
@@ -130,7 +131,9 @@ class BusinessEffects:
         listed = ", ".join(map(_quoted, wanted))
         found: dict[str, set[str]] = {}
         if wanted:
-            query = f"SELECT message_id, consumer_group FROM {self._table} WHERE message_id IN ({listed})"
+            # MySQL compares any type with a text, and so uses an index of it.
+            column = "as_it_is" if self.database.kind == "mysql" else "message_id"
+            query = f"SELECT message_id, consumer_group FROM {self._table} WHERE {column} IN ({listed})"
             for name, group in self._rows(query):
                 # MySQL compares with a number, or without regard to case, more loosely than an inbox does.
                 if (text := _decoded(name).rstrip(" ")) in wanted:
