@@ -16,6 +16,7 @@ from notify.client import table as local
 from notify.databases import INSTANT, REFUSED, UNSENT, has_table
 from notify.errors import InvalidRequest
 from notify.guarantees import SELECT, UPDATE, Need
+from notify.storage.sql import administration
 from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
 
@@ -147,9 +148,12 @@ MOVES = (
 rows of an outbox: its table may be partitioned by time."""
 READS = tuple(
     Need(table, sees=(SELECT,), keeps=False)
-    for table in (local.half_message, local.notify_inbox, local.notify_source, server.server_half_message)
-)
-"""An audit's needs of them."""
+    for table in (
+        local.half_message, local.notify_inbox, local.notify_source, server.server_half_message, server.server_shard,
+        server.server_key_map, server.server_member, administration.server_action,
+    )
+)  # fmt: skip
+"""An audit's needs of all that it reads."""
 
 
 def present(engine: Engine | Connection) -> list[Outbox]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from notify.errors import InvalidRequest, ObjectStoreFailed, Unavailable
-from notify.spark.databases import Database
+from notify.errors import HiddenRows, InvalidRequest, ObjectStoreFailed, Unavailable
+from notify.guarantees import SELECT, Need, faults
+from notify.spark.databases import Database, reads_any_text
 from notify.spark.log_input import LogInput
 from notify.spark.places import is_store
 from notify.spark.result import Inputs
@@ -87,12 +88,20 @@ def _at(place: str, chosen: sa.Select[Any]) -> Iterator[Record]:
     engine = open_engine(place, named="--records", pooled=False)
     try:
         with engine.connect() as connection:
+            for fault in faults(connection, [Need(server_action, "", (SELECT,), keeps=False)]):
+                raise HiddenRows(f"--records {without_secrets(place)}: {fault}")
             for row in connection.execute(chosen).mappings():
-                yield Record(source=f"records {engine.url.database}", **row)
+                yield _record(f"records {engine.url.database}", row)
     except sa.exc.DBAPIError as error:
         raise Unavailable(f"--records {without_secrets(place)} cannot be read: {error.orig}") from None
     finally:
         engine.dispose()
+
+
+def _record(source: str, row: Mapping[str, Any]) -> Record:
+    """The record of a row. SQLite has any type in any column."""
+    at_us = row["at_us"] if isinstance(row["at_us"], int) else 0
+    return Record(at_us, source, *[str(row[name] or "") for name in _COLUMNS[1:]])
 
 
 def _beside(log: LogInput, chosen: sa.Select[Any]) -> Iterator[Record]:
@@ -107,10 +116,11 @@ def _beside(log: LogInput, chosen: sa.Select[Any]) -> Iterator[Record]:
 
 def _in_file(path: Path, source: str, chosen: sa.Select[Any]) -> Iterator[Record]:
     reader = sa.create_engine(f"sqlite:///file:{quote(str(path.absolute()))}?mode=ro&uri=true")
+    sa.event.listen(reader, "connect", reads_any_text)
     try:
         with reader.connect() as connection:
             for row in connection.execute(chosen).mappings():
-                yield Record(source=source, **row)
+                yield _record(source, row)
     except sa.exc.DatabaseError:
         return  # its server has just been started for the first time, or another user owns it
     finally:
@@ -121,4 +131,4 @@ def _in_storage(storage: Database, chosen: sa.Select[Any]) -> Iterator[Record]:
     if server_action.name in storage.tables:
         with storage.reading() as connection:
             for row in connection.execute(chosen).mappings():
-                yield Record(source=f"storage {storage.name}", **row)
+                yield _record(f"storage {storage.name}", row)

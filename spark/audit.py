@@ -28,11 +28,12 @@ from notify.spark.dead import Dead
 from notify.spark.digest.figures import figures_of, latencies_of
 from notify.spark.digest.look import MOST_SHARE, FirstLook, Looked
 from notify.spark.digest.slots import SLOT_SECONDS
+from notify.spark.effects import BusinessEffects, business_effects
 from notify.spark.findings import BAD
 from notify.spark.grain import MOST_BUCKETS, Grain, grain_of
 from notify.spark.in_time import InTime, filtered, joined_us
 from notify.spark.kafka_input import KafkaInput
-from notify.spark.life import Groups
+from notify.spark.life import MASKS, PROVEN, Groups
 from notify.spark.log_input import EVERYTHING
 from notify.spark.malformed import malformed
 from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
@@ -81,6 +82,7 @@ class Audit:
         self._scratch = scratch
         self._progress = progress
         self.result = Result(bad=(*BAD, *plan.fail_on))
+        self._effects: list[BusinessEffects] = []
         self._mark = time.monotonic()
 
     def _step(self, name: str) -> None:
@@ -99,7 +101,8 @@ class Audit:
     def _run(self) -> Result:
         started = self._mark = time.monotonic()
         result = self.result
-        for each in (*self._inputs.databases, *self._inputs.storages):
+        self._effects = business_effects(self._inputs.databases, self._plan.effects)
+        for each in (*self._inputs.databases, *self._inputs.storages, *self._effects):
             result.reasons += each.hidden
         if result.reasons:  # rows that are not seen would be LOST or GHOST, or keep others from being found
             result.totals = dict.fromkeys(measures.TOTALS, 0)
@@ -116,7 +119,7 @@ class Audit:
         if with_rows is None:
             with_rows = producer_groups(self._inputs, self._plan.producer_groups, coverage.span)
         result.producer_groups = with_rows
-        message_rows = MessageRows(self._spark, self._inputs, self._groups, coverage, with_rows)
+        message_rows = MessageRows(self._spark, self._inputs, self._groups, coverage, with_rows, self._effects)
         if message_rows.uncovered:
             listed = ", ".join(message_rows.uncovered[:20])
             result.notes.append(
@@ -292,7 +295,8 @@ class Audit:
             names += sorted({left.group for several in kafka.left.values() for left in several})
         self._inbox_groups = frozenset(g for d in self._inputs.databases for g in d.inbox_groups() if "@" not in g)
         # An instance of a broadcast (`group@instance`) says nothing about its group.
-        self._groups = Groups([n for n in (*names, *sorted(self._inbox_groups)) if "@" not in n])
+        masks = (*MASKS, PROVEN) if self._effects else MASKS
+        self._groups = Groups([n for n in (*names, *sorted(self._inbox_groups)) if "@" not in n], masks)
 
     def _partitions(self, coverage: Coverage) -> int:
         """The number of shuffle partitions: each fits in memory, and a small audit starts no hundred empty tasks."""
@@ -324,13 +328,9 @@ class Audit:
             self._add("LEFT_OUT", *left_out.expired(self._spark, log, coverage.between))
         if not self._plan.effects:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
-        for name, query in self._plan.effects:
-            databases = self._inputs.databases
-            meant = [d for d in databases if name in (d.name, d.given) or (not name and d.given == databases[0].given)]
-            if not meant:
-                raise InvalidRequest(f"--effects names database {name!r}, which was not given with --database")
-            for database in meant:
-                self._add("DUP_EFFECT", *searches.doubled(self._spark, database, query, coverage.between))
+        for effects in self._effects:
+            self._add("DUP_EFFECT", *searches.doubled(self._spark, effects, coverage.between))
+            result.notes += effects.doubts()
         for kafka in self._inputs.kafka:
             self._add("CORRUPT", [c for c in kafka_searches.corrupt(self._spark, kafka) if coverage.holds(c.at_us)])
             self._add_gaps(coverage, kafka.name, kafka.bridges)

@@ -8,7 +8,7 @@ from functools import reduce
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from notify.spark.life import Groups, mask, without
+from notify.spark.life import PROVEN, Groups, mask, took_effect, without
 
 
 def counts_of_groups(
@@ -31,9 +31,15 @@ def counts_of_groups(
         receivers.append(F.coalesce(F.col(f"readers{block}"), F.lit(-1).cast("bigint")))  # null: not known
         return mask("effects", block).bitwiseAND(F.bitwise_not(reduce(Column.bitwiseOR, receivers)))
 
+    def judged(block: int) -> Column:
+        return with_inbox(block).bitwiseAND(F.bitwise_not(mask("before_inbox", block)))
+
     def effectless_of(block: int) -> Column:
-        judged = with_inbox(block).bitwiseAND(F.bitwise_not(mask("before_inbox", block)))
-        return without("acked", "effects", block).bitwiseAND(judged)
+        lacking = mask("acked", block).bitwiseAND(F.bitwise_not(took_effect(groups, block)))
+        return lacking.bitwiseAND(judged(block))
+
+    def unguarded_of(block: int) -> Column:
+        return without("acked", "effects", block).bitwiseAND(mask(PROVEN, block)).bitwiseAND(judged(block))
 
     effectless = count(effectless_of)
     # The inbox has no rows from before its last purge, so older acknowledgements prove nothing. Kafka does not say when
@@ -44,6 +50,9 @@ def counts_of_groups(
         "missing_groups": count(lambda block: without("expected", "settled", block)),
         "effectless_groups": F.when(acked_in_time & ~unseen, effectless).otherwise(0),
         "unseen_groups": F.when(acked_in_time & unseen, effectless).otherwise(0),
+        "unguarded_groups": (
+            F.when(acked_in_time & ~unseen, count(unguarded_of)).otherwise(0) if PROVEN in groups.masks else F.lit(0)
+        ),
         "left_groups": count(lambda block: mask("left", block)),
         "attempted_groups": count(lambda block: mask("attempted", block)),
         "effect_groups": count(lambda block: mask("effects", block)),

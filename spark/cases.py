@@ -155,10 +155,12 @@ class Cases:
         if name == "UNDELIVERED":
             expected, settled = masks("expected"), masks("settled")
             return groups.of([e & ~s for e, s in zip(expected, settled, strict=True)])
-        if name == "ACKED_NO_EFFECT":
+        if name in ("ACKED_NO_EFFECT", "UNGUARDED"):
             inboxes = [groups.mask(sorted(self._inbox_groups), block) for block in range(groups.blocks)]
-            blocks = zip(masks("acked"), inboxes, masks("effects"), masks("before_inbox"), strict=True)
-            return groups.of([acked & inbox & ~effects & ~before for acked, inbox, effects, before in blocks])
+            proven = masks(life.PROVEN) if life.PROVEN in groups.masks else [0] * groups.blocks
+            chosen = proven if name == "UNGUARDED" else [~mask for mask in proven]
+            blocks = zip(masks("acked"), inboxes, masks("effects"), masks("before_inbox"), chosen, strict=True)
+            return groups.of([acked & inbox & ~effects & ~before & of for acked, inbox, effects, before, of in blocks])
         if name == "ORPHAN_ROW" and row["place"] is not None:
             readers = [row[f"readers{block}"] for block in range(groups.blocks)]
             readers = [-1 if mask is None else mask for mask in readers]

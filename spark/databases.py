@@ -6,9 +6,11 @@ a driver depend on time zones.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,9 +19,9 @@ from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
 from notify.client.table import half_message, has_digest, notify_inbox, notify_source
-from notify.databases import database_now, is_gone, reason_of
+from notify.databases import database_now, reason_of
 from notify.errors import HiddenRows, InvalidRequest, Unavailable
-from notify.guarantees import faults
+from notify.guarantees import SELECT, Need, faults
 from notify.outbox import READS
 from notify.schemas import found_in, with_table
 from notify.spark import jdbc, jdbc_urls
@@ -68,6 +70,8 @@ class Database:
             jdbc_urls.checked(url, named), named=named, pooled=False, statement_seconds=READ_SECONDS
         )
         self.url: URL = self._engine.url
+        if self.url.get_backend_name() == "sqlite":
+            sa.event.listen(self._engine, "connect", reads_any_text)
         jdbc_urls.check_driver(self._engine, named)
         self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
         self._sql = Expressions(self.kind)
@@ -112,7 +116,8 @@ class Database:
                 now = connection.execute(sa.select(database_now())).scalar_one()
                 self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
                 needs = [need for need in READS if need.table.name in self.tables]
-                self.hidden = [f"database {self.name}: {fault}" for fault in faults(connection, needs, self.schema)]
+                kind = "storage" if is_storage else "database"
+                self.hidden = [f"{kind} {self.name}: {fault}" for fault in faults(connection, needs, self.schema)]
                 """Why rows may be there that this user does not see: nothing can be said of them then."""
                 self._check(connection)
                 self.has_digests = half_message.name in self.tables and has_digest(connection)
@@ -141,6 +146,11 @@ class Database:
         quote = self._engine.dialect.identifier_preparer.quote_identifier
         return f"{quote(self.schema)}.{quote(table)}"
 
+    @property
+    def quoted_schema(self) -> str:
+        """The schema's name in SQL."""
+        return str(self._engine.dialect.identifier_preparer.quote_identifier(self.schema))
+
     def _check(self, connection: sa.Connection) -> None:
         """Raises InvalidRequest if a table lacks columns."""
         for table in _OF_A_SERVICE:
@@ -157,6 +167,19 @@ class Database:
     def _columns(self, connection: sa.Connection, table: sa.Table) -> set[str]:
         return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=self.schema)}
 
+    def mistyped(self, table: sa.Table) -> dict[str, str]:
+        """By column: the condition for a value of another type than the column's, which only SQLite keeps.
+
+        A row's state is left out: it is looked at with its message."""
+        if self.kind != "sqlite":
+            return {}
+        names = self._present(table) - {"state", "created_at"}
+        return {column.name: f"NOT {self._sql.is_typed(column)}" for column in table.c if column.name in names}
+
+    def _present(self, table: sa.Table) -> set[str]:
+        with self.reading() as connection:
+            return self._columns(connection, table)
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -164,6 +187,20 @@ class Database:
         """Raises HiddenRows if rows may be there that this user does not see."""
         for reason in self.hidden:
             raise HiddenRows(reason)
+
+    def hidden_from(self, query: str) -> list[str]:
+        """Why a query of the user's may not see all rows of the tables that it reads. Only PostgreSQL hides rows."""
+        if self.kind != "postgresql":
+            return []
+        with self.reading() as connection:
+            plan = connection.exec_driver_sql(f"EXPLAIN (VERBOSE, FORMAT JSON) {query}").scalar_one()
+            tables = sorted(set(_tables_in(json.loads(plan) if isinstance(plan, str) else plan)))
+            return [
+                str(fault)
+                for schema, table in tables
+                for fault in faults(connection, [Need(sa.Table(table, sa.MetaData()), "", (SELECT,), False)], schema)
+                if fault.hides
+            ]
 
     def connect(self) -> sa.Connection:
         """A connection with a transaction for writes; the caller commits and closes it."""
@@ -199,7 +236,8 @@ class Database:
         columns = notify_source.c
         with self.reading() as connection:
             row = connection.execute(sa.select(columns.purged_before, columns.rows_from, columns.inbox_from)).first()
-        return (0, 0) if row is None else (max(row[0], row[1]) * 1000, row[2] * 1000)
+        marks = [mark if isinstance(mark, int) else 0 for mark in row or (0, 0, 0)]  # malformed.py reports the others
+        return max(marks[0], marks[1]) * 1000, marks[2] * 1000
 
     def rows(self, query: str) -> Sequence[sa.Row[Any]]:
         """The rows of a query."""
@@ -261,7 +299,8 @@ class Database:
         else:
             conditions, guarded = drill.conditions("transaction_id"), self._sql.is_strict
         columns = (
-            f"{self._sql.id_bytes('transaction_id', guarded=guarded)} AS id, message_no AS no, producer_group, "
+            f"{self._sql.id_bytes('transaction_id', guarded=guarded)} AS id, "
+            f"{self._sql.number('message_no')} AS no, producer_group, "
             f"CASE WHEN mode = 'outbox' THEN 1 ELSE 0 END AS is_outbox, {UNMOVED_SQL} AS unmoved, "
             "CASE state WHEN 'COMMITTED' THEN 1 WHEN 'ROLLED_BACK' THEN 2 ELSE 3 END AS state, "
             f"topic, {self._sql.microseconds('created_at')} AS at_us, transaction_id"
@@ -318,36 +357,29 @@ class Database:
             among += f"(created_at >= '{text_of(span.start_us)}' OR {is_undated}) AND "
         return [f"{among}({condition})" for condition in drill.conditions("message_id")]
 
-    def doubled(self, spark: SparkSession, query: str, between: Span | None = None) -> DataFrame:
-        """(message_id, consumer_group, times) of effects that `query` returns more than once.
+    def effects_in(
+        self, spark: SparkSession, table: str, group: str, span: Span | None, drill: Drill | None
+    ) -> DataFrame:
+        """(id, no, consumer_group) of the messages in a subquery with a column `message_id`.
 
-        `between`: only ids of that time, and texts that are no id.
-        `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups. In it
-        `{schema}` stands for this database's schema.
-        """
-        quoted = self._engine.dialect.identifier_preparer.quote_identifier(self.schema)
-        query = query.replace("{schema}", quoted)
-        try:
-            with self.reading() as connection:
-                columns = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
-        except sa.exc.SQLAlchemyError as error:
-            kind = Unavailable if is_gone(getattr(error, "orig", None)) else InvalidRequest
-            raise kind(f"--effects on database {self.name}: {reason_of(error)}") from None
-        if "message_id" not in columns:
-            raise InvalidRequest(
-                f"the query of --effects must return a column message_id; it returns {', '.join(columns)}"
-            )
-        group = "consumer_group" if "consumer_group" in columns else "''"
-        keys = "message_id, consumer_group" if "consumer_group" in columns else "message_id"
-        where = ""
-        if between is not None:
-            where = f"WHERE {' OR '.join(between.within('message_id') + between.odd('message_id'))} "
-        return self._jdbc(
-            spark,
-            f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q {where}GROUP BY {keys} "
-            "HAVING COUNT(*) > 1) counted",
-            "message_id string, consumer_group string, times bigint",
+        Only those with ids made in `span`, or of the drill. `group`: the SQL of the consumer group."""
+        if drill is not None:
+            conditions = drill.conditions("message_id")
+        elif self.has_rows(notify_inbox):  # the same messages: so the same parts
+            conditions = conditions_of("message_id", self.parts.by_id(notify_inbox.c.message_id, span))
+            conditions += span.odd("message_id") if span is not None else []
+        else:
+            conditions = ["1 = 1"] if span is None else span.within("message_id") + span.odd("message_id")
+        is_sound = self._sql.is_message_id("message_id")
+        columns = (
+            f"{self._sql.id_bytes('message_id', guarded=True)} AS id, "
+            f"{self._sql.message_number('message_id', guarded=True)} AS no, {group} AS consumer_group, message_id"
         )
+        self.pace.wait()
+        return jdbc.read_parts(
+            spark, self.address, self.kind, (columns, table), [f"({part}) AND {is_sound}" for part in conditions],
+            "id binary, no int, consumer_group string", most_lag_us=self._most_lag_us,
+        ).select("id", "no", "consumer_group")  # fmt: skip
 
     def halves(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
         """Rows of server_half_message; None without the table.
@@ -415,7 +447,12 @@ class Database:
             # Drivers fail on a value that is not a time, so the query turns it into NULL.
             columns.append(sa.case((is_instant, table.c.created_at)).label("created_at"))
             columns.remove(table.c.created_at)
-            return [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]
+            if self.kind == "sqlite":  # SQLAlchemy fails on a value of another type
+                columns = [sa.type_coerce(column, sa.types.NullType()).label(column.name) for column in columns]
+            rows = [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]
+        if self.kind == "sqlite":
+            rows = [row for row in rows if _made_plain(table, row)]
+        return [row for row in rows if 0 <= row.get("message_no", 0) <= MOST_NUMBER]  # malformed.py reports the others
 
     # --- queries ----------------------------------------------------------------------------------------------
 
@@ -461,8 +498,55 @@ class Database:
             most_lag_us=self._most_lag_us,
         )  # fmt: skip
 
-    def _jdbc(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
+    def read_query(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
+        """The rows of a subquery, read at once. `schema`: Spark's types of its columns."""
         return jdbc.read(spark, self.address, self.kind, table, schema)
+
+
+def _tables_in(plan: Any) -> Iterator[tuple[str, str]]:
+    """The (schema, name) of each table in a plan of PostgreSQL."""
+    if isinstance(plan, dict):
+        if "Relation Name" in plan:
+            yield plan["Schema"], plan["Relation Name"]
+        plan = list(plan.values())
+    for part in plan if isinstance(plan, list) else ():
+        yield from _tables_in(part)
+
+
+def reads_any_text(connection: Any, record: Any) -> None:
+    """Read a text of SQLite that is not UTF-8, as Spark's driver does: with marks in place of its odd bytes."""
+    connection.text_factory = lambda data: data.decode(errors="replace")
+
+
+ODD = "odd"
+"""In a row of SQLite: the names of its columns whose values have another type. They are replaced by plain ones."""
+
+
+def _made_plain(table: sa.Table, row: dict[str, Any]) -> bool:
+    """Give the values of a row of SQLite their types, and note under ODD where they had others; False if its id or its
+    number is none, so that it is no message's."""
+    odd = []
+    for column in table.c:
+        name, value = column.name, row.get(column.name)
+        if value is None:
+            if not column.nullable and name in row and name != "created_at":
+                odd.append(name)
+                row[name] = "" if isinstance(column.type, sa.String) else 0
+            continue
+        if isinstance(column.type, sa.DateTime):
+            try:
+                row[name] = datetime.fromisoformat(value).replace(tzinfo=None)
+            except (TypeError, ValueError):
+                odd.append(name)
+                row[name] = None
+        elif not isinstance(value, _TYPES[column.type.python_type]) or isinstance(value, bool):
+            odd.append(name)
+            row[name] = str(value) if isinstance(column.type, sa.String) else None if column.nullable else -1
+    row[ODD] = odd
+    return not {"message_no", "transaction_id", "message_id"} & set(odd)
+
+
+_TYPES: dict[type, tuple[type, ...]] = {str: (str,), bytes: (bytes,), int: (int,), float: (float, int)}
 
 
 def schemas_in(url: str, named: str, patterns: str) -> list[str]:

@@ -42,6 +42,8 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
         return f"left the queue unsettled by {', '.join(case.groups)}"
     if name == "ACKED_NO_EFFECT":
         return f"acknowledged by {', '.join(case.groups)}, whose inbox has no row"
+    if name == "UNGUARDED":
+        return f"took effect in {', '.join(case.groups)}, as --effects proves, and the inbox has no row"
     if name == "REDELIVERED":
         return f"delivered again to {', '.join(case.groups)}"
     if name in ("ORPHAN_ROW", "FORGOTTEN"):

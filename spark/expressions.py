@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
 
 MOST_NUMBER = 9999
 """The highest message number that a message id can have."""
@@ -35,20 +38,22 @@ class Expressions:
             return f"({_is_uuid(column, '0-9a-f-')} AND {_is_version_7(column)})"
         if self.kind == "mysql":  # (?-i): the collation of the column may ignore case
             return f"{column} REGEXP '(?-i)^{_ID}$'"
-        return f"{column} GLOB '{_ID_GLOB}'"
+        return f"(typeof({column}) = 'text' AND length(CAST({column} AS BLOB)) = 36 AND {column} GLOB '{_ID_GLOB}')"
 
     def is_message_id(self, column: str) -> str:
         """Whether a column has a message id as the SDK writes it."""
         if self.kind == "mysql":
-            return f"{column} REGEXP '(?-i)^{_ID}[.][0-9]{{1,4}}$'"
+            return f"{column} REGEXP '(?-i)^{_ID}[.](0|[1-9][0-9]{{0,3}})$'"
         number = f"substr({column}, {_ID_CHARACTERS + 2})"
         shape = (
             f"substr({column}, {_ID_CHARACTERS + 1}, 1) = '.' AND length({column}) >= {_ID_CHARACTERS + 2} "
-            f"AND length({column}) <= {_ID_CHARACTERS + 5}"
+            f"AND length({column}) <= {_ID_CHARACTERS + 5} AND ({number} = '0' OR substr({number}, 1, 1) <> '0')"
         )
         if self.kind == "sqlite":
             transaction = self.is_id(f"substr({column}, 1, {_ID_CHARACTERS})")
-            return f"({transaction} AND {shape} AND {number} NOT GLOB '*[^0-9]*')"
+            # A text ends for `length` at a zero byte.
+            is_text = f"typeof({column}) = 'text' AND length(CAST({column} AS BLOB)) = length({column})"
+            return f"({is_text} AND {transaction} AND {shape} AND {number} NOT GLOB '*[^0-9]*')"
         # The expression makes as few texts as possible from the column, because it is computed for each row.
         dashes = f"length(replace({column}, '-', '')) = length({column}) - 4"
         is_uuid = f"substr({column}, 1, {_ID_CHARACTERS}) LIKE '{_SHAPE}' AND {column} !~ '[^0-9a-f.-]' AND {dashes}"
@@ -87,7 +92,8 @@ class Expressions:
             # A double is exact to the microsecond until 2106. EXTRACT computes in decimals, which takes longer.
             value = f"CAST(date_part('epoch', {column}) * 1000000 AS bigint)"
         else:
-            value = f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 + CAST(substr({column}, 21, 6) AS INTEGER))"
+            fraction = f"CAST(substr(substr({column}, 21) || '000000', 1, 6) AS INTEGER)"
+            value = f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 + {fraction})"
         return f"CASE WHEN {self.is_instant(column)} THEN {value} END"
 
     def is_instant(self, column: str) -> str:
@@ -95,8 +101,28 @@ class Expressions:
         return {
             "postgresql": f"({column} >= '{_FIRST}' AND {column} <= '{_LAST}')",
             "mysql": f"{column} >= '{_FIRST}'",
-            "sqlite": f"({column} GLOB '{_INSTANT_GLOB}' AND strftime('%s', {column}) IS NOT NULL)",
+            "sqlite": (
+                f"(typeof({column}) = 'text' AND {column} GLOB '{_INSTANT_GLOB}' AND "
+                f"substr({column}, 20) || '0' NOT GLOB '*[^.0-9]*' AND strftime('%s', {column}) IS NOT NULL)"
+            ),
         }[self.kind]
+
+    def is_typed(self, column: sa.Column[Any]) -> str:
+        """Whether a column's value has its type, as only SQLite does not see to itself; "" where nothing is to ask."""
+        if self.kind != "sqlite":
+            return ""
+        name = column.name
+        if isinstance(column.type, sa.DateTime):
+            known = self.is_instant(name)
+        else:
+            known = f"typeof({name}) IN ({', '.join(map(repr, _types_of(column)))})"
+        return f"({name} IS NULL OR {known})" if column.nullable else known
+
+    def number(self, column: str) -> str:
+        """A message's number: where SQLite has anything else there, -1."""
+        if self.kind != "sqlite":
+            return column
+        return f"CASE WHEN typeof({column}) = 'integer' AND {HAS_NUMBER} THEN {column} ELSE -1 END"
 
     def is_no_instant(self, column: str) -> str:
         """Whether a column has no instant, as ranges that an index can find."""
@@ -105,6 +131,15 @@ class Expressions:
             "mysql": f"{column} < '{_FIRST}'",
             "sqlite": f"NOT {self.is_instant(column)}",
         }[self.kind]
+
+
+def _types_of(column: sa.Column[Any]) -> tuple[str, ...]:
+    """The types of SQLite that the values of a column have."""
+    if isinstance(column.type, sa.Float):
+        return ("real", "integer")
+    if isinstance(column.type, sa.LargeBinary):
+        return ("blob",)
+    return ("integer",) if isinstance(column.type, sa.Integer) else ("text",)
 
 
 def _is_uuid(text: str, characters: str) -> str:

@@ -92,10 +92,19 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "ACKED_NO_EFFECT",
-        "A group acknowledged the message, but its inbox has no row for it: the effect did not happen.",
+        "A group acknowledged the message, but its inbox has no row for it, and no --effects proves its effect: the "
+        "effect did not happen.",
         "Send the message to this group again; look for handlers that return before their transaction commits.",
         "redeliver",
         when=lambda: _c("is_queued") & (_c("effectless_groups") > 0),
+    ),
+    Finding(
+        "UNGUARDED",
+        "The effect happened, as --effects proves, but the inbox of the group has no row for it: it would not notice "
+        "a second delivery.",
+        "Do not deliver the message to this group again; find out who deleted rows of the inbox.",
+        is_bad=False,
+        when=lambda: _c("is_queued") & (_c("unguarded_groups") > 0),
     ),
     Finding(
         "DUP_EFFECT",

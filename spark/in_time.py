@@ -10,7 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from notify.spark.columns import COMMITTED
-from notify.spark.life import Groups, mask, without
+from notify.spark.life import Groups, mask, took_effect, without
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
 
@@ -75,7 +75,7 @@ class InTime:
         # A group without a filter should have the effect even if it did not acknowledge: a dead letter has no effect.
         expected = mask("expected", block).bitwiseAND(F.lit(inboxes & ~filters).cast("bigint"))
         acked = mask("acked", block).bitwiseAND(F.lit(inboxes).cast("bigint"))
-        excused = mask("effects", block).bitwiseOR(mask("before_inbox", block))
+        excused = took_effect(groups, block).bitwiseOR(mask("before_inbox", block))
         return expected.bitwiseOR(acked).bitwiseAND(F.bitwise_not(excused))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,9 +16,11 @@ from pyspark.sql import functions as F
 
 from notify.client.old_rows import CLOCK_SKEW
 from notify.spark.catalog import Subscribed
-from notify.spark.life import Groups, place_of
+from notify.spark.columns import name_hash
+from notify.spark.life import Groups, bits, parts_of_place, place_of
 from notify.spark.log_input import LogInput
 from notify.spark.small_table import small_table
+from notify.storage.groups import SettleKind
 
 NEVER_US = sys.maxsize
 _SKEW_US = round(CLOCK_SKEW.total_seconds() * 1e6)
@@ -58,8 +61,45 @@ def with_late_inboxes(
     )
     at_us = F.coalesce("acked_us", "queued_us")
     before = F.filter("late", lambda inbox: at_us < inbox["until"])
-    masks = {f"before_inbox{b}": F.coalesce(_mask(before, f"bit{b}"), F.lit(0).cast("bigint")) for b in blocks}
-    return joined.withColumns(masks).drop("late")
+    masks = {f"before_inbox{b}": bits(_mask(before, f"bit{b}")) for b in blocks}
+    since = _acked_since(spark, logs, groups, set(inboxes), from_us)
+    if since is not None:  # a row has the first acknowledgement of any group
+        joined = joined.join(since, ["id", "no"], "left")
+        masks = {
+            name: mask.bitwiseAND(F.bitwise_not(bits(F.col(f"since{b}"))))
+            for b, (name, mask) in enumerate(masks.items())
+        }
+    return joined.withColumns(masks).drop("late", *[f"since{b}" for b in blocks])
+
+
+def _acked_since(
+    spark: SparkSession, logs: Sequence[LogInput], groups: Groups, inboxes: set[str], from_us: int
+) -> DataFrame | None:
+    """(id, no) with masks `since0`, … of the groups that acknowledged the message since their inbox began."""
+    blocks = range(groups.blocks)
+    columns = {"consumer_group": pa.int64(), "topic": pa.int64(), "until": pa.int64()}
+    columns |= {f"bit{b}": pa.int64() for b in blocks}
+    tables: list[DataFrame] = []
+    for number, log in enumerate(logs):
+        late = {
+            (group, parts_of_place(place)[1], until)
+            for place, several in _late(logs[number : number + 1], inboxes, from_us)
+            for group, until in several
+            if until != NEVER_US
+        }
+        acks = log.acks(spark) if late else None
+        if acks is not None:
+            rows = [
+                (name_hash(g), topic, until, *[groups.bit(g, b) for b in blocks]) for g, topic, until in sorted(late)
+            ]
+            began = F.broadcast(small_table(spark, columns, rows))
+            is_since = (F.col("kind") == int(SettleKind.ACK)) & (F.col("at_us") >= F.col("until"))
+            tables.append(acks.join(began, ["consumer_group", "topic"]).where(is_since))
+    if not tables:
+        return None
+    named = [table.select("id", "no", *[f"bit{b}" for b in blocks]) for table in tables]
+    together = reduce(DataFrame.unionAll, named)
+    return together.groupBy("id", "no").agg(*[F.bit_or(f"bit{b}").alias(f"since{b}") for b in blocks])
 
 
 def _mask(inboxes: Column, bit: str) -> Column:

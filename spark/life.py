@@ -53,13 +53,17 @@ _SHAPE: dict[str, tuple[str, str]] = {
     "inbox_rows": ("bigint", "count"),  # without those of replays
 }
 MASKS = ("acked", "settled", "attempted", "effects")
+PROVEN = "proven"
+"""The mask of the groups in which a query of --effects found the effect; it is there only where one was given."""
 
 
 class Groups:
     """Consumer groups, and the bit of each group in the masks."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], masks: Sequence[str] = MASKS) -> None:
+        """`masks`: the kinds of masks that a message's row has."""
         self.names = list(dict.fromkeys(names))
+        self.masks = tuple(masks)
         self.blocks = max(1, -(-len(self.names) // BITS))
         self._number = {name: number for number, name in enumerate(self.names)}
 
@@ -93,13 +97,18 @@ def mask(name: str, block: int) -> Column:
     return bits(F.col(f"{name}{block}"))
 
 
+def took_effect(groups: Groups, block: int) -> Column:
+    """The groups of a block in which the message took effect, by their inboxes or by --effects."""
+    return mask("effects", block).bitwiseOR(mask(PROVEN, block)) if PROVEN in groups.masks else mask("effects", block)
+
+
 def without(name: str, other: str, block: int) -> Column:
     """The groups of a block that are in one mask and not in the other."""
     return mask(name, block).bitwiseAND(F.bitwise_not(mask(other, block)))
 
 
 def columns(groups: Groups) -> list[str]:
-    return [*_SHAPE, *[f"{mask}{b}" for mask in MASKS for b in range(groups.blocks)]]
+    return [*_SHAPE, *[f"{mask}{b}" for mask in groups.masks for b in range(groups.blocks)]]
 
 
 def shaped(rows: DataFrame, groups: Groups, **values: Column | str) -> DataFrame:
@@ -212,6 +221,12 @@ def of_effects(rows: DataFrame, groups: Groups) -> DataFrame:
     return shaped(rows, groups, effect_us="at_us", inbox_rows=counted, **masks)
 
 
+def of_proven(rows: DataFrame, groups: Groups) -> DataFrame:
+    """Effects that --effects proves, from spark.effects with the columns `bit0`, … of the group."""
+    masks: dict[str, Column | str] = {f"{PROVEN}{b}": f"bit{b}" for b in range(groups.blocks)}
+    return shaped(rows, groups, **masks)
+
+
 def together(parts: Sequence[DataFrame], groups: Groups) -> DataFrame:
     """One row for each message: (id, no) and the columns of the common shape.
 
@@ -223,6 +238,6 @@ def together(parts: Sequence[DataFrame], groups: Groups) -> DataFrame:
     aggregates = [functions[_SHAPE[name][1]](name).alias(name) for name in _SHAPE]
     aggregates += [F.min(name).alias(f"other_{name}") for name in ("topic", "digest", "producer_group")]
     aggregates.append(F.max("t_state").alias("other_state"))
-    names = [f"{mask}{b}" for mask in MASKS for b in range(groups.blocks)]
+    names = [f"{mask}{b}" for mask in groups.masks for b in range(groups.blocks)]
     aggregates += [F.bit_or(name).alias(name) for name in names]
     return union.groupBy("id", "no").agg(*aggregates)

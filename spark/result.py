@@ -147,6 +147,8 @@ class Result:
     closed_us: int = 0
     judged_us: int = 0
     """Transactions before this were judged, including the delivery of their messages."""
+    judges_all_us: int = 0
+    """From when on an audit can judge all that is PENDING for its youth alone; 0: nothing is, or waiting is no help."""
     producer_groups: set[str] = field(default_factory=set)
     """The producer groups with local rows."""
     seconds: float = 0.0

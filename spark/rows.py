@@ -17,6 +17,7 @@ from notify.spark.changes import Left
 from notify.spark.columns import COMMITTED, ROLLED_BACK, SOURCE, name_hash
 from notify.spark.coverage import Coverage
 from notify.spark.databases import Database
+from notify.spark.effects import BusinessEffects
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.late_inboxes import with_late_inboxes
 from notify.spark.life import Groups
@@ -39,8 +40,10 @@ class MessageRows:
         groups: Groups,
         coverage: Coverage,
         with_rows: Collection[str],
+        effects: Sequence[BusinessEffects] = (),
     ) -> None:
         """`with_rows`: the producer groups that have local rows."""
+        self._effects = effects
         self._spark = spark
         self._inputs = inputs
         self._groups = groups
@@ -78,7 +81,7 @@ class MessageRows:
             "acked_us", "last_acked_us", "effect_us", "is_closed", "classes",
             *[
                 f"{m}{b}"
-                for m in (*life.MASKS, "expected", "readers", "before_inbox", "left")
+                for m in (*groups.masks, "expected", "readers", "before_inbox", "left")
                 for b in range(groups.blocks)
             ],
         )  # fmt: skip
@@ -104,6 +107,12 @@ class MessageRows:
             parts.append(life.of_halves(halves, groups, passed_us))
         for number, database in enumerate(self._inputs.databases):
             parts += self._of_database(database, number)
+        bits = F.broadcast(groups.table(self._spark))
+        for effects in self._effects:
+            proven = effects.proven(self._spark, span, self._coverage.drill)
+            if proven is not None:
+                named = proven.withColumnRenamed("consumer_group", "group").join(bits, "group")
+                parts.append(life.of_proven(self._coverage.within(named), groups))
         return parts
 
     def _of_database(self, database: Database, number: int) -> list[DataFrame]:
@@ -136,7 +145,8 @@ class MessageRows:
         for block in range(self._groups.blocks):
             left = F.when(F.col("gone").isNotNull(), _mask(gone, block)).otherwise(_nobody())
             # Over Kafka a group that was moved has settled all that it skipped, as far as its offset tells.
-            settled = F.when(F.col("is_skipped"), life.mask("effects", block)).otherwise(life.mask("settled", block))
+            effects, settled = life.took_effect(self._groups, block), life.mask("settled", block)
+            settled = F.when(F.col("is_skipped"), effects).otherwise(settled)
             kept = settled.bitwiseOR(life.mask("expected", block))
             joined = joined.withColumn(f"left{block}", left.bitwiseAND(F.bitwise_not(kept)))
         return joined

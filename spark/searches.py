@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from notify import ids
 from notify.spark.catalog import Bridged
 from notify.spark.columns import name_hash
-from notify.spark.databases import Database
+from notify.spark.effects import BusinessEffects
 from notify.spark.life import Groups
 from notify.spark.log_input import LogInput
 from notify.spark.message_times import made_us
@@ -142,13 +142,14 @@ def misdated(
     return cases, count
 
 
-def doubled(spark: SparkSession, database: Database, query: str, between: Span | None) -> tuple[list[Found], int]:
+def doubled(spark: SparkSession, effects: BusinessEffects, between: Span | None) -> tuple[list[Found], int]:
     """Effects that the user's query returns more than once, and the number of all. Their ids may be malformed.
 
     `between`: only effects with ids of that time.
     """
     cases = []
-    rows, count = most_of(database.doubled(spark, query, between))
+    database = effects.database.name
+    rows, count = most_of(effects.doubled(spark, between))
     for row in rows:
         groups = [row["consumer_group"]] if row["consumer_group"] else []
         detail = f"the effect happened {row['times']} times"
@@ -158,13 +159,13 @@ def doubled(spark: SparkSession, database: Database, query: str, between: Span |
         except ValueError:
             detail = f"--effects returned {row['message_id'][:60]!r}, which is not a message id: {detail}"
             evidence["id"] = row["message_id"]
-            cases.append(Found("DUP_EFFECT", detail=detail, groups=groups, database=database.name, evidence=evidence))
+            cases.append(Found("DUP_EFFECT", detail=detail, groups=groups, database=database, evidence=evidence))
             continue
         made_us = ids.milliseconds(transaction) * 1000
         name = ids.to_text(transaction)
         cases.append(
             Found(
-                "DUP_EFFECT", name, number, detail, groups=groups, at_us=made_us, database=database.name,
+                "DUP_EFFECT", name, number, detail, groups=groups, at_us=made_us, database=database,
                 evidence=evidence,
             )
         )  # fmt: skip

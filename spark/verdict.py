@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from notify.spark.result import Plan, Result
 from notify.spark.times import instant_text
 
+LIVE_US = 60_000_000
+"""An input whose newest record is no older than this goes on."""
 MANY = 10
 """From this many messages on: if no message is known to both sides, the inputs do not belong together."""
 
@@ -36,13 +39,41 @@ def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
         result.reasons.append(
             f"transactions after {instant_text(result.closed_us)} are not closed yet, and --to is later"
         )
+    if result.counts.get("PENDING"):
+        result.judges_all_us = _judges_all_us(plan, result, now_us)
     if totals["rows"] and not totals["closed"] and result.counts.get("PENDING"):
         slowest = min(result.inputs, key=lambda entry: int(entry["watermark_us"]))
         result.reasons.append(
             f"every transaction in the audited range is still PENDING; {slowest['input']} ends at "
-            f"{instant_text(slowest['watermark_us'])}"
+            f"{instant_text(slowest['watermark_us'])}{_until(plan, result, slowest, now_us)}"
         )
     result.verdict = "FINDINGS" if result.has_findings else "INCONCLUSIVE" if result.reasons else "PASS"
+
+
+def _judges_all_us(plan: Plan, result: Result, now_us: int) -> int:
+    """From when on all that is PENDING is older than a transaction may last; 0 where an input ends before that."""
+    pending = [bucket["at_us"] for bucket in result.buckets if bucket.get("PENDING")]
+    longest_us = round(plan.max_transaction_seconds * 1e6)
+    slowest_us = min((int(entry["watermark_us"]) for entry in result.inputs), default=0)
+    if not pending or now_us - slowest_us > LIVE_US:
+        return 0
+    skew_us = min(LIVE_US, max(0, slowest_us - longest_us - result.closed_us))  # that of the databases' clocks
+    judges_us = max(pending) + result.bucket_us + longest_us + skew_us
+    return judges_us if judges_us > now_us else 0
+
+
+def _until(plan: Plan, result: Result, slowest: Mapping[str, Any], now_us: int) -> str:
+    """From when on an audit can judge, in words."""
+    longest = f"--max-transaction-seconds {plan.max_transaction_seconds:g}"
+    if result.judges_all_us:
+        return (
+            f". A transaction is judged so long after it as one may last ({longest}): from "
+            f"{instant_text(result.judges_all_us)} on an audit can judge all of them; name a shorter time if none "
+            "lasts so long"
+        )
+    if now_us - int(slowest["watermark_us"]) > LIVE_US:
+        return f", and no later time helps: {slowest['input']} has to go on first, or a newer copy of it is needed"
+    return ""
 
 
 def _stale(plan: Plan, result: Result, newest_row_us: int, now_us: int) -> Iterator[str]:

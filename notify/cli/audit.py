@@ -68,7 +68,8 @@ DELIVER = typer.Option(
 BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="The step of the report's plots and counts.")
 EFFECTS = typer.Option(
     [], "--effects", help="A query for the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
-    "a database's name; `{schema}` in it is the database's schema; without it doubled effects are not found.",
+    "a database's name; `{schema}` in it is the database's schema. What it finds took effect, whatever the inbox says; "
+    "what it finds twice is doubled.",
 )  # fmt: skip
 OBJECTIVE = typer.Option(
     99.99, "--objective", min=0, max=100,
@@ -173,7 +174,8 @@ def run(
         copies = scratch or str(report / "segments")
         if repair is not None:
             with spark_errors(), opened_here(*given) as inputs:
-                rows = carry_out(inputs, repair, url, reason, scratch=copies, force=force, dry_run=dry_run)
+                queries = effect_queries(effects, inputs)
+                rows = carry_out(inputs, repair, url, reason, queries, scratch=copies, force=force, dry_run=dry_run)
             raise typer.Exit(show_repairs(rows, as_json=as_json, dry_run=dry_run))
         with spark_errors(), opened_here(*given) as inputs:
             from notify.spark import proved
@@ -189,7 +191,7 @@ def run(
                 result = Audit(spark, plan, inputs, copies, told(as_json)).run()
                 tell_causes(spark, plan, inputs, result, commands_of(context, inputs))
                 if plan_file is not None:
-                    say(write_plan(result, inputs, plan_file, force=force), err=True)
+                    say(write_plan(result, inputs, plan_file, queries, force=force), err=True)
                 keep(result, results, told(as_json))
                 page = concluded(report, plan, inputs, result, before)
             if publish:
@@ -213,6 +215,7 @@ def explain(
     ),
     max_transaction_seconds: float = LONGEST,
     deliver_seconds: float = DELIVER,
+    effects: list[str] = EFFECTS,
     report: Path = REPORT,
     scratch: str = SCRATCH,
     as_json: bool = AS_JSON,
@@ -227,7 +230,9 @@ def explain(
             from notify.spark.explain.explained import explain as explained
 
             times = (max_transaction_seconds, deliver_seconds)
-            explanation = explained(inputs, transaction, scratch or str(report / "segments"), times, plan_file)
+            queries = effect_queries(effects, inputs)
+            copies = scratch or str(report / "segments")
+            explanation = explained(inputs, transaction, copies, times, plan_file, queries)
         if as_json:
             say_json(explanation.plain(transaction))
         else:

@@ -25,7 +25,8 @@ INPUTS = {
     "records": "--records",
 }  # fmt: skip
 TIMES = {"max_transaction_seconds": "--max-transaction-seconds", "deliver_seconds": "--deliver-seconds"}
-BOUNDS = {"since": "--from", "to": "--to", "effects": "--effects"}
+EFFECTS = {"effects": "--effects"}
+BOUNDS = {"since": "--from", "to": "--to"}
 PATHS = ("log", "report", "scratch", "records")
 
 
@@ -36,7 +37,7 @@ def commands_of(context: typer.Context, inputs: Inputs) -> Commands:
     flags = context.params
     return Commands(
         tuple(_words(context, INPUTS)),
-        tuple(_words(context, TIMES)),
+        tuple(_words(context, TIMES | EFFECTS)),
         tuple(_words(context, BOUNDS)),
         tuple(_words(context, {"url": "--url"})),
         tuple((each.source_id(), each.shown_url, each.named_schema) for each in inputs.databases),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,25 +36,36 @@ def check_files(plan: Path | None, repair: Path | None) -> None:
         raise InvalidRequest("--plan writes a new file, and --repair carries one out: give one of them")
 
 
-def write_plan(result: Result, inputs: Inputs, path: Path, *, force: bool) -> str:
+def write_plan(result: Result, inputs: Inputs, path: Path, effects: Sequence[tuple[str, str]], *, force: bool) -> str:
     """Write the plan of a result's repairs; returns a sentence that summarizes it. Raises InvalidRequest."""
     from notify.spark.repair.journal import done_beside
     from notify.spark.repair.planning import plan_of
 
-    plan = plan_of(result, inputs, force=force, done=done_beside(path))
+    plan = plan_of(result, inputs, effects=effects, force=force, done=done_beside(path))
     plan.write(path)
     sentence = f"plan: {len(plan.items):,} repairs, {len(plan.held_back):,} findings held back: {path}"
     return "; ".join([sentence, *plan.doubts[:1], *plan.needs_force])
 
 
-def carry_out(inputs: Inputs, path: Path, url: str, reason: str, *, scratch: str, force: bool, dry_run: bool) -> Any:
+def carry_out(
+    inputs: Inputs,
+    path: Path,
+    url: str,
+    reason: str,
+    effects: Sequence[tuple[str, str]],
+    *,
+    scratch: str,
+    force: bool,
+    dry_run: bool,
+) -> Any:
     """Carry out a plan; returns a row for each item. Raises InvalidRequest, Conflict, Unavailable."""
     from notify.spark.repair.carrying_out import Repair
     from notify.spark.repair.plan import read_plan
 
     plan = read_plan(path)
     plan.check_force(force=force)
-    return asyncio.run(Repair(inputs, url, signed(reason), scratch, force=force).run(plan, path, dry_run=dry_run))
+    repair = Repair(inputs, url, signed(reason), scratch, effects=effects, force=force)
+    return asyncio.run(repair.run(plan, path, dry_run=dry_run))
 
 
 def show(rows: list[dict[str, Any]], *, as_json: bool, dry_run: bool) -> int:

@@ -50,6 +50,9 @@ def show(result: Result, page: Path, *, as_json: bool) -> None:
     totals = result.totals
     left_out = result.counts.get("LEFT_OUT", 0)
     never = f", {left_out:,} that a group never settled" if left_out else ""
+    pending = result.counts.get("PENDING", 0)
+    if pending and result.judges_all_us:
+        never += f", {pending:,} PENDING, which an audit can judge from {instant(result.judges_all_us)} on"
     say(
         f"{result.verdict}: {totals['committed']:,} committed messages, {totals['in_queues']:,} in queues, "
         f"{totals['effects']:,} with effects{never}; {result.seconds:.1f} s; report: {page}"

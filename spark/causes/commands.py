@@ -24,7 +24,7 @@ class Commands:
     inputs: tuple[str, ...] = ()
     """Those that name databases, logs and Kafka."""
     times: tuple[str, ...] = ()
-    """Those that say how long things may take."""
+    """Those that say how long things may take, and what proves effects."""
     bounds: tuple[str, ...] = ()
     """Those that say which transactions are audited."""
     server: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ _SENTENCES = {
     "IN_DOUBT": "{who}: {n} without an outcome, {when}",
     "GHOST": "{who}: {n} delivered that no database committed, {when}",
     "ACKED_NO_EFFECT": "{who} acknowledged {n}{of} {when} without an effect",
+    "UNGUARDED": "{who}: {n}{of} took effect, as --effects proves, {when}, and the inbox has no row",
     "DUP_EFFECT": "{who}: {n}{of} took effect more than once, {when}",
     "DUP_ENQUEUE": "{who}: {n}{of} in queues more than once, {when}",
     "DISORDER": "{who} settled {n}{of} out of order, {when}",

@@ -13,6 +13,7 @@ from notify.spark import left_out
 from notify.spark.absent_logs import absent_shards, judged_span, reason_of
 from notify.spark.actions import Record
 from notify.spark.columns import name_hash
+from notify.spark.effects import business_effects
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.records import records_of
@@ -103,25 +104,27 @@ def explain(
     scratch: Path | str,
     times: tuple[float, float] = (600.0, 600.0),
     plans: Sequence[Path] = (),
+    effects: Sequence[tuple[str, str]] = (),
 ) -> Explained:
     """Explain a transaction or a message by its id. Raises InvalidRequest for anything else, and HiddenRows.
 
     `times`: the seconds that a transaction, and a delivery, may take. `plans`: plans that may have been carried out;
-    their journals say by whom and why. `scratch`: for copies of the logs' segments.
+    their journals say by whom and why. `effects`: as of an audit's plan. `scratch`: for copies of the logs' segments.
     """
     transaction, number = ids.parse_message_id(text)
-    for database in (*inputs.databases, *inputs.storages):
-        database.check_seen()
+    queries = business_effects(inputs.databases, effects)
+    for each in (*inputs.databases, *inputs.storages, *queries):
+        each.check_seen()
     for log in inputs.logs:
         log.prepare(None, scratch)
     for kafka in inputs.kafka:
         kafka.prepare()
-    history = history_of(inputs, transaction)
+    history = history_of(inputs, transaction, queries)
     records = records_of(inputs, ids.to_text(transaction), plans)
     terms = _terms(inputs, history, *(round(seconds * 1e6) for seconds in times))
     known = [trace for _, trace in sorted(history.traces.items()) if trace.is_known]
     chosen = [trace for trace in known if "." not in text or trace.message_id == ids.message_id(transaction, number)]
-    repairs = repairs_of(inputs, history, terms, records)
+    repairs = repairs_of(inputs, history, terms, records, queries)
     for trace in history.traces.values():
         of_letters = {sent.to: sent.what == DROPPED for sent in repairs if sent.of == trace.message_id and sent.to}
         trace.left_out = left_out.of_trace(inputs, trace, of_letters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from notify.kafka.subscriptions import Place
 from notify.spark.columns import ATTEMPTED, name_hash, origin_of
 from notify.spark.databases import Database
 from notify.spark.digest import hashes
+from notify.spark.effects import BusinessEffects, proven_of
 from notify.spark.explain.trace import Row, Settled, Stand, Trace
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.late_inboxes import begins_us
@@ -51,8 +52,8 @@ class History:
         self.events.append(Event(at_us, source, what))
 
 
-def history_of(inputs: Inputs, transaction: bytes) -> History:
-    """All that prepared inputs know of a transaction; no event if none knows it."""
+def history_of(inputs: Inputs, transaction: bytes, effects: Sequence[BusinessEffects] = ()) -> History:
+    """All that prepared inputs, and what proves effects, know of a transaction; no event if none knows it."""
     history = History(transaction)
     for log in inputs.logs:
         _OfLog(log, history).take()
@@ -68,6 +69,8 @@ def history_of(inputs: Inputs, transaction: bytes) -> History:
     numbers = range(max(history.traces, default=0) + MOST_MESSAGES)
     for database in inputs.databases:
         _of_inbox(database, history, numbers)
+    for name, groups in proven_of(effects, [trace.message_id for trace in history.traces.values()]).items():
+        history.trace(ids.parse_message_id(name)[1]).proven |= groups
     history.events.sort(key=lambda event: event.at_us)
     return history
 

@@ -171,7 +171,13 @@ class _Judged:
             if (t.settled[group].at_us or t.queued_us) >= max(terms.inbox_from_us, t.inboxes_from.get(group, 0))
             and not 0 < terms.inbox_until_us <= (t.settled[group].at_us or terms.inbox_until_us)
         }
-        if lacking := sorted((judged & terms.inbox_groups) - t.effects.keys() - t.letters.keys()):
+        lacking = sorted((judged & terms.inbox_groups) - t.effects.keys() - t.letters.keys())
+        if unguarded := [group for group in lacking if group in t.proven]:
+            yield (
+                "UNGUARDED",
+                f"{', '.join(unguarded)} has its effect, as --effects proves, and no row in the inbox",
+            )
+        if lacking := [group for group in lacking if group not in t.proven]:
             yield "ACKED_NO_EFFECT", f"{', '.join(lacking)} acknowledged it, and the inbox has no row of it"
         doubled = sorted(group for group, rows in t.effects.items() if len(rows) > 1)
         if doubled:
@@ -238,6 +244,8 @@ def _with_group(t: Trace, group: str) -> str:
     else:
         at = f" at {instant_text(settled.at_us)}" if settled.at_us else ""
         what = f"settled by {group}{at}" + ("" if settled.kind in ("ACK", "DONE") else f" ({settled.kind})")
+    if group in t.proven and group not in t.effects:
+        what += ", with its effect, as --effects proves"
     if group in t.effects:
         what += f", with its effect at {instant_text(min(at_us for _, at_us in t.effects[group]))}"
     return what

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from notify import ids
 from notify.spark.actions import NOBODY_KNOWS, Record
+from notify.spark.effects import BusinessEffects
 from notify.spark.explain.history import History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.trace import Trace
@@ -52,12 +53,18 @@ class Sent:
         return self.record.by if self.record else NOBODY_KNOWS
 
 
-def repairs_of(inputs: Inputs, history: History, terms: Terms, records: Sequence[Record]) -> list[Sent]:
+def repairs_of(
+    inputs: Inputs,
+    history: History,
+    terms: Terms,
+    records: Sequence[Record],
+    effects: Sequence[BusinessEffects] = (),
+) -> list[Sent]:
     """All that was sent again of a transaction, the oldest first. The inputs are prepared."""
     sent: list[Sent] = []
     for trace in list(history.traces.values()):
         for what, group, again in _candidates(inputs, history.transaction, trace):
-            repeat = history_of(inputs, again)
+            repeat = history_of(inputs, again, effects)
             repeated = repeat.traces.get(0)
             if repeated is not None and repeated.is_known:
                 if any(stand.topic == dropped_topic(group) for stand in repeated.stands):

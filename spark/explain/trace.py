@@ -82,6 +82,8 @@ class Trace:
     attempts: dict[str, int] = field(default_factory=dict)
     effects: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     """The inbox rows by group: the database and when."""
+    proven: set[str] = field(default_factory=set)
+    """The groups in which --effects finds its effect."""
     left: dict[str, tuple[Left, Stand]] = field(default_factory=dict)
     """The change by which it left the queue of a group, and the place that it had there."""
     left_out: dict[str, str] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from notify.check.local import answer
 from notify.client.http import HttpClient
 from notify.errors import ForeignAnswer, NotifyError
 from notify.spark.databases import Database
+from notify.spark.effects import BusinessEffects, business_effects
 from notify.spark.repair.checks import HELD, Now
 from notify.spark.repair.journal import Journal, done_in, lines_of
 from notify.spark.repair.plan import Item, RepairPlan
@@ -40,8 +41,18 @@ Row = dict[str, Any]
 class Repair:
     """Carries out items of plans."""
 
-    def __init__(self, inputs: Inputs, url: str, reason: str, scratch: Path | str, *, force: bool = False) -> None:
-        """`scratch`: for copies of the logs' segments. `reason` is recorded with each repair.
+    def __init__(
+        self,
+        inputs: Inputs,
+        url: str,
+        reason: str,
+        scratch: Path | str,
+        *,
+        effects: Sequence[tuple[str, str]] = (),
+        force: bool = False,
+    ) -> None:
+        """`effects`: further queries for effects, besides those of the plan, as of an audit's plan. `scratch`: for
+        copies of the logs' segments. `reason` is recorded with each repair.
 
         `force`: send a group also messages from before its inbox began, which the server refuses otherwise, and do
         again what the journal says was done and of which nothing is left.
@@ -51,6 +62,8 @@ class Repair:
         self._reason = reason
         self._scratch = scratch
         self._force = force
+        self._effects = tuple(effects)
+        self._queries: Sequence[BusinessEffects] = ()
         self._dry_run = False
         self._known_unread: Sequence[str] = ()
 
@@ -68,6 +81,9 @@ class Repair:
             database.check_seen()
         plan.check_inputs(names_of(self._inputs), identities_of(self._inputs))
         self._known_unread = plan.unread
+        self._queries = business_effects(self._inputs.databases, dict.fromkeys([*plan.effects, *self._effects]))
+        for query in self._queries:
+            query.check_seen()
         self._dry_run = dry_run
         rows: dict[str, Row] = {}
         http = HttpClient(self._url)
@@ -89,7 +105,7 @@ class Repair:
         """Rows for items that the journal says were done, compared with what the logs have of them now. With `force`,
         those of which nothing is left have no row: they are carried out again."""
         for several in parts(items):
-            now = Now.of(self._inputs, several, self._scratch, self._known_unread)
+            now = Now.of(self._inputs, several, self._scratch, self._known_unread, self._queries)
             for item in several:
                 line = done[item.key]
                 done_us = line.get("at_us", 0)
@@ -104,7 +120,7 @@ class Repair:
 
     async def _batch(self, http: HttpClient, items: Sequence[Item], journal: Journal | None) -> list[Row]:
         """Check items of one kind, and carry out those that may be."""
-        now = Now.of(self._inputs, items, self._scratch, self._known_unread)
+        now = Now.of(self._inputs, items, self._scratch, self._known_unread, self._queries)
         settled = {item.key: fate for item in items if (fate := now.settled(item)) is not None}
         rows = {
             item.key: _row(item, *settled[item.key]) | {"was_before": settled[item.key].status == 200}

@@ -8,8 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from notify.spark.effects import BusinessEffects
 from notify.spark.repair.plan import Item
-from notify.spark.repair.standing import LocalRow, Places, effects_of, places_of, rows_of, why_expired, why_unmoved
+from notify.spark.repair.standing import (
+    NONE,
+    Effects,
+    LocalRow,
+    Places,
+    effects_of,
+    places_of,
+    rows_of,
+    why_expired,
+    why_malformed,
+    why_unmoved,
+)
 from notify.spark.result import Inputs
 
 HELD = 0
@@ -26,19 +38,28 @@ class Settled(NamedTuple):
 class Now:
     """All that databases and logs have for some items."""
 
-    effects: Mapping[str, set[str]]
+    effects: Mapping[str, Effects]
     rows: Mapping[str, list[LocalRow]]
     places: Places
     inbox_from_us: int
 
     @classmethod
-    def of(cls, inputs: Inputs, items: Sequence[Item], scratch: Path | str, known_unread: Collection[str] = ()) -> Now:
-        """`known_unread`: see `places_of`. Raises Unavailable where an input does not answer."""
+    def of(
+        cls,
+        inputs: Inputs,
+        items: Sequence[Item],
+        scratch: Path | str,
+        known_unread: Collection[str] = (),
+        queries: Sequence[BusinessEffects] = (),
+    ) -> Now:
+        """`known_unread`: see `places_of`. `queries`: what proves effects beside the inboxes.
+
+        Raises Unavailable where an input does not answer."""
         names = [item.message_id for item in items]
         both = names + [item.again for item in items if item.again]
         # The logs first: what comes into a queue afterwards has its effect later still.
         places = places_of(inputs.logs, both, scratch, known_unread)
-        effects, rows = effects_of(inputs.databases, both), rows_of(inputs.databases, names)
+        effects, rows = effects_of(inputs.databases, both, queries), rows_of(inputs.databases, names)
         return cls(effects, rows, places, max((database.purged()[1] for database in inputs.databases), default=0))
 
     def settled(self, item: Item) -> Settled | None:
@@ -57,19 +78,19 @@ class Now:
         if item.action == "decide":
             return item.message_id in self.places.undecided
         is_there = item.again in self.places.queued or item.again in self.places.waiting
-        return not is_there and not self._groups(item) and done_us >= self.places.from_us
+        return not is_there and not self._of(item) and done_us >= self.places.from_us
 
     @staticmethod
     def _held(why: str) -> Settled | None:
         return Settled(HELD, why) if why else None
 
-    def _groups(self, item: Item) -> set[str]:
-        return self.effects.get(item.message_id, set()) | self.effects.get(item.again, set())
+    def _of(self, item: Item) -> Effects:
+        return self.effects.get(item.message_id, NONE) | self.effects.get(item.again, NONE)
 
     def _why_not_decide(self, item: Item) -> str:
         states = {row.state for row in self.rows.get(item.message_id, ())}
-        if self._groups(item):
-            return "it took effect since the plan was made"
+        if effects := self._of(item):
+            return f"{effects} since the plan was made"
         if item.outcome == "commit" and states != {"COMMITTED"}:
             return "the database does not say commit any more: make a new plan"
         if item.outcome == "rollback" and "COMMITTED" in states:
@@ -78,8 +99,10 @@ class Now:
 
     def _why_not_republish(self, item: Item) -> str:
         rows = self.rows.get(item.message_id, [])
-        if groups := self._groups(item) - set(item.skipped_by):
-            return f"it took effect in {', '.join(sorted(groups))}"
+        effects = self._of(item)
+        # A group's inbox skips what it knows, but not what only --effects proves.
+        if effects.unguarded or effects.inboxes - set(item.skipped_by):
+            return str(effects)
         if item.message_id in self.places.queued:
             return "it is in a queue by now"
         if item.message_id in self.places.waiting:
@@ -88,16 +111,14 @@ class Now:
             return "the server has no outcome of it: decide that first"
         if {row.state for row in rows} != {"COMMITTED"}:
             return "no given database has it as committed"
-        if why := why_unmoved(rows) or why_expired(rows, time.time_ns() // 1000):
+        if why := why_unmoved(rows) or why_malformed(rows) or why_expired(rows, time.time_ns() // 1000):
             return why
         if rows[0].digest != item.content:
             return "the local row has changed since the plan was made"
         return self._why_not_judged(item)
 
     def _why_not_redeliver(self, item: Item) -> str:
-        if item.group in self._groups(item):
-            return f"it took effect in {item.group}"
-        return self._why_not_judged(item)
+        return self._of(item).why_not_to(item.group) or self._why_not_judged(item)
 
     def _why_not_judged(self, item: Item) -> str:
         since_us = int(

@@ -6,7 +6,8 @@
   (outbox), otherwise from the server's half.
 * ACKED_NO_EFFECT: sends the message again, only to the group whose inbox lacks it.
 
-Nothing is sent again where an effect, a place in a queue or a doubt exists; but a message that a log lost with its disk
+Nothing is sent again where an effect (by an inbox or by --effects), a place in a queue or a doubt exists; but a
+message that a log lost with its disk
 is published again for the groups that had not handled it yet, and inboxes that know it skip it. Other findings need a
 person: a message that should not have been delivered cannot be called back.
 """
@@ -20,9 +21,20 @@ from typing import Any
 import msgspec
 
 from notify import ids
+from notify.spark.effects import BusinessEffects, business_effects
 from notify.spark.findings import BY_NAME
 from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
-from notify.spark.repair.standing import effects_of, parts, rows_of, unread_of, why_expired, why_unmoved
+from notify.spark.repair.standing import (
+    NONE,
+    Effects,
+    effects_of,
+    parts,
+    rows_of,
+    unread_of,
+    why_expired,
+    why_malformed,
+    why_unmoved,
+)
 from notify.spark.result import Found, Inputs, Result
 from notify.spark.terms import SKEW_US
 from notify.wire import instant
@@ -34,21 +46,28 @@ MOST_HELD = 1000
 
 
 def plan_of(
-    result: Result, inputs: Inputs, *, force: bool = False, done: Mapping[str, Mapping[str, Any]] | None = None
+    result: Result,
+    inputs: Inputs,
+    *,
+    effects: Sequence[tuple[str, str]] = (),
+    force: bool = False,
+    done: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> RepairPlan:
     """The plan for an audit's result. Changes nothing; asks the databases for effects and rows of what it plans.
 
-    `force`: plan although the audit doubts itself, as after a restore, where a person knows what the log lacks. `done`:
+    `effects`: as of the audit's plan: what these queries find is not sent again. `force`:
+    plan although the audit doubts itself, as after a restore, where a person knows what the log lacks. `done`:
     what earlier repairs did, by item, see `done_beside`: nothing is left of those that are planned again.
     """
-    cases = [f for f in result.found if BY_NAME[f.finding].is_bad and not f.evidence.get("repaired")]
+    cases = [f for f in result.found if _is_told(f) and not f.evidence.get("repaired")]
+    queries = business_effects(inputs.databases, effects)
     planned: list[Item | Held] = []
     if result.reasons and not force:
         why = "the audit has reasons to doubt itself (see doubts): put those right, and audit again"
         planned += [_held(f, why) for f in cases]
     else:
         for part in parts(cases):
-            planned += _Part(inputs, part).planned()
+            planned += _Part(inputs, part, queries).planned()
     items = [_with_earlier(each, done or {}) for each in planned if isinstance(each, Item)]
     return RepairPlan(
         VERSION,
@@ -64,7 +83,13 @@ def plan_of(
         _fewer(each for each in planned if isinstance(each, Held)),
         {name: msgspec.structs.replace(known, segments=()) for name, known in identities_of(inputs).items()},
         unread_of(inputs.logs),
+        list(effects),
     )
+
+
+def _is_told(f: Found) -> bool:
+    """Whether a plan says what becomes of a finding."""
+    return BY_NAME[f.finding].is_bad or f.finding == "UNGUARDED"
 
 
 def names_of(inputs: Inputs) -> list[str]:
@@ -143,13 +168,13 @@ def _held(f: Found, why: str) -> Held:
 class _Part:
     """Some cases, with what the databases have of them."""
 
-    def __init__(self, inputs: Inputs, cases: Sequence[Found]) -> None:
+    def __init__(self, inputs: Inputs, cases: Sequence[Found], queries: Sequence[BusinessEffects]) -> None:
         self._cases = cases
         self._over_kafka = not inputs.logs
         self._restores = [restore for log in inputs.logs for restore in log.catalog.restores]
         sent_again = [f for f in cases if f.finding in ("LOST", "CONFLICT", "ACKED_NO_EFFECT", "IN_DOUBT")]
         names = [f.message_id for f in sent_again] + [name for f in sent_again for name in _again(f).values()]
-        self._effects = effects_of(inputs.databases, names)
+        self._effects = effects_of(inputs.databases, names, queries)
         self._rows = rows_of(inputs.databases, [f.message_id for f in sent_again])
         purged = [database.purged()[1] for database in inputs.databases]
         self._inbox_from_us = max(purged, default=0)
@@ -163,12 +188,15 @@ class _Part:
                 yield self._republished(f)
             elif f.finding == "ACKED_NO_EFFECT":
                 yield from self._redelivered(f)
+            elif f.finding == "UNGUARDED":
+                groups = _listed(f.groups)
+                yield _held(f, f"it took effect in {groups}, as --effects proves: only the row of the inbox is gone")
             else:
                 yield _held(f, f"needs a person: {BY_NAME[f.finding].action}")
 
     def _decided(self, f: Found) -> Item | Held:
-        if groups := self._effects.get(f.message_id):
-            return _held(f, f"it has no outcome, and took effect in {_listed(groups)}: somebody has to look")
+        if effects := self._effects.get(f.message_id):
+            return _held(f, f"it has no outcome, and {effects}: somebody has to look")
         states = {row.state for row in self._rows.get(f.message_id, ())}
         if len(states) > 1:
             return _held(f, "one database committed it, and another rolled it back")
@@ -178,13 +206,16 @@ class _Part:
 
     def _republished(self, f: Found) -> Item | Held:
         rows = self._rows.get(f.message_id, [])
-        groups = self._effects.get(f.message_id, set()) | self._effects.get(_again(f)[""], set())
-        skipped_by = sorted(groups) if groups and self._lost_with_its_log(f) else []
+        effects = self._of(f, _again(f)[""])
+        # An inbox skips what it knows; an effect that only --effects proves would happen a second time.
+        skipped_by = sorted(effects.inboxes) if effects and not effects.unguarded and self._lost_with_its_log(f) else []
         why = ""
         if f.evidence.get("local") != "COMMITTED" or {row.state for row in rows} != {"COMMITTED"}:
             why = "no given database has it as committed: effects of it, if there are any, are undone by hand"
-        elif groups and not skipped_by:
-            why = f"it took effect in {_listed(groups)}: a log is missing rather than the message"
+        elif effects and not skipped_by:
+            why = f"{effects}: a log is missing rather than the message"
+            if self._lost_with_its_log(f):
+                why = f"{effects}, whose inbox would not skip it: send it to the groups that lack it by hand"
         elif f.evidence.get("effect_us") and not skipped_by:
             why = "it took effect: a log is missing rather than the message"
         elif f.evidence.get("queued_us"):
@@ -195,6 +226,8 @@ class _Part:
             why = "no server has these queues: notify bridge --backfill-from sends it to Kafka again"
         elif f.at_us < self._inbox_from_us:
             why = "rows of inboxes from that time are purged: nobody knows whether it took effect"
+        elif malformed := why_malformed(rows):
+            why = malformed
         elif expired := why_expired(rows, time.time_ns() // 1000):
             why = expired
         elif not rows[0].message and not f.evidence.get("half_us"):
@@ -210,6 +243,10 @@ class _Part:
             what += f", at its time, {instant(due_us)}"
         return self._item(f, what, again=_again(f)[""], content=rows[0].digest, skipped_by=tuple(skipped_by))
 
+    def _of(self, f: Found, again: str = "") -> Effects:
+        """The effects of a case's message, and of its repetition."""
+        return self._effects.get(f.message_id, NONE) | self._effects.get(again, NONE)
+
     def _lost_with_its_log(self, f: Found) -> bool:
         """Whether it was stored after the last that was shipped of a log whose disk was lost."""
         at_us = f.evidence.get("t_us") or f.at_us
@@ -218,8 +255,8 @@ class _Part:
 
     def _redelivered(self, f: Found) -> Iterator[Item | Held]:
         for group, again in _again(f).items():
-            if group in self._effects.get(f.message_id, set()) | self._effects.get(again, set()):
-                yield _held(f, f"it took effect in {group} since the audit")
+            if why := self._of(f, again).why_not_to(group):
+                yield _held(f, why)
             elif not f.log:
                 yield _held(f, f"no server has its queue: reset group {group} over Kafka, whose inbox skips the rest")
             elif f.evidence.get("acked_us", f.evidence.get("queued_us", 0)) < self._inbox_from_us:
@@ -230,11 +267,11 @@ class _Part:
     def _item(self, f: Found, what: str, **fields: str | tuple[str, ...]) -> Item:
         action = BY_NAME[f.finding].repair
         key = ":".join(part for part in (action, f.message_id, str(fields.get("group", ""))) if part)
-        groups = fields.get("skipped_by", ())
+        effects = self._of(f, str(fields.get("again", "")))
         shown = {"topic": f.topic, "queue": f.queue, "offset": f.offset, "producer_group": f.producer_group}
         known = {name: value for name, value in shown.items() if value not in ("", None)}
-        effects = ", ".join(groups) or "none"
-        evidence = {"detail": f.detail, "at": instant(f.at_us), "effects": effects} | known | f.evidence
+        first = {"detail": f.detail, "at": instant(f.at_us), "effects": effects.listed or "none"}
+        evidence = first | known | f.evidence
         return Item(key, action, f.finding, f.message_id, what, evidence=evidence, **fields)  # type: ignore[arg-type]
 
 

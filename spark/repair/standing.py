@@ -15,7 +15,8 @@ import msgspec
 
 from notify import ids
 from notify.errors import Unavailable
-from notify.spark.databases import Database
+from notify.spark.databases import ODD, Database
+from notify.spark.effects import UNNAMED, BusinessEffects, proven_of
 from notify.spark.log_input import LogInput
 from notify.spark.unmoved import MOVED, WHY, unmoved_of
 from notify.storage.sql.rows import microseconds_of
@@ -32,14 +33,61 @@ def parts(values: Iterable[Any], most: int = AT_ONCE) -> Iterator[list[Any]]:
         yield part
 
 
-def effects_of(databases: Sequence[Database], message_ids: Iterable[str]) -> dict[str, set[str]]:
-    """The consumer groups in which each message took effect, by its inbox rows in any of the databases."""
-    groups: dict[str, set[str]] = {}
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """The consumer groups in which a message took effect: by its inbox rows, and by the queries of --effects."""
+
+    inboxes: frozenset[str] = frozenset()
+    proven: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.inboxes or self.proven)
+
+    def __or__(self, other: Effects) -> Effects:
+        return Effects(self.inboxes | other.inboxes, self.proven | other.proven)
+
+    @property
+    def unguarded(self) -> frozenset[str]:
+        """The groups whose inbox would not skip the message, and UNNAMED where the group is not known."""
+        return self.proven - self.inboxes
+
+    @property
+    def listed(self) -> str:
+        """The groups in words; "" if there is none."""
+        named = sorted(self.inboxes | self.proven - {UNNAMED})
+        return ", ".join([*named, "a group that --effects does not name"] if UNNAMED in self.proven else named)
+
+    def __str__(self) -> str:
+        by = ", as --effects shows" if self.unguarded else ""
+        return f"it took effect in {self.listed}{by}"
+
+    def why_not_to(self, group: str) -> str:
+        """Why the message is not sent to a group again; "" if nothing shows an effect there."""
+        if group in self.inboxes:
+            return f"it took effect in {group} by now: the inbox has its row"
+        if group in self.proven:
+            return f"it took effect in {group}, as --effects shows: only the row of the inbox is gone"
+        if UNNAMED in self.proven:
+            return "it took effect, as --effects shows, and the query does not say in which group: add consumer_group"
+        return ""
+
+
+NONE = Effects()
+
+
+def effects_of(
+    databases: Sequence[Database], message_ids: Iterable[str], queries: Sequence[BusinessEffects]
+) -> dict[str, Effects]:
+    """The effects of messages in any of the databases; nothing for a message without one."""
+    effects: dict[str, Effects] = {}
     for part in parts(dict.fromkeys(message_ids)):
         for database in databases:
             for row in database.inbox_of(part):
-                groups.setdefault(row["message_id"], set()).add(row["consumer_group"])
-    return groups
+                name = row["message_id"]
+                effects[name] = effects.get(name, NONE) | Effects(frozenset([row["consumer_group"]]))
+        for name, groups in proven_of(queries, part).items():
+            effects[name] = effects.get(name, NONE) | Effects(proven=frozenset(groups))
+    return effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +102,8 @@ class LocalRow:
     """When it may be delivered, in microseconds since 1970: its own time, or that of the row."""
     expires_us: int = 0
     """From then on it is not delivered; 0: never."""
+    odd: str = ""
+    """The column with a value that no version writes; "" if there is none."""
 
     def at(self, now_us: int) -> dict[str, Any]:
         """The message as it is to be sent at an instant: not before its time, and for no longer than it lasts."""
@@ -93,6 +143,11 @@ def why_unmoved(rows: Iterable[LocalRow]) -> str:
     return next((WHY[row.unmoved] for row in rows if row.unmoved != MOVED), "")
 
 
+def why_malformed(rows: Iterable[LocalRow]) -> str:
+    """Why a message is not sent again as its local row has it; "" otherwise."""
+    return next((f"its local row is malformed: its {row.odd} is none" for row in rows if row.odd), "")
+
+
 def why_expired(rows: Iterable[LocalRow], now_us: int) -> str:
     """Why a message is not sent again that nobody was to get any more by now; "" otherwise."""
     ended_us = next((row.expires_us for row in rows if row.expires_us and row.expires_us <= now_us), 0)
@@ -100,14 +155,18 @@ def why_expired(rows: Iterable[LocalRow], now_us: int) -> str:
 
 
 def _local_row(row: dict[str, Any]) -> LocalRow:
-    message = _message_of(row)
+    odd = next(iter(row.get(ODD, ())), "")
+    try:
+        message = _message_of(row)
+    except ValueError:
+        message, odd = {}, "headers"
     due_us = microseconds_of(row["created_at"])
     if row["deliver_at"] is not None:
         due_us = microseconds_of(row["deliver_at"])
     elif row["delay"]:
         due_us += round(row["delay"] * 1e6)
     expires_us = due_us + round(row["ttl"] * 1e6) if row["ttl"] else 0
-    return LocalRow(row["state"], message, unmoved_of(row), due_us, expires_us)
+    return LocalRow(row["state"], message, unmoved_of(row), due_us, expires_us, odd)
 
 
 def _message_of(row: dict[str, Any]) -> dict[str, Any]:

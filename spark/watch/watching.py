@@ -53,7 +53,7 @@ REVISED = (
 )  # fmt: skip
 OF_A_GROUP = ("UNDELIVERED", "ACKED_NO_EFFECT")
 """A finding of these is one for each group that it concerns."""
-NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD", "LEFT_OUT", "FORGOTTEN")
+NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD", "LEFT_OUT", "FORGOTTEN", "UNGUARDED")
 """A class of these is said if the plan's `fail_on` has it."""
 
 WINDOWS = Counter("notify_audit_windows", "Windows that were audited.")

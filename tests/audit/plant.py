@@ -117,7 +117,7 @@ class Planter:
         self._engine = engine
         self._each = each
         self._chance = random.Random(seed)
-        self._free = self._chance.sample(range(made.count), 12 * each)
+        self._free = self._chance.sample(range(made.count), 13 * each)
         self._next = made.count
 
     def _take(self, count: int) -> list[int]:
@@ -190,6 +190,11 @@ class Planter:
                 for _ in range(2):
                     connection.exec_driver_sql(f"INSERT INTO ledger VALUES ('{ids.to_text(self._made.id(n))}.0', 1)")
                 self.planted.add("DUP_EFFECT", self._made.id(n))
+            for n in self._take(self._each):
+                name = f"{ids.to_text(self._made.id(n))}.0"
+                connection.execute(notify_inbox.delete().where(e.message_id == name))
+                connection.exec_driver_sql(f"INSERT INTO ledger VALUES ('{name}', 1)")
+                self.planted.add("UNGUARDED", name)
             self._odd_rows(connection)
             for n in self._take(self._each // 2):
                 connection.exec_driver_sql(f"INSERT INTO ledger VALUES ('{ids.to_text(self._made.id(n))}.0', 1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,21 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import Consumer
-from notify.client.table import notify_inbox
+from notify.client.table import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
 from notify.spark.log_input import LogInput
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Inputs
+from notify.storage.groups import SettleKind, Subscription
+from notify.storage.log.store import LogStore
+from notify.storage.records import State
 from notify.testing.process import ServerProcess
-from tests.audit.audited import AT_ONCE, wait_until_closed
+from tests.audit.audited import AT_ONCE, PLAN, found, wait_until_closed
 from tests.audit.repairing import in_queue
 from tests.audit.shop import TOPIC, Shop
+from tests.audit.trade import AGO_US, TOPICS, WITH_INBOX, WITHOUT_INBOX, Trade, half_of, row_of
 from tests.support.clock import eventually
 from tests.support.databases import empty_database
 from tests.support.groups import lag, running
@@ -82,3 +87,38 @@ def test_what_was_settled_before_the_inbox_began_is_no_finding_and_is_not_sent_a
             assert [item.get("code") for item in said["result"]["items"]] == ["before_inbox"]
         said = admin(server.url, "POST", "groups/points/redeliver", asked | {"force": True})
         assert [item["status"] for item in said["result"]["items"]] == [201]
+
+
+def test_a_message_that_another_group_had_before_is_judged(spark: Any, trade: Trade) -> None:
+    """The inbox began between the acknowledgements of two groups: the later one has to have its row."""
+    number, began_us = trade.count, trade.at(trade.count) + 5000
+    asyncio.run(settled_around(trade, number, began_us))
+    engine = sa.create_engine(trade.url("shop"))
+    with engine.begin() as connection:
+        connection.execute(half_message.insert().values(row_of(trade, number)))
+    engine.dispose()
+    trade.execute(WITH_INBOX, f"DELETE FROM notify_inbox WHERE message_id = '{trade.message(4)}'")
+    with trade.inputs() as inputs:
+        result = Audit(spark, PLAN, inputs, trade.directory / "scratch").run()
+    assert found(result) == {"ACKED_NO_EFFECT": {trade.message(number)}}
+
+
+async def settled_around(trade: Trade, number: int, began_us: int) -> None:
+    """Let a group without an inbox settle one more message before the inbox of the other began, and that one after."""
+    now_us = trade.at(number)
+    store = LogStore(trade.log, clock=lambda: now_us)
+    await store.open(now_us)
+    made = half_of(trade, number)
+    await store.put([made], now_us)
+    await store.decide([(made.id, made.producer_group, State.COMMITTED)], now_us + 1000)
+    topic, runs = TOPICS["shop"], [(trade.count // 2, 1)]
+    now_us = began_us - 1000
+    await store.settle(WITHOUT_INBOX, topic, 0, runs, SettleKind.ACK, now_us)
+    await store.sync()
+    now_us = began_us + 1000
+    await store.subscribe(Subscription(WITH_INBOX, topic, inbox_from_us=began_us), None)
+    await store.settle(WITH_INBOX, topic, 0, runs, SettleKind.ACK, now_us)
+    await store.sync()
+    now_us += AGO_US // 2
+    await store.checkpoint()
+    await store.close()
