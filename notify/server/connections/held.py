@@ -166,29 +166,36 @@ class Room:
         if self._is_letting_in:
             return  # a body that gives way to others leaves its room
         self._is_letting_in = True
-        while self._waiting:
-            for owner in sorted(self._waiting, key=lambda owner: self._taken_by.get(owner, 0)):
-                body, size = self._waiting[owner][0]
-                if self.taken + size <= self._bound(size) or self._displace(owner, size):
-                    break
-            else:
+        try:
+            while self._waiting and self._let_one_in():
+                pass
+        finally:
+            self._is_letting_in = False
+
+    def _let_one_in(self) -> bool:
+        """Whether there was room for one of those that wait."""
+        for owner in sorted(self._waiting, key=lambda owner: self._taken_by.get(owner, 0)):
+            body, size = self._waiting[owner][0]
+            if self.taken + size <= self._bound(size) or self._displace(owner, size):
                 break
-            self._waiting[owner].popleft()
-            if not self._waiting[owner]:
-                del self._waiting[owner]
-            self._in[body] = (owner, size)
-            self.taken += size
-            self._taken_by[owner] = self._taken_by.get(owner, 0) + size
-            self.peak = max(self.peak, self.taken)
-            body.enter()
-        self._is_letting_in = False
+        else:
+            return False
+        self._waiting[owner].popleft()
+        if not self._waiting[owner]:
+            del self._waiting[owner]
+        self._in[body] = (owner, size)
+        self.taken += size
+        self._taken_by[owner] = self._taken_by.get(owner, 0) + size
+        self.peak = max(self.peak, self.taken)
+        body.enter()
+        return True
 
     def _bound(self, size: int) -> int:
         return self.most if size <= MIDDLE_BODY_BYTES else self.most - KEPT_BYTES
 
     def _displace(self, owner: Hashable, size: int) -> bool:
         """Have bodies of the sender that has most give way, if it has more than `owner` will; whether there is room."""
-        while self.taken + size > self._bound(size):
+        while self.taken + size > self._bound(size) and self._taken_by:
             most = max(self._taken_by, key=lambda each: self._taken_by[each])
             if most == owner or self._taken_by[most] <= self._taken_by.get(owner, 0) + size:
                 return False
@@ -197,7 +204,7 @@ class Room:
                     break
             else:
                 return False
-        return True
+        return self.taken + size <= self._bound(size)
 
 
 class Budget:
