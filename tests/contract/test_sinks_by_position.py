@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import pytest
@@ -19,10 +19,8 @@ from notify.testing.process import ServerProcess
 from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.kafka import KafkaNode, committed, patient_sink
+from tests.support.kafka_proxy import Api, Fault, Which
 from tests.support.proxy import Proxy
-
-END_TRANSACTION = rb"\x00\x1a\x00[\x01-\x05]"
-"""The API key and version of Kafka's request that ends a transaction (EndTxn)."""
 
 
 class Target(Protocol):
@@ -35,8 +33,12 @@ class Target(Protocol):
         """The bodies of all messages that consumers see, queue by queue; waits until there are so many."""
         ...
 
-    def cut(self, *, answer: bool) -> tuple[Proxy, str]:
-        """Cut the connection when the next batch is stored, before or after the target has done it; the URL to use."""
+    def proxied(self) -> str:
+        """The URL by which `cut` can cut connections."""
+        ...
+
+    def cut(self, *, answer: bool) -> Callable[[], bool]:
+        """Cut the connection when the next batch is stored, before or after the target has done it; whether it was."""
         ...
 
 
@@ -45,22 +47,26 @@ class QueueServer:
 
     def __init__(self, server: ServerProcess, topic: str) -> None:
         self.url, self.topic = server.url, topic
-        self._proxies: list[Proxy] = []
+        self._proxy: Proxy | None = None
         subscribe(self.url, topic, topic)
 
     def delivered(self, count: int) -> list[str]:
         return bodies(drain(self.url, self.topic, self.topic, count))
 
-    def cut(self, *, answer: bool) -> tuple[Proxy, str]:
+    def proxied(self) -> str:
         host, port = self.url.removeprefix("http://").split(":")
-        proxy = Proxy(host, int(port))
-        self._proxies.append(proxy)
+        self._proxy = Proxy(host, int(port))
+        return f"http://127.0.0.1:{self._proxy.port}"
+
+    def cut(self, *, answer: bool) -> Callable[[], bool]:
+        assert self._proxy is not None
+        proxy = self._proxy
         proxy.cut_at(b"second of two", answer=answer)
-        return proxy, f"http://127.0.0.1:{proxy.port}"
+        return lambda: proxy.cuts == 1
 
     def close(self) -> None:
-        for proxy in self._proxies:
-            proxy.close()
+        if self._proxy is not None:
+            self._proxy.close()
 
 
 class Kafka:
@@ -73,9 +79,12 @@ class Kafka:
     def delivered(self, count: int) -> list[str]:
         return [record.value().decode() for record in committed(self.url, self.topic, count)]
 
-    def cut(self, *, answer: bool) -> tuple[Proxy, str]:
-        self._proxy.cuts = 0
-        return self._proxy, self.url
+    def proxied(self) -> str:
+        return self.url
+
+    def cut(self, *, answer: bool) -> Callable[[], bool]:
+        cut = self._proxy.plan(Which(Api.END_TXN), Fault.CUT_AFTER if answer else Fault.CUT_BEFORE)
+        return lambda: cut.has_hit
 
     def close(self) -> None:
         """The node goes on."""
@@ -178,19 +187,17 @@ def test_two_movers_at_once_store_each_batch_once_and_in_order(target: Target) -
 @pytest.mark.parametrize("answer", [False, True], ids=["before the answer", "after it was written"])
 def test_a_batch_that_is_cut_is_stored_once(target: Target, answer: bool) -> None:
     async def run() -> None:
-        proxy, url = target.cut(answer=answer)
-        mover = Mover(target, url)
+        mover = Mover(target, target.proxied())
         await mover.claim()
         await mover.append("1", sent(target, "a"))
-        if isinstance(target, Kafka):
-            proxy.cut_at(END_TRANSACTION, answer=answer)
+        was_cut = target.cut(answer=answer)
         row = sent(target, "second of two")
         try:
             await mover.append("2", row)
         except (Conflict, Unavailable):  # a client that sends again learns that its position is stored
             if await mover.claim(take_back=False) != "2":
                 await mover.append("2", row)
-        assert proxy.cuts == 1
+        assert was_cut()
         await mover.append("3", sent(target, "c"))
         await mover.close()
 

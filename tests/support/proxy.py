@@ -21,8 +21,7 @@ class Proxy:
     """Forwards 127.0.0.1:`port` to a target. Faults apply to open and later connections.
 
     `cut_at(pattern, answer)`: the first time a client's bytes match, both ends are closed, before the bytes are passed
-    on or (`answer`) after the target has answered, and not before `once` is set. `drop_answers`: the target's bytes are
-    dropped, and nothing is closed.
+    on or (`answer`) after the target has answered. `drop_answers`: the target's bytes are dropped, nothing is closed.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -31,17 +30,13 @@ class Proxy:
         self.port: int = self._listening.getsockname()[1]
         self._cut_at: re.Pattern[bytes] | None = None
         self._after_answer = False
-        self._once = threading.Event()
         self._open: set[socket.socket] = set()
         self.drop_answers = False
         self.cuts = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def cut_at(self, pattern: bytes, *, answer: bool, once: threading.Event | None = None) -> None:
-        if once is None:
-            once = threading.Event()
-            once.set()
-        self._cut_at, self._after_answer, self._once = re.compile(pattern), answer, once
+    def cut_at(self, pattern: bytes, *, answer: bool) -> None:
+        self._cut_at, self._after_answer = re.compile(pattern), answer
 
     @property
     def has_cut(self) -> bool:
@@ -81,7 +76,6 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := target.recv(65536):
                 if cutting:
-                    self._once.wait()
                     break
                 if not self.drop_answers:
                     client.sendall(data)
