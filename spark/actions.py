@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def _at(place: str, chosen: sa.Select[Any]) -> Iterator[Record]:
         engine.dispose()
 
 
-def _record(source: str, row: Mapping[str, Any]) -> Record:
+def _record(source: str, row: sa.RowMapping) -> Record:
     """The record of a row. SQLite has any type in any column."""
     at_us = row["at_us"] if isinstance(row["at_us"], int) else 0
     return Record(at_us, source, *[str(row[name] or "") for name in _COLUMNS[1:]])

@@ -24,6 +24,7 @@ from notify.spark.cases import Cases
 from notify.spark.catalog import Bridged
 from notify.spark.completeness import completeness_of
 from notify.spark.coverage import Coverage, cover
+from notify.spark.databases import Database
 from notify.spark.dead import Dead
 from notify.spark.digest.figures import figures_of, latencies_of
 from notify.spark.digest.look import MOST_SHARE, FirstLook, Looked
@@ -102,7 +103,8 @@ class Audit:
         started = self._mark = time.monotonic()
         result = self.result
         self._effects = business_effects(self._inputs.databases, self._plan.effects)
-        for each in (*self._inputs.databases, *self._inputs.storages, *self._effects):
+        asked: list[Database | BusinessEffects] = [*self._inputs.databases, *self._inputs.storages, *self._effects]
+        for each in asked:
             result.reasons += each.hidden
         if result.reasons:  # rows that are not seen would be LOST or GHOST, or keep others from being found
             result.totals = dict.fromkeys(measures.TOTALS, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
@@ -140,7 +141,7 @@ class BusinessEffects:
                     found.setdefault(text, set()).add(_decoded(group) if self.names_groups else self._only_group)
         return found
 
-    def _rows(self, query: str) -> Sequence[sa.Row[tuple[object, object]]]:
+    def _rows(self, query: str) -> Sequence[Any]:
         with self._asked():
             return self.database.rows(self._escaped(query))
 

@@ -13,7 +13,8 @@ from notify.spark import left_out
 from notify.spark.absent_logs import absent_shards, judged_span, reason_of
 from notify.spark.actions import Record
 from notify.spark.columns import name_hash
-from notify.spark.effects import business_effects
+from notify.spark.databases import Database
+from notify.spark.effects import BusinessEffects, business_effects
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.records import records_of
@@ -113,7 +114,8 @@ def explain(
     """
     transaction, number = ids.parse_message_id(text)
     queries = business_effects(inputs.databases, effects)
-    for each in (*inputs.databases, *inputs.storages, *queries):
+    asked: list[Database | BusinessEffects] = [*inputs.databases, *inputs.storages, *queries]
+    for each in asked:
         each.check_seen()
     for log in inputs.logs:
         log.prepare(None, scratch)
