@@ -27,7 +27,7 @@ def test_a_servers_bound_and_the_databases_own_do_not_end_a_read(
         engine.dispose()
         with contextlib.closing(Database(url, "shop")) as database:
             assert database.rows(OWN) == [("1h",)]
-            by_spark = database.doubled(spark, f"{OWN} FROM generate_series(1, 2)").collect()
+            by_spark = database.read_query(spark, f"({OWN}) own", "message_id string").collect()
             assert [row["message_id"] for row in by_spark] == ["1h"]
 
 

@@ -13,7 +13,7 @@ from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
 from tests.audit.campaign import planted
 
-ELSEWHERE = {"DISORDER", "CORRUPT", "BRIDGE_GAP", "DUP_EFFECT"}
+ELSEWHERE = {"DISORDER", "CORRUPT", "BRIDGE_GAP", "DUP_EFFECT", "UNGUARDED"}
 """They need more than one transaction, or the query of --effects."""
 EACH = 2
 

@@ -43,7 +43,7 @@ def read(spark: Any, url: str, query: str, **properties: str) -> str:
     with contextlib.closing(Database(url, "shop")) as database:
         changed = {**database.address.properties, **properties}
         database.address = dataclasses.replace(database.address, properties=changed)
-        (row,) = database._jdbc(spark, query, "value string").collect()
+        (row,) = database.read_query(spark, query, "value string").collect()
         return str(row.value)
 
 
@@ -157,7 +157,7 @@ def test_one_of_several_servers_is_read_by_all(spark: Any, secured: Secured) -> 
         with database.reading() as connection:
             given = connection.connection.driver_connection.info.get_parameters()
         assert (given["host"], given["port"]) == ("127.0.0.1", str(port))
-        database._jdbc(spark, SESSION, "value string").collect()
+        database.read_query(spark, SESSION, "value string").collect()
 
 
 @pytest.mark.parametrize("mode", [pytest.param("prefer", marks=pytest.mark.long), "verify-full"])

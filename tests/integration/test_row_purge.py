@@ -61,6 +61,20 @@ def commit_row(
         return HalfMessage(transaction_id, "g", "main", read_source(connection)[0], 1, ())
 
 
+def answer(engine: sa.Engine, half: HalfMessage) -> Outcome:
+    """The answer to a check: another test may hold a lock on its own schema of the same server at the moment."""
+
+    def asked() -> Outcome | None:
+        try:
+            return LocalTransactionCheck(engine).check(half)
+        except CheckUnavailable as error:
+            if "locked at the moment" not in str(error):
+                raise
+            return None
+
+    return eventually(asked, "all schemas to be free") or Outcome.UNKNOWN
+
+
 def rows(engine: sa.Engine) -> set[str]:
     with engine.connect() as connection:
         return set(connection.scalars(sa.select(half_message.c.transaction_id)))
@@ -80,8 +94,8 @@ def test_what_stands_after_a_forced_purge_is_answered(engine: sa.Engine) -> None
     kept = commit_row(engine, id_of(2 * HOUR), HOUR / 2)  # its producer's clock is behind
     later = HalfMessage(id_of(0), "g", "main", gone.source, 1, ())
     assert purge_by_force(engine, older_than=HOUR).rows == 1
-    assert LocalTransactionCheck(engine).check(kept) is Outcome.COMMIT
-    assert LocalTransactionCheck(engine).check(later) is Outcome.ROLLBACK
+    assert answer(engine, kept) is Outcome.COMMIT
+    assert answer(engine, later) is Outcome.ROLLBACK
     with pytest.raises(CheckUnavailable, match="purged"):
         LocalTransactionCheck(engine).check(gone)
 

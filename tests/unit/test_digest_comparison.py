@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from notify import ids
 from notify.spark.catalog import Catalog
+from notify.spark.changes import Left
 from notify.spark.columns import name_hash
 from notify.spark.coverage import Coverage
 from notify.spark.digest import hashes
@@ -127,6 +128,7 @@ class _Log:
 
     catalog = Catalog(topics=dict(TOPICS), producer_groups=dict(PRODUCERS))
     name = "log"
+    left: ClassVar[dict[tuple[int, int], list[Left]]] = {}
 
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
         return {(topic, 0): [("points", 0), ("mail", 10)] for topic in TOPICS}

@@ -42,7 +42,7 @@ class Watched:
 
 async def status(app: App, path: str) -> int:
     request = Request("GET", path, b"", [])
-    return (app.probed(request) if path in PROBES else await app.data.answer(request)).status
+    return (app.open_answer(request) if path in PROBES else await app.data.answer(request)).status
 
 
 def test_what_runs_is_there_between_start_and_stop(tmp_path: Path) -> None:
