@@ -279,13 +279,14 @@ def test_more_than_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ports = {number: str(free_port()) for number in ("7400", "7401")}
     queue = f"http://127.0.0.1:{ports['7400']}"
     for words, answer in shell("guides/machines.md", ports):
-        if words[-1] != "&":
+        if words[-1] != "&" and words[1:3] != ["node", "list"]:
             assert answer[0] == 0, (words, answer)
         if words[1:3] == ["message", "send"]:  # the relay moves it when it looks next
             eventually(lambda: ask(queue, "GET", "/v1/topics/greetings")[0] == 200, "the message in the queue")
         if words[1:3] == ["topic", "tail"]:
             assert answer[1]["text"].splitlines()[0].endswith("\thello")
-        if words[1:3] == ["node", "list"]:  # members are known from their heartbeats on
+        if words[1:3] == ["node", "list"]:
+            # Members are known from their heartbeats on, and the server of a busy machine may answer late at first.
             eventually(lambda words=words: are_members(cli(*words[1:])[1]["text"]), "two servers and a relay")  # type: ignore[misc]
 
 
