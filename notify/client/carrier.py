@@ -149,7 +149,7 @@ class Carrier:
     def _insert(
         self, connection: Connection, bound: BoundTransaction, messages: list[PackedMessage], place: Place
     ) -> bool:
-        """Insert the rows. A method of its own, since `notify.testing.crashes` lets a process die here."""
+        """Insert the rows. A method of its own, since `notify.testing.crashing` lets a process die here."""
         return self._rows.insert(connection, bound.id, bound.shard, messages, place)
 
     def committed(self, bound: BoundTransaction) -> None:
