@@ -114,7 +114,7 @@ class Group:
         self.name = name
         self.ids: list[Any] = []
         self.timed: list[tuple[str, str, float]] = []
-        """Id, instant of the commit, and when it was handled, in seconds since 1970; where the run has an `handled`."""
+        """Id, instant of the commit, and when it was handled, in seconds since 1970; where the run has a `stop`."""
         self._run = run
         self._expected = expected
         self._next = 1
@@ -170,7 +170,7 @@ class Group:
 
     def handler(self, spec: dict[str, Any]) -> Callable[..., None]:
         """The handler that the specification asks for."""
-        kinds = (("_typed", "typed"), ("_inbox", "inbox"), ("_timed", "handled"))
+        kinds = (("_typed", "typed"), ("_inbox", "inbox"), ("_timed", "stop"))
         kind = next((name for name, key in kinds if spec.get(key)), "")
         return self.handlers()[("batch" if spec.get("batch") else "single") + kind]
 
@@ -252,7 +252,7 @@ def _plain(run: Run, group: Group) -> None:
             raise OSError(f"{answer.status}: {read[:300]!r}")
         return read
 
-    note, is_timed = group.note, run.spec.get("handled")
+    note, is_timed = group.note, run.spec.get("stop")
     asked = msgspec.msgpack.encode({"instance": "plain", "max": PLAIN_MAX, "wait": PLAIN_WAIT, "lease": PLAIN_LEASE})
     while not run.is_over:
         messages = msgspec.msgpack.decode(call("receive", asked))["messages"]

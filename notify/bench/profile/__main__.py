@@ -1,8 +1,9 @@
 """`make profile BASE=<revision>`: microseconds of CPU by function, of a commit and of the working tree.
 
-Each side runs `notify bench` once, while py-spy samples its server and its client: 500 times a second the function that
-each thread is in counts, if the thread is running. The time of a call into C, or of a system call, counts for the
-function that called. Prints two tables in Markdown, one for each process. Use a machine that does nothing else.
+Each side runs `notify bench` once, while py-spy samples its server and its client: 500 times a second the function counts
+that the thread with the interpreter's lock is in. The time of a call into C, or of a system call that keeps the lock,
+counts for the function that called. What a process costs in all is its CPU time, so that what ran without the lock is
+spread over the functions. Prints two tables in Markdown, one a process. Use a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _sampled(bench: subprocess.Popen[str], plan: Plan, directory: Path) -> dict[
         time.sleep(LOOK_SECONDS)
     time.sleep(plan.start)
     spy = str(Path(sys.executable).with_name("py-spy"))
-    options = ["--format", "raw", "--function", "--full-filenames", "--rate", str(SAMPLES_A_SECOND)]
+    options = ["--gil", "--format", "raw", "--function", "--full-filenames", "--rate", str(SAMPLES_A_SECOND)]
     samplers = {
         role: subprocess.Popen(
             [
