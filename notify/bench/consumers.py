@@ -317,7 +317,7 @@ Round = dict[str, Figures]
 
 
 class Report:
-    """What was measured, by round and kind, and why something was not."""
+    """The figures by round and kind, and why some are missing."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

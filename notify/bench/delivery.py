@@ -14,8 +14,8 @@ from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
 
 CLIENTS = ("wire", "plain", "threads", "coroutines")
-"""What receives: the benches' own client of the wire, which calls no handler; a short script with an empty handler; the
-SDK's Consumer and AsyncConsumer with an empty handler."""
+"""Those that receive: the benches' own client of the wire, which calls no handler; and with an empty handler a short
+script, the SDK's Consumer, and its AsyncConsumer."""
 LONGEST_SECONDS = 600.0
 
 

@@ -48,7 +48,7 @@ class Order(msgspec.Struct):
 
 
 class Run:
-    """What all groups of this process have in common: the time from the first message on, and the end."""
+    """The measured time, from the first message of any group to the last of all, and the end of all groups."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec = spec
@@ -108,7 +108,7 @@ class Run:
 
 
 class Group:
-    """What the handler of one group gets. Threads may note at the same time: `append` is one step to them."""
+    """One group and the messages that its handler got. Threads may note at once: `append` is one step to them."""
 
     def __init__(self, name: str, expected: int, run: Run) -> None:
         self.name = name
