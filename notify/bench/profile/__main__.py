@@ -2,8 +2,8 @@
 
 Each side runs `notify bench` once, while py-spy samples its server and its client: 500 times a second the function
 counts that the thread with the interpreter's lock is in. The time of a call into C, or of a system call that keeps the
-lock, counts for the function that called. What a process costs in all is its CPU time, so that what ran without the lock
-is spread over the functions. Prints two tables in Markdown, one a process. Use a machine that does nothing else.
+lock, counts for the function that called. What a process costs in all is its CPU time, so that what ran without the
+lock is spread over the functions. Prints two tables in Markdown, one a process. Use a machine that does nothing else.
 """
 
 from __future__ import annotations
