@@ -358,7 +358,7 @@ class Report:
             cells = [
                 kind.name,
                 _cell(rates, "{:,.0f}"),
-                _cell(shares, "{:.3f}" if shares and max(shares) < 0.1 else "{:.2f}"),
+                _cell(shares, "{:.3f}" if shares and statistics.median(shares) < 0.1 else "{:.2f}"),
                 _cell(self.values(kind.name, "client_us"), "{:.1f}", with_range=False),
                 _cell(self.values(kind.name, "server_us"), "{:.1f}", with_range=False),
                 _cell(p50, "{:.2f}"),
