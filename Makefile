@@ -187,7 +187,7 @@ bench-kafka: install
 	$(PY) -m notify.bench.kafka.bridge --rounds $(or $(ROUNDS),3)
 
 # Notify beside RocketMQ, Kafka and an outbox on PostgreSQL, by turns with the same work: ratios, in bench-peers.json and
-# bench-peers.svg. ROUNDS=3, SECONDS=6 a run, CALLERS='1 32 128 1024'. 17 minutes, and a minute for Maven's jars.
+# bench-peers.svg. ROUNDS=3, SECONDS=6 a run, CALLERS='1 32 128 1024'. 20 minutes, and a minute for Maven's jars.
 bench-peers: install
 	@command -v mvn >/dev/null && command -v java >/dev/null || bash tests/install-system-packages
 	@$(PY) -m notify.bench.peers --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),6) \
