@@ -91,13 +91,15 @@ def profiled(side: Checkout, plan: Plan) -> Profile:
 
 def _sampled(bench: subprocess.Popen[str], plan: Plan, directory: Path) -> dict[str, dict[str, int]]:
     """Samples of server and client, by role and function. Raises NotComparable."""
+    spy = Path(sys.executable).with_name("py-spy")
+    if not spy.exists():
+        raise NotComparable(f"{spy} is missing: make install")
     while not (found := _processes(bench.pid)).keys() >= ROLES.keys():
         if bench.poll() is not None:
             _, errors = bench.communicate()
             raise NotComparable(f"the bench ended before its client was found: {errors[-500:]}")
         time.sleep(LOOK_SECONDS)
     time.sleep(plan.start)
-    spy = str(Path(sys.executable).with_name("py-spy"))
     options = ["--gil", "--format", "raw", "--function", "--full-filenames", "--rate", str(SAMPLES_A_SECOND)]
     samplers = {
         role: subprocess.Popen(
