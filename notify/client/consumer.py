@@ -339,18 +339,18 @@ class AsyncConsumer(_Consumer):
 
     async def _call_handlers(self, hand: Hand) -> None:
         """Call handlers, one after the other, until nothing waits."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
         hand.began()
-        until = loop.time() + TURN_SECONDS
+        until = hand.time() + TURN_SECONDS
         try:
             while lot := hand.take():
                 self._lots[task] = lot
                 await self._handle(hand, lot)
-                if loop.time() >= until:
+                if hand.time() >= until:
                     self._lots[task] = []
-                    await asyncio.sleep(0)
-                    until = loop.time() + TURN_SECONDS
+                    await asyncio.sleep(0)  # lets other tasks run
+                    until = hand.time() + TURN_SECONDS
         finally:
             del self._lots[task]
             hand.left()
@@ -468,13 +468,13 @@ class Consumer(_Consumer):
         """Call handlers, one after the other, until nothing waits."""
         hand.began()
         is_green = bool(patched_by())
-        until = time.monotonic() + TURN_SECONDS
+        until = hand.time() + TURN_SECONDS
         try:
             while lot := hand.take():
                 self._handle(hand, lot)
-                if is_green and time.monotonic() >= until:
-                    time.sleep(0)
-                    until = time.monotonic() + TURN_SECONDS
+                if is_green and hand.time() >= until:
+                    time.sleep(0)  # lets other greenlets run
+                    until = hand.time() + TURN_SECONDS
         finally:
             hand.left()
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from notify.client.claims import Partial
 from notify.client.handlers import Handler, NotTried, handler_of, reason_of
 from notify.client.typed import Decoded, calling
+from notify.limits import digits
 from notify.message import ReceivedMessage
 from notify.visible import one_line
 from notify.wire import Delivered
@@ -94,15 +95,16 @@ Waiting = tuple[Run, int]
 def runs_of(holder: Holder, handlers: Mapping[str, Handler], deliveries: Sequence[Delivered]) -> list[Run]:
     """The runs of a reply: neighbours whose receipts are `lease.place`, `lease.place + 1`, and so on."""
     found: list[tuple[str, int, list[Delivered | None]]] = []
-    lease, following = "", -1
+    lease: str = ""
+    following: int | None = None
     for delivery in deliveries:
-        name, _, digits = delivery.receipt.rpartition(".")
-        place = int(digits) if name and digits.isdecimal() else -1  # a receipt of another form names this message alone
-        if place >= 0 and place == following and name == lease:
+        name, _, text = delivery.receipt.rpartition(".")
+        place = digits(text)  # None: a receipt of another form names this message alone
+        if place is not None and (name, place) == (lease, following):
             found[-1][2].append(delivery)
         else:
-            found.append((name, place, [delivery]))
-        lease, following = name, place + 1 if place >= 0 else -1
+            found.append((name, place or 0, [delivery]))
+        lease, following = name, None if place is None else place + 1
     topics = [run[0].topic for _, _, run in found if run[0] is not None]
     return [Run(holder, handler_of(handlers, topic), *parts) for topic, parts in zip(topics, found, strict=True)]
 
@@ -153,9 +155,11 @@ class Hand:
         self._at_once = at_once
         self._least, self._most = (least, max(IN_HAND, least)) if most is None else (most, most)
         self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
+        """The clock of the loop, for any thread."""
         self._lines: dict[str, deque[Waiting]] = {}
-        """What waits: the messages of each handler of batches by topic, and those of all others by "". They take turns
-        in the order of this dict."""
+        """The messages that wait for a handler of batches by its topic, and those for all other handlers by "". They take
+        turns in the order of this dict."""
         self._lock = threading.Lock()
         self._callers = 0
         self._is_starting = False

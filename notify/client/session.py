@@ -71,7 +71,7 @@ class Work:
     instance: str
     handlers: Mapping[str, Handler]
     hand: Hand
-    """What the consumer has in hand, from all servers."""
+    """The messages in hand, from all servers."""
     lease: float
     drain: float
     announce: Callable[[str], None] = field(default=log.info)

@@ -1,4 +1,4 @@
-"""What is in hand: runs of a reply, who takes what waits, the fate of each message, and how much is asked for."""
+"""The messages in hand: runs of a reply, who takes what waits, the fate of each message, and how much is asked for."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_coroutine_gives_the_loop_its_turns() -> None:
         while asyncio.get_running_loop().time() < until:
             if hand.count < 1000:
                 hand.put(runs_of(session, consumer._handlers, delivered(["x"] * 1000)))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a turn of the loop
             turns += 1
         await session.until_empty()
 
@@ -194,7 +194,7 @@ def test_a_handler_changes_no_context_variable_of_the_next() -> None:
     async def handle(message: ReceivedMessage) -> None:
         seen.append(variable.get())
         variable.set(message.text)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop
         assert variable.get() == message.text
 
     session, _ = handling(handle, delivered("abc"), concurrency=1)
@@ -215,7 +215,7 @@ def test_a_coroutine_in_its_own_context_is_cancelled_like_any_other() -> None:
             await in_own_context(handle())
 
         task = asyncio.ensure_future(call())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return f"{task.cancelled()} {cleaned}"
@@ -263,7 +263,7 @@ def test_what_comes_again_is_alone_in_its_batch() -> None:
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_no_handler_is_called_after_one_that_exits(error: type[BaseException]) -> None:
-    """What waits is left for its session to give back."""
+    """The others are left for its session to give back."""
     called: list[str] = []
 
     def handle(message: ReceivedMessage) -> None:

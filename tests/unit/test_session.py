@@ -124,7 +124,7 @@ def test_what_has_not_begun_is_given_back_once_nothing_more_is_received() -> Non
         session.end()
         session.give_back_waiting()
         for _ in range(10):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a turn of the loop
         assert consuming.server.asked == [], "a long poll is open, which would get them again"
         session._has_received.set()
         assert await consuming.settled(left=1) == [("give_back", "8.1-4", None)]
