@@ -158,8 +158,8 @@ class Hand:
         self.time = self._loop.time
         """The clock of the loop, for any thread."""
         self._lines: dict[str, deque[Waiting]] = {}
-        """The messages that wait for a handler of batches by its topic, and those for all other handlers by "". They take
-        turns in the order of this dict."""
+        """The messages that wait for a handler of batches, by its topic, and those for all other handlers, by "". They
+        take turns in the order of this dict."""
         self._lock = threading.Lock()
         self._callers = 0
         self._is_starting = False
