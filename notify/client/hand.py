@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from notify.client.claims import Partial
 from notify.client.handlers import Handler, NotTried, handler_of, reason_of
-from notify.client.typed import Decoded, calling
+from notify.client.typed import Decoded, Read, calling
 from notify.limits import digits
 from notify.message import ReceivedMessage
 from notify.visible import one_line
@@ -33,6 +33,10 @@ AHEAD_SECONDS = 1.0
 PACE_SECONDS = 0.1
 """The pace of the handlers is measured over this time, or over as many messages as may be in hand."""
 SHORTEST_SECONDS = 0.001
+GATHER_SECONDS = 0.005
+"""How long what was noted waits for more while further messages wait for their handlers."""
+GATHERED = 4
+"""A part of one in so many of the most in hand does not wait for more."""
 CAUTIOUS = 32
 """The most messages in hand of a consumer at its start, and while most deliveries are repeated ones. If the process
 dies, each message in hand has used up an attempt, and one of them may be what kills the process."""
@@ -168,6 +172,7 @@ class Hand:
         self._noted: deque[tuple[list[Waiting], BaseException | None]] = deque()
         self._is_told = False
         """Whether the loop will look at what was noted."""
+        self._gathering: asyncio.TimerHandle | None = None
         self.count = 0
         """The messages in hand: received, and not settled."""
         self._bytes = 0
@@ -292,6 +297,8 @@ class Hand:
         """A caller takes nothing more."""
         with self._lock:
             self._callers -= 1
+        if self._noted and not self._lines:
+            self._tell(self.collect)
         self.wake()
 
     def let_go(self, holder: Holder) -> list[Waiting]:
@@ -329,12 +336,26 @@ class Hand:
         self._noted.append((lot, error))
         if not self._is_told:
             self._is_told = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody settles any more
-                self._loop.call_soon_threadsafe(self.collect)
+            self._tell(self._gather)
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody settles any more
+            self._loop.call_soon_threadsafe(callback)
+
+    def _gather(self) -> None:
+        """Settle what was noted, or wait a little for more, while no caller is idle: each request costs the server as
+        much as many messages."""
+        if self._lines and len(self._noted) * GATHERED < self.most:
+            self._gathering = self._loop.call_later(GATHER_SECONDS, self.collect)
+        else:
+            self.collect()
 
     def collect(self) -> None:
         """Settle what was noted."""
         self._is_told = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         if self._is_closed:
             return
         noted_runs: dict[Run, None] = {}
@@ -360,55 +381,65 @@ class Batch:
     A call that fails is made for the two halves of its messages, in their order, and so on down to single messages.
     """
 
-    def __init__(self, hand: Hand, lot: Sequence[Waiting]) -> None:
+    def __init__(self, hand: Hand, lot: list[Waiting]) -> None:
         handler = lot[0][0].handler
         assert handler is not None
         self._hand = hand
         self._handler = handler
-        self._part: list[_Member] = []
-        self._parts: list[list[_Member]] = []
-        members: list[_Member] = []
-        for number, waiting in enumerate(lot):
-            message = message_of(waiting)
+        self._lot = lot
+        self._messages = [message_of(waiting) for waiting in lot]
+        self._decoded: list[Decoded] = []
+        """The messages with their bodies, if the handler takes decoded ones."""
+        self._part = range(0)
+        """The places in the lot of the messages of this call."""
+        if handler.read is not None:
+            self._decode(handler.read)
+        self._parts = [range(len(self._lot))]
+
+    def _decode(self, read: Read) -> None:
+        """Decode the bodies. A body that does not fit is a dead letter, whatever the others are."""
+        lot, self._lot = self._lot, []
+        for number, (waiting, message) in enumerate(zip(lot, self._messages, strict=True)):
             try:
-                value = message if handler.read is None else handler.read(message)
-            except Exception as error:  # a DeadLetter: its body does not fit, whatever the others are
-                hand.note([waiting], error)
+                self._decoded.append(Decoded(message, read(message)))
+            except Exception as error:
+                self._hand.note([waiting], error)
             except BaseException as error:
-                hand.note([waiting], error)
-                self._part = members + [_Member(message_of(rest), None, rest) for rest in lot[number + 1 :]]
-                self.cut(NotTried(error))
-                members = []
+                self._hand.note([waiting], error)
+                self._hand.note(self._lot + lot[number + 1 :], NotTried(error))
+                self._lot = []
                 break
             else:
-                members.append(_Member(message, value, waiting))
-        self._parts = [members] if members else []
+                self._lot.append(waiting)
+        self._messages = [decoded.message for decoded in self._decoded]
 
     def next(self) -> bool:
         """Go on to the messages of the next call; False if there are none."""
-        self._part = self._parts.pop() if self._parts else []
-        return bool(self._part)
+        self._part = self._parts.pop() if self._parts else range(0)
+        return len(self._part) > 0
 
     @property
     def messages(self) -> list[ReceivedMessage]:
         """The messages of this call."""
-        return [member.message for member in self._part]
+        return self._messages[_slice(self._part)]
 
     @property
     def function(self) -> Callable[..., Any]:
         """The handler as a function of messages, which decodes their bodies if it takes decoded ones."""
         handler = self._handler
-        return handler.call if handler.read is None else calling(handler.call, handler.read, self._part)
+        if handler.read is None:
+            return handler.call
+        return calling(handler.call, handler.read, self._decoded[_slice(self._part)])
 
     def succeeded(self) -> None:
         """This call has returned."""
-        self._hand.note([member.waiting for member in self._part])
+        self._hand.note(self._lot[_slice(self._part)])
 
     def failed(self, error: BaseException) -> None:
         """This call has raised an error."""
         part = self._part
         if len(part) == 1 or isinstance(error, Partial):  # the halves of a Partial would count as handled
-            self._hand.note([member.waiting for member in part], error)
+            self._hand.note(self._lot[_slice(part)], error)
         elif not isinstance(error, Exception | asyncio.CancelledError):
             self._hand.end()  # SystemExit or KeyboardInterrupt ends the process, whichever message caused it
             self.cut(NotTried(error))
@@ -424,18 +455,12 @@ class Batch:
         """Call the handler no more: note the error for all messages that are not done."""
         for part in (self._part, *reversed(self._parts)):
             if part:
-                self._hand.note([member.waiting for member in part], error)
+                self._hand.note(self._lot[_slice(part)], error)
         self._parts.clear()
 
 
-class _Member(Decoded):
-    """A message of a batch."""
-
-    __slots__ = ("waiting",)
-
-    def __init__(self, message: ReceivedMessage, value: Any, waiting: Waiting) -> None:
-        super().__init__(message, value)
-        self.waiting = waiting
+def _slice(places: range) -> slice:
+    return slice(places.start, places.stop)
 
 
 def by_run(waiting: Iterable[Waiting]) -> Iterator[tuple[Run, list[int]]]:
