@@ -297,8 +297,8 @@ class Hand:
         """A caller takes nothing more."""
         with self._lock:
             self._callers -= 1
-        if self._noted and not self._lines:
-            self._tell(self.collect)
+        if self._gathering is not None and not self._lines:
+            self._tell(self.collect)  # there is nothing more to wait for
         self.wake()
 
     def let_go(self, holder: Holder) -> list[Waiting]:
