@@ -288,7 +288,7 @@ def test_no_handler_is_called_after_one_that_exits(error: type[BaseException]) -
 
 def test_a_batch_whose_handler_exits_is_given_back_whole() -> None:
     hand = _Noted()
-    handler = Handler("t", print, "shared", (), None, 16, "", 1.0, 300.0, 4)
+    handler = Handler("t", print, "shared", (), None, 16, "", 1.0, 300.0, batch=4)
     (run,) = runs_of(Session(), {"t": handler}, delivered("abcd"))
     batch = Batch(hand, [(run, place) for place in range(4)])  # type: ignore[arg-type]
     assert batch.next()
