@@ -38,8 +38,8 @@ GATHER_SECONDS = 0.005
 GATHERED = 4
 """A part of one in so many of the most in hand does not wait for more."""
 CAUTIOUS = 32
-"""The most messages in hand of a consumer at its start, and while most deliveries are repeated ones. If the process
-dies, each message in hand has used up an attempt, and one of them may be what kills the process."""
+"""The messages in hand of a consumer that has just begun, and of one to which mostly repeated deliveries come. If the
+process dies, each message in hand has used up an attempt, and one of them may be what kills the process."""
 START_SECONDS = 1.0
 """When a thread is started again that the system refused."""
 
@@ -180,7 +180,12 @@ class Hand:
         """The messages that callers have taken, and those of them whose handlers have returned."""
         self.moved = asyncio.Event()
         """Set when there is room again; a session clears it before it waits."""
-        self._is_cautious = True
+        self._limit: int | None = 1
+        """The most messages in hand of a cautious consumer; None: it is not. Its first request brings one message; if
+        that comes again, the limit doubles each time as many are handled, so that what kills the process is soon alone.
+        """
+        self._survived = 0
+        """The number of messages handled since the limit was set."""
         self._pace = 0.0
         """Messages that the handlers finish in a second."""
         self._busy_from = 0.0
@@ -193,7 +198,7 @@ class Hand:
     def most(self) -> int:
         """The most messages to hold now."""
         most = min(self._most, max(self._least, round(self._pace * AHEAD_SECONDS)))
-        return min(most, CAUTIOUS) if self._is_cautious else most
+        return most if self._limit is None else min(most, self._limit)
 
     def room(self) -> int:
         """How many messages to ask for now; 0 until there is room for half of those that may be in hand."""
@@ -224,8 +229,11 @@ class Hand:
         deliveries = [delivery for run in runs for delivery in run.deliveries if delivery is not None]
         self.count += len(deliveries)
         self._bytes += sum([len(delivery.body) for delivery in deliveries])
-        if deliveries:
-            self._is_cautious = 2 * sum([delivery.attempt > 1 for delivery in deliveries]) > len(deliveries)
+        if 2 * sum([delivery.attempt > 1 for delivery in deliveries]) > len(deliveries):
+            if self._limit is None:
+                self._limit, self._survived = CAUTIOUS, 0
+        elif deliveries:
+            self._limit = CAUTIOUS if self._limit is not None and self._limit < CAUTIOUS else None
         with self._lock:
             for run in runs:
                 handler = run.handler
@@ -345,7 +353,7 @@ class Hand:
     def _gather(self) -> None:
         """Settle what was noted, or wait a little for more, while no caller is idle: each request costs the server as
         much as many messages."""
-        if self._lines and len(self._noted) * GATHERED < self.most:
+        if self._limit is None and self._lines and len(self._noted) * GATHERED < self.most:
             self._gathering = self._loop.call_later(GATHER_SECONDS, self.collect)
         else:
             self.collect()
@@ -363,6 +371,7 @@ class Hand:
             lot, error = self._noted.popleft()
             self._returned += len(lot)
             self._measured += len(lot)
+            self._survived += len(lot)
             self._counted(len(lot), error)
             for run, place in lot:
                 run.is_open[place] = 0
@@ -371,6 +380,8 @@ class Hand:
                 else:
                     run.holder.noted(run, place, error)
                 noted_runs[run] = None
+        if self._limit is not None and self._survived >= self._limit:
+            self._limit, self._survived = self._limit * 2, 0
         for run in noted_runs:
             run.holder.settle_noted(run)
 

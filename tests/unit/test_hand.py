@@ -373,6 +373,9 @@ def asking(scenario: Callable[[Asking], None], **options: Any) -> None:
 
 def test_as_many_are_in_hand_as_handlers_finish_in_a_second() -> None:
     def scenario(a: Asking) -> None:
+        assert a.hand.room() == 1
+        a.receive(1)
+        a.handle(0)
         assert a.hand.room() == CAUTIOUS
         for _ in range(20):
             a.receive(a.hand.room())
@@ -414,18 +417,34 @@ def test_few_are_in_hand_while_they_come_again() -> None:
             a.receive(a.hand.room())
             a.handle(PACE_SECONDS)
         a.receive(100, attempt=2)
+        assert a.hand.most == CAUTIOUS
         a.handle(PACE_SECONDS)
-        assert a.hand.room() == CAUTIOUS
-        a.receive(CAUTIOUS)
+        assert a.hand.room() == 2 * CAUTIOUS
+        a.receive(2 * CAUTIOUS)
         a.handle(PACE_SECONDS)
-        assert a.hand.room() > CAUTIOUS
+        assert a.hand.room() > 2 * CAUTIOUS
+
+    asking(scenario)
+
+
+def test_what_kills_a_process_is_soon_alone() -> None:
+    """A process that begins again with repeated messages takes one, then two, and so on."""
+
+    def scenario(a: Asking) -> None:
+        rooms = []
+        for _ in range(6):
+            rooms.append(a.hand.room())
+            a.receive(a.hand.room(), attempt=3)
+            a.handle(1)
+        assert rooms == [1, 2, 4, 8, 16, 32]
 
     asking(scenario)
 
 
 def test_more_is_asked_for_when_half_is_settled() -> None:
     def scenario(a: Asking) -> None:
-        a.receive(10)
+        a.receive(1)
+        a.receive(9)
         a.handle(0)
         assert a.hand.room() == 100
         a.receive(51)
@@ -437,6 +456,7 @@ def test_more_is_asked_for_when_half_is_settled() -> None:
 def test_large_bodies_are_bounded_by_their_bytes() -> None:
     def scenario(a: Asking) -> None:
         mebibyte = 1 << 20
+        a.receive(1)
         a.receive(1)
         a.handle(0)
         asked = 0
