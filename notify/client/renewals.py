@@ -13,6 +13,8 @@ log = logging.getLogger("notify.consumer")
 
 SHARE = 3
 """A lease is renewed after this part of its time, so that a request may fail, or take long."""
+TOGETHER = 6
+"""Leases that are due within this part of their time are renewed together, in one request."""
 TELL_SECONDS = 60.0
 """A blocked event loop is logged at most once in this time."""
 Held = TypeVar("Held", bound=Hashable)
@@ -70,7 +72,7 @@ class Renewals(Generic[Held]):
         self._timer = None
         now = self._loop.time()
         for held, due in list(self._due.items()):
-            if due > now:
+            if due > now + self._lease / TOGETHER:
                 break
             self.look(held)
             self._renew(held)

@@ -44,7 +44,9 @@ log = logging.getLogger("notify.consumer")
 POLL_SECONDS = 20.0
 LEAVE_SECONDS = 2.0
 """How long a consumer that stops waits for a server that it leaves."""
-GIVE_BACK_SECONDS = 1.0
+POLL_END_SECONDS = 1.0
+"""How long a consumer that stops waits for the answer of its long poll, which the server ends."""
+GIVE_BACK_SECONDS = 4.0
 """How long a message that this consumer gives back waits for the end of the long poll."""
 CANCEL_SECONDS = 1.0
 """How long cancelled coroutines may take to end."""
@@ -95,6 +97,8 @@ class Session:
         """The number of messages whose settling is on its way."""
         self._moved = asyncio.Event()
         """Set when messages were settled."""
+        self._is_away = False
+        """Whether the server was away when this session ended: it is not waited for again."""
         self._gives_back = False
         """Whether messages whose handlers have not begun are given back: the consumer stops."""
         self._not_tried: list[Waiting] = []
@@ -103,6 +107,8 @@ class Session:
         self._renewals = Renewals(work.lease, self._renew)
         self._failures = FailureLog()
         self._poll_time = PollTime(POLL_SECONDS)
+        self._polls: set[asyncio.Future[list[Delivered]]] = set()
+        """The requests to receive whose answers nobody has read when the session ends."""
         self._ending = asyncio.Event()
         self._has_received = asyncio.Event()
         """Set once no request to receive is open or will follow."""
@@ -128,7 +134,10 @@ class Session:
         try:
             try:
                 await self._subscribe_all()
-                await self._receive_all()
+                try:
+                    await self._receive_all()
+                finally:
+                    await self._end_polls()
             except NotifyError as error:
                 # If the session ends while the server is away, its caller does not need the error.
                 if not (is_away(error) and self._ending.is_set()):
@@ -138,8 +147,21 @@ class Session:
                     raise
             await self._drain()
         finally:
-            self._has_received.set()
             await self._close()
+
+    async def _end_polls(self) -> None:
+        """Have the server end the open requests to receive, and give back what they still bring: a server hears late
+        that nobody waits for an answer any more, and its messages would wait for the end of their leases."""
+        self._ending.set()
+        if any(not poll.done() for poll in self._polls) and await self._leave():
+            await asyncio.wait(self._polls, timeout=POLL_END_SECONDS)
+        for poll in self._polls:
+            poll.cancel()
+        answers = await asyncio.gather(*self._polls, return_exceptions=True)
+        self._polls.clear()
+        self._has_received.set()
+        self._gives_back = True
+        self._begin([delivery for answer in answers if isinstance(answer, list) for delivery in answer])
 
     async def _drain(self) -> None:
         """Wait at most `drain` seconds for the running handlers; their leases are renewed meanwhile."""
@@ -164,6 +186,7 @@ class Session:
         return is_done()
 
     async def _close(self) -> None:
+        await self._end_polls()
         self._renewals.close()
         hand = self._work.hand
         self._give_back(hand.let_go(self))
@@ -181,15 +204,21 @@ class Session:
             finally:
                 self._http.close()
 
-    async def _leave(self) -> None:
-        """Give up the exclusive and failover topics that this instance owns, so that another takes over immediately.
+    async def _leave(self) -> bool:
+        """Have the server end this instance's requests to receive, and give up the exclusive and failover topics that
+        it owns and has no message of, so that another takes over immediately. Returns whether the server did so.
 
         If the request fails, or the server is an older one, another takes over when the lease of the topic expires.
         """
-        if self.is_subscribed:
-            body = encode_msgpack(Leave(self._work.instance))
-            with contextlib.suppress(NotifyError):
-                await self._http.call("POST", f"/v1/groups/{self._work.group}/leave", body, LEAVE_SECONDS)
+        if not self.is_subscribed or self._is_away:
+            return False
+        body = encode_msgpack(Leave(self._work.instance))
+        try:
+            await self._http.call("POST", f"/v1/groups/{self._work.group}/leave", body, LEAVE_SECONDS)
+        except NotifyError as error:
+            self._is_away = is_away(error)
+            return False
+        return True
 
     # --- receiving --------------------------------------------------------------------------------------------
 
@@ -297,8 +326,7 @@ class Session:
         finally:
             for loop in loops:
                 loop.cancel()
-        results = await asyncio.gather(*loops, return_exceptions=True)
-        self._has_received.set()
+            results = await asyncio.gather(*loops, return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -317,14 +345,13 @@ class Session:
                 receiving = asyncio.ensure_future(self._until_served(functools.partial(self._receive, topics, room)))
                 await asyncio.wait([receiving, ended], return_when=asyncio.FIRST_COMPLETED)
                 if not receiving.done():
-                    return  # ended during the long poll: messages it still brings are redelivered after their lease
-                self._begin(receiving.result())
+                    return
+                answer, receiving = receiving, None
+                self._begin(answer.result())
         finally:
             ended.cancel()
-            if receiving is not None and not receiving.done():
-                receiving.cancel()
-                with contextlib.suppress(asyncio.CancelledError, NotifyError):
-                    await receiving
+            if receiving is not None:
+                self._polls.add(receiving)
 
     async def _receive(self, topics: list[str] | None, room: int) -> list[Delivered]:
         if self._ending.is_set():
@@ -454,7 +481,6 @@ class Session:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 await self._has_received.wait()
-        await self._leave()  # the server hears late that nobody waits for the answer of a long poll any more
         for run, waiting_places in by_lease:
             for places in ranges_of(waiting_places):
                 self._settling -= len(places)

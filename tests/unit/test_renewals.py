@@ -39,7 +39,7 @@ def test_a_loop_that_stood_still_is_logged_once_a_minute(caplog: pytest.LogCaptu
     assert "stood still for more than 23.0 s" in caplog.messages[0] and "Consumer" in caplog.messages[0]
 
 
-def test_one_timer_renews_each_lease_in_its_time() -> None:
+def test_leases_that_are_due_soon_are_renewed_together() -> None:
     loop = VirtualLoop()
     renewed: list[tuple[str, float]] = []
 
@@ -51,10 +51,12 @@ def test_one_timer_renews_each_lease_in_its_time() -> None:
         renewals.begin("b")
         renewals.begin("ended")
         renewals.end("ended")
-        await asyncio.sleep(17)  # on the virtual clock
+        await asyncio.sleep(3)  # on the virtual clock
+        renewals.begin("c")
+        await asyncio.sleep(14)  # on the virtual clock
         renewals.close()
         await asyncio.sleep(LEASE)  # on the virtual clock
 
     loop.run_until_complete(scenario())
     loop.close()
-    assert [(held, round(at)) for held, at in renewed] == [("a", 10), ("b", 14), ("a", 20)]
+    assert [(held, round(at)) for held, at in renewed] == [("a", 10), ("b", 10), ("c", 17), ("a", 17), ("b", 17)]
