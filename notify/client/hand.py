@@ -263,15 +263,16 @@ class Hand:
         with self._lock:
             if self._is_starting or self._callers >= self._at_once or not self._lines or self._is_over:
                 return
+            self._callers += 1
+            self._is_starting = True  # before its thread may have begun
             try:
                 self._start()
             except RuntimeError as error:
+                self._callers -= 1
+                self._is_starting = False
                 if not self._callers:
                     log.warning("no thread for a handler, again in %g s: %s", START_SECONDS, error)
                     self._loop.call_soon_threadsafe(self._loop.call_later, START_SECONDS, self.wake)
-                return
-            self._callers += 1
-            self._is_starting = True
 
     def began(self) -> None:
         """A caller that was started goes on to take what waits."""

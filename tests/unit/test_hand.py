@@ -337,6 +337,35 @@ def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.Mo
     assert not refusals
 
 
+def test_a_caller_may_begin_before_its_start_returns() -> None:
+    """No other caller was ever started then: messages stayed in hand."""
+
+    async def run() -> None:
+        session = Session()
+        threads = HandlerThreads(1, "test")
+
+        def handle() -> None:
+            hand.began()
+            begun.set()
+            while lot := hand.take():
+                hand.note(lot)
+            hand.left()
+
+        def start() -> None:
+            begun.clear()
+            threads.submit(handle)
+            assert begun.wait(PATIENCE_SECONDS)
+
+        begun = threading.Event()
+        hand = session.hand = Hand(start, lambda count, error: None, 1, 32)
+        for lease in "12":
+            hand.put(runs_of(session, {}, delivered("abc", lease)))
+            await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
+        threads.shutdown()
+
+    asyncio.run(run())
+
+
 # --- how much -------------------------------------------------------------------------------------------------
 
 
