@@ -96,10 +96,10 @@ def test_what_is_given_back_goes_to_another_consumer(
 
     @consumer.subscribe("t", batch=4)
     def handle(messages: list[ReceivedMessage]) -> None:
-        if messages[0].text != "0":  # the first request brings one
+        if len(messages) > 1:  # the first request brings one, which may be alone
             raise SystemExit(3)
 
     with pytest.raises(SystemExit):
         consumer.run(signals=False)
     again = Caller(url, "g", "other").receive("t", max=10)
-    assert [m["attempt"] for m in again] == [1, 1]
+    assert {m["body"] for m in again} >= {"1", "2"} and {m["attempt"] for m in again} == {1}
