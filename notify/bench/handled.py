@@ -211,7 +211,7 @@ def coroutines(run: Run) -> None:
 async def _coroutines(run: Run) -> None:
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    inbox = None
+    inbox = engine = None
     if run.spec.get("inbox"):
         dsn = run.spec["inbox"].replace("sqlite:", "sqlite+aiosqlite:")
         engine = create_async_engine(dsn, pool_size=CONCURRENCY, max_overflow=0)
@@ -221,7 +221,11 @@ async def _coroutines(run: Run) -> None:
             await connection.run_sync(create_tables)
         inbox = Inbox(engine)
     consumers = [_consumer(AsyncConsumer, group, run, inbox, _async(group.handler(run.spec))) for group in run.groups]
-    await asyncio.gather(*(consumer.run() for consumer in consumers))
+    try:
+        await asyncio.gather(*(consumer.run() for consumer in consumers))
+    finally:
+        if engine is not None:
+            await engine.dispose()
 
 
 def _async(function: Callable[..., None]) -> Callable[..., Any]:
