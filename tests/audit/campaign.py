@@ -22,7 +22,6 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from notify.bench.made_run import Made, made_run
-from notify.ending import exiting_when_told
 from notify.spark.audit import Audit
 from notify.spark.result import Inputs, Plan, Result
 from notify.spark.session import open_session
@@ -33,6 +32,7 @@ from tests.audit.leaving import WHO, WHY, told
 from tests.audit.plant import Planted, Planter, copied
 from tests.audit.trade import Trade, make_trade
 from tests.audit.world import World, world_of
+from tests.support.verdict import judged
 
 LEDGER = "SELECT message_id FROM ledger"
 AT_ONCE = 50
@@ -168,5 +168,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))
