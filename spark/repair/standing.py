@@ -210,7 +210,7 @@ class Places:
     from_us: int = 0
     """Retention dropped what is older than this, in microseconds since 1970; 0: nothing."""
     until_us: int = END
-    """What is newer than this may not be in a store yet."""
+    """A store may lack what is newer than this."""
 
 
 def unread_of(logs: Iterable[LogInput]) -> list[str]:

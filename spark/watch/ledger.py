@@ -24,7 +24,7 @@ MOST_ALARMS = 10_000
 """The most alarms that wait for their receiver; beyond that the oldest are dropped, which is an alarm."""
 DROPPED = "DROPPED"
 _VERSION = 1
-"""Of the tables' layout. A file without one is of a version before that was noted, with the same layout."""
+"""The version of the tables' layout. A file without one is older, and has the same layout."""
 # `revised` counts the revisions of a finding and its returns: it is odd while the finding is revised.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS position (next_us INTEGER, window INTEGER, attempts INTEGER, quiet_since_us INTEGER,
