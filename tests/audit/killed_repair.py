@@ -31,6 +31,7 @@ from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
 from notify.spark.repair.carrying_out import Repair
+from notify.spark.repair.journal import lines_of
 from notify.spark.repair.plan import read_plan
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Found, Inputs, Plan, Result
@@ -192,7 +193,12 @@ class WholeRuns:
             yield f"the plan has {items} instead of {wanted}: {plan.held_back}"
         plan.write(path)
         repairs.run_often(path, KILLS)
-        eventually(lambda: wanted <= self._ledger.times().keys() and self._ledger.settled(), "the repaired effects")
+        try:
+            eventually(lambda: wanted <= self._ledger.times().keys() and self._ledger.settled(), "the repaired effects")
+        except AssertionError:
+            ended = {line["key"]: line for line in lines_of(path) if line["state"] == "ended"}
+            yield f"no effect of {wanted - self._ledger.times().keys()}; the journal ends with {list(ended.values())}"
+            return
         repairs.run(path)  # once more, after the effects
         eventually(self._ledger.settled, "nothing is left")
         self.repaired += len(wanted)
