@@ -137,9 +137,11 @@ crash-cluster: install
 	done
 
 # Faults of every class planted among TRANSACTIONS=1000000, then 49 disasters, each in a copy of the inputs of three
-# services: the audit names each, none wrongly, and passes none. DATABASE=mysql, mariadb or, by default, postgresql. 15 minutes.
+# services: the audit names each, none wrongly, and passes none. DATABASE=mysql, mariadb or, by default, postgresql. At last
+# REPAIRS=10 whole runs: an audit, its plan, repairs that are killed at random, no effect twice, an audit that passes. 20 minutes.
 audit-faults: install
 	$(PY) -m tests.audit.campaign --transactions $(or $(TRANSACTIONS),1000000) --each $(or $(EACH),100) \
+		--repairs $(or $(REPAIRS),10) \
 		$(if $(DATABASE),--database $(DATABASE),)
 
 # The same audit on a standalone Spark cluster with two workers; STORE=1: from an S3 server, and with no path in common.
