@@ -113,8 +113,8 @@ def identities_of(inputs: Inputs) -> dict[str, Identity]:
 
 def groups_of(inputs: Inputs) -> list[str]:
     """All consumer groups that the inputs know."""
-    of_queues = [group for queues in (*inputs.logs, *inputs.kafka) for group in queues.groups()]
-    return sorted({*of_queues, *(group for database in inputs.databases for group in database.inbox_groups())})
+    known = [log.groups() for log in inputs.logs] + [kafka.groups() for kafka in inputs.kafka]
+    return sorted(set().union(*known, *(database.inbox_groups() for database in inputs.databases)))
 
 
 EARLIER = "done_before"
