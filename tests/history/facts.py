@@ -60,7 +60,7 @@ def history_of(stage: Stage, unsettled: Sequence[str]) -> History:
 
 
 def _patiently(read: Callable[[], T]) -> T:
-    """What a server answers that may still be busy, although nothing is stopped any more."""
+    """Ask a server that may still be busy, although nothing is stopped any more, again until it answers."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
