@@ -36,6 +36,8 @@ def judged(campaign: Callable[[], int], most_seconds: float = float("inf"), end_
         traceback.print_exc()
         text = " ".join(str(failure).split())[:500]
         return _inconclusive(f"the campaign itself failed: {type(failure).__name__}: {text}")
+    finally:
+        overdue.end()  # also if its own signal came before it was entered
 
 
 def _inconclusive(reason: str) -> int:
@@ -56,6 +58,9 @@ class _Overdue:
             threading.Thread(target=self._run, name="overdue", daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
         self._over.set()
 
     def _run(self) -> None:
