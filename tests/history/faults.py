@@ -163,7 +163,7 @@ class Faults:
                     self.failed.append(f"{name}: {failure}: {''.join(self._stage.servers.queue.output)[-4000:]}")
                 except NotUndone as failure:
                     self.failed.append(f"{name}: {failure}")
-                except NotifyError as refusal:
+                except (NotifyError, ProcessLookupError) as refusal:  # a process that has ended cannot be stopped
                     self.refused[name] += 1
                     self.refusals[f"{name}: {refusal}"] += 1
                 else:

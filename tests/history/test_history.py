@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.history.checker import KINDS, Effect, History, counts, violations
+from tests.history.faults import Faults
 from tests.history.run import (
     Least,
     Outcome,
@@ -90,6 +95,34 @@ def test_a_history_that_shows_less_than_was_asked_for_is_caught() -> None:
     outcome = Outcome(sound(), [], Counter(), [], Counter(), Counter(), fewest_kills=3)
     assert lacking(outcome, Least(2, {}, 0.0, kills=3)) == ""
     assert lacking(outcome, Least(3, {}, 0.0, kills=4)) == "2 messages of 3; 3 kills of 4"
+
+
+def ended() -> None:
+    """Freeze a process that has just ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    os.kill(process.pid, signal.SIGSTOP)
+
+
+def fails() -> None:
+    raise AssertionError("the server does not start again")
+
+
+@pytest.mark.parametrize(("fault", "broken", "refused"), [(ended, 0, 1), (fails, 1, 0)])
+def test_a_fault_that_cannot_be_made_ends_no_campaign(fault: Callable[[], None], broken: int, refused: int) -> None:
+    """A campaign of ten minutes had no verdict where a message had killed a process just before it was to be frozen."""
+    stage = SimpleNamespace(
+        scene=Scene({}), servers=SimpleNamespace(by_name={}), room=SimpleNamespace(can_fill=False),
+        actors={}, movers=[], guests={},
+    )  # fmt: skip
+    faults = Faults(stage, 1)
+
+    def once() -> None:
+        faults._over.set()
+        fault()
+
+    faults._go_on({"frozen": once}, 0.0)
+    assert (faults.refused["frozen"], len(faults.broken)) == (refused, broken)
 
 
 @pytest.mark.parametrize("moves", [False, True])
