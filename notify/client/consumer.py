@@ -20,10 +20,11 @@ from typing import Any, ClassVar, TypeVar
 
 from notify import tracing
 from notify.client.banner import announce, begun, warn_of_broadcasts
-from notify.client.gathering import CANCEL_SECONDS, Gathering
+from notify.client.gathering import Gathering
 from notify.client.hand import Batch, Hand, Waiting, message_of
 from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import (
+    CANCEL_SECONDS,
     Cancelled,
     Handler,
     NotTried,
@@ -87,10 +88,10 @@ class _Consumer:
         renews it until the handler returns. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for
         running handlers. `batch` (1 to 10,000): how many messages it holds; None: about as many as its handlers finish
         in a second, at most 1,000, and at least twice `concurrency`, 32, and two of the largest batches that a handler
-        takes. `token`: the token to send; `tls`: the TLS context
-        that verifies the server; None: both come from the environment (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`,
-        `NOTIFY_CA`). `token` may be a function that returns the current token without blocking: it is called every
-        10 s, and when a server refuses the previous token. Raises InvalidRequest.
+        takes. `token`: the token to send; `tls`: the TLS context that verifies the server; None: both come from the
+        environment (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that returns the
+        current token without blocking: it is called every 10 s, and when a server refuses the previous token. Raises
+        InvalidRequest.
         """
         check_name("group", group)
         check_whole("concurrency", concurrency, 1, MOST_CONCURRENT)

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from notify.client.claims import Partial
-from notify.client.handlers import Handler, NotTried, is_cancelled, reason_of
+from notify.client.handlers import CANCEL_SECONDS, Handler, NotTried, is_cancelled, reason_of
 from notify.client.typed import Decoded, calling
 from notify.message import ReceivedMessage
 from notify.visible import one_line
 
 log = logging.getLogger("notify.consumer")
 
-CANCEL_SECONDS = 1.0
-"""How long cancelled coroutines may take to end."""
 Call = Callable[[Sequence[ReceivedMessage], Callable[..., Any]], Awaitable[None]]
 """Calls a function with messages and a session; an inbox may leave out messages that have taken effect already."""
 

@@ -23,6 +23,8 @@ from notify.message import ReceivedMessage, number_of_seconds
 
 T = TypeVar("T")
 
+CANCEL_SECONDS = 1.0
+"""How long cancelled coroutines may take to end."""
 REASON_CHARACTERS = 500
 """The most characters of a handler's error that go to the server with a retry or a dead letter."""
 PLACE_CHARACTERS = 150

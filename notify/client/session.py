@@ -23,7 +23,7 @@ from notify.client.banner import begun
 from notify.client.failure_log import FailureLog
 from notify.client.foreign import PollTime, foreign_content
 from notify.client.hand import Hand, Run, Waiting, by_run, ranges_of, runs_of
-from notify.client.handlers import Cancelled, Handler, NotTried, reason_of
+from notify.client.handlers import CANCEL_SECONDS, Cancelled, Handler, NotTried, reason_of
 from notify.client.http import HttpClient, read_answer
 from notify.client.renewals import Renewals
 from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
@@ -48,8 +48,6 @@ POLL_END_SECONDS = 1.0
 """How long a consumer that stops waits for the answer of its long poll, which the server ends."""
 GIVE_BACK_SECONDS = 4.0
 """How long a message that this consumer gives back waits for the end of the long poll."""
-CANCEL_SECONDS = 1.0
-"""How long cancelled coroutines may take to end."""
 AGAIN = timedelta(minutes=10)
 """How long before the server's last answer a lost subscription begins again: requests wait, and clocks differ."""
 NAMED_IN_LOG = 10
