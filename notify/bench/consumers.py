@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from notify import ids
-from notify.bench import children, sql, transactions
-from notify.bench.fill import order
+from notify.bench import children, fill, sql, transactions
 from notify.bench.peers import machine
 from notify.bench.peers.kafka import Kafka
 from notify.bench.peers.rocketmq import RocketMq
-from notify.bench.peers.rounds import FAILURES
+from notify.bench.peers.rounds import FAILURES, order
 from notify.bench.peers.system import Work
 from notify.bench.requests import subscribe
 from notify.demo.kafka import KafkaCluster
@@ -260,7 +259,7 @@ def publish(cluster: Cluster, plan: Plan) -> None:
         producer.begin_transaction()
         for n in range(start, min(start + KAFKA_BATCH, plan.messages)):
             headers: Headers = [(ID, f"{ids.to_text(ids.new_id())}.0".encode()), (GROUP, b"bench")]
-            producer.produce(TOPIC, order(n, plan.body), f"{n % KEYS}".encode(), headers=headers)
+            producer.produce(TOPIC, fill.order(n, plan.body), f"{n % KEYS}".encode(), headers=headers)
             producer.poll(0)
         producer.commit_transaction(CALL_SECONDS)
 
@@ -393,12 +392,10 @@ def _cell(values: Sequence[float], form: str, *, with_range: bool = True) -> str
 def measure(plan: Plan, rounds: int, names: Sequence[str], tell: Callable[[str], None]) -> Iterator[Report]:
     """Yield the report after each round, in which each system begins in its turn."""
     report = Report(plan)
-    names = list(names)
     for number in range(rounds):
         round_: Round = {}
         report.rounds.append(round_)
-        first = number % max(len(names), 1)
-        for name in [*names[first:], *names[:first]]:
+        for name in order(names, number + 1):
             with tempfile.TemporaryDirectory(prefix="notify-bench-", ignore_cleanup_errors=True) as directory:
                 try:
                     with SYSTEMS[name](Path(directory), plan, number) as turns:
@@ -413,9 +410,7 @@ def _take_turns(
     turns: dict[str, Turn], number: int, round_: Round, report: Report, tell: Callable[[str], None]
 ) -> None:
     """All turns of a system, which begin with another kind in each round."""
-    names = list(turns)
-    first = number % max(len(names), 1)
-    for name in [*names[first:], *names[:first]]:
+    for name in order(list(turns), number + 1):
         try:
             round_[name] = turns[name]()
         except FAILURES as error:
