@@ -69,8 +69,9 @@ class AsyncReader:
         """Whether the server is an older one, where only an admin route has the bounds of a topic's queues."""
 
     async def shards(self) -> Sequence[str]:
-        """One shard name for each server with a separate log; empty if there is only one log."""
-        await self._http.known()
+        """One shard name for each server with a separate log; empty if there is only one log. Raises Unavailable if no
+        server answers."""
+        await self._http.known(CALL_SECONDS)
         return self._http.places()
 
     async def read(

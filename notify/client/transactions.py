@@ -205,7 +205,7 @@ class TransactionClient:
         """Send the items of one lane; those of the lane None to the shards of their messages' keys."""
         if shard is not None:
             return await send(shard, items)
-        await self.http.known()
+        await self.http.asked()
         if not self.http.keys:
             return await send(None, items)
         return await by_shard(items, lambda item: self.http.shard_of(messages_of(item)), send)

@@ -106,14 +106,16 @@ class Server:
         """One answer: a server that is away or busy is asked again, until the option timeoutSeconds is over."""
         deadline = time.monotonic() + self._seconds
         wait = Backoff(0.1, 5.0)
-        await self._servers.known()
-        if logs := self._servers.places():
-            raise InvalidRequest(
-                f"these servers have a log each ({', '.join(logs)}), and an offset is one log's: this source reads one "
-                "server with one log. Read them with AsyncReader and its shard, or from a store that they ship to"
-            )
         while True:
+            left = max(0.1, min(CALL_SECONDS, deadline - time.monotonic()))
             try:
+                await self._servers.known(left)
+                if logs := self._servers.places():
+                    raise InvalidRequest(
+                        f"these servers have a log each ({', '.join(logs)}), and an offset is one log's: this source "
+                        "reads one server with one log. Read them with AsyncReader and its shard, or from a store that "
+                        "they ship to"
+                    )
                 left = max(0.1, min(CALL_SECONDS, deadline - time.monotonic()))
                 return await self._servers.call("GET", path, b"", left, kind)
             except NotifyError as error:
