@@ -451,6 +451,13 @@ class Servers:
             client.close()
 
 
+def more_telling(error: NotifyError, before: NotifyError | None, seconds: float) -> NotifyError:
+    """The error to raise where an attempt with so many seconds failed: a time-out of hardly any time does not hide what
+    the attempt `before` it was answered."""
+    is_hasty = isinstance(error, Timeout) and seconds < SHORTEST_ATTEMPT_SECONDS
+    return before if is_hasty and before is not None else error
+
+
 def _tells(error: NotifyError) -> int:
     """How much a failure tells: a server's refusal, another program's answer, no connection, silence."""
     if not isinstance(error, Unavailable):

@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify.client import AsyncReader
+from notify.client import AsyncReader, Message
 from notify.client.choosing import Candidate
 from notify.client.http import HttpClient
+from notify.client.packing import pack
 from notify.client.servers import ASKED_SECONDS, LISTING_SECONDS, NEXT_SECONDS, REFRESH_SECONDS, Servers
-from notify.errors import InvalidRequest, NotifyError, Timeout, Unauthorized, Unavailable
+from notify.client.transactions import TransactionClient
+from notify.errors import ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unauthorized, Unavailable
 from tests.support.virtual_loop import pass_seconds, run
 
 
@@ -253,4 +255,41 @@ def test_another_address_is_asked_after_a_second_or_a_failure(
         assert servers.keys == ("w1", "w2") and line.asked[: len(asked)] == asked
         await servers.aclose()
 
+    run(scenario())
+
+
+# --- what an attempt tells that hardly had time ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first_takes", "told"),
+    [
+        pytest.param(2.9, ForeignAnswer, id="hardly any time is left"),
+        pytest.param(0.1, Timeout, id="a server that hangs"),
+    ],
+)
+def test_a_last_attempt_without_time_does_not_hide_who_answered(
+    first_takes: float, told: type[NotifyError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy answers the first attempt, and nothing answers the second."""
+    attempts: list[float] = []
+
+    async def call(self: HttpClient, method: str, path: str, body: bytes, seconds: float, *_: Any) -> bytes:
+        if path == "/v1/members":
+            return members("http://a:1")
+        attempts.append(seconds)
+        if len(attempts) == 1:
+            await pass_seconds(first_takes)
+            raise ForeignAnswer("404 from a proxy", answered=404)
+        await pass_seconds(seconds)
+        raise Timeout("no answer")
+
+    async def scenario() -> None:
+        client = TransactionClient("http://a:1", "g", instance="i", half_seconds=3.0)
+        with pytest.raises(NotifyError) as raised:
+            await client.half([pack(Message("t", "x"))])
+        assert type(raised.value) is told and len(attempts) == 2
+        await client.http.aclose()
+
+    monkeypatch.setattr(HttpClient, "call", call)
     run(scenario())
