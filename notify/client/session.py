@@ -22,7 +22,7 @@ from notify.backoff import Backoff
 from notify.client.banner import begun
 from notify.client.failure_log import FailureLog
 from notify.client.foreign import PollTime, foreign_content
-from notify.client.handlers import Handler, NotTried, handler_of, is_cancelled, reason_of
+from notify.client.handlers import DEATHS, Handler, NotTried, handler_of, is_cancelled, reason_of
 from notify.client.http import HttpClient, read_answer
 from notify.client.renewals import Renewals
 from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
@@ -127,6 +127,7 @@ class Session:
 
     async def _drain(self) -> None:
         """Wait at most `drain` seconds for the running handlers; their leases are renewed meanwhile."""
+        telling = asyncio.ensure_future(self._tell_stopping())
         try:
             async with asyncio.timeout(self._work.drain):
                 while self._in_hand:
@@ -139,6 +140,17 @@ class Session:
                 "for any more, and will be delivered again: %s%s",
                 len(ids), self._work.drain, ", ".join(ids[:NAMED_IN_LOG]), more,
             )  # fmt: skip
+        finally:
+            telling.cancel()
+
+    async def _tell_stopping(self) -> None:
+        """Tell the server that this instance stops: what it holds now then counts no attempt if the process is killed
+        before its handlers have returned. Repeated until the server has taken it."""
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        while self._in_hand:
+            if await self._tell_leave():
+                return
+            await asyncio.wait(self._in_hand, timeout=backoff.next(), return_when=asyncio.ALL_COMPLETED)
 
     async def _close(self) -> None:
         self._renewals.close()
@@ -157,9 +169,16 @@ class Session:
         If the request fails, or the server is an older one, another takes over when the lease of the topic expires.
         """
         if self.is_subscribed:
-            body = encode_msgpack(Leave(self._work.instance))
-            with contextlib.suppress(NotifyError):
-                await self._http.call("POST", f"/v1/groups/{self._work.group}/leave", body, LEAVE_SECONDS)
+            await self._tell_leave()
+
+    async def _tell_leave(self) -> bool:
+        """Whether the server has taken that this instance leaves, or never will."""
+        body = encode_msgpack(Leave(self._work.instance))
+        try:
+            await self._http.call("POST", f"/v1/groups/{self._work.group}/leave", body, LEAVE_SECONDS)
+        except NotifyError as error:
+            return not is_away(error)
+        return True
 
     # --- receiving --------------------------------------------------------------------------------------------
 
@@ -186,6 +205,8 @@ class Session:
                 "retry_min": handler.retry_min,
                 "retry_max": handler.retry_max,
             }
+            if handler.max_deaths != DEATHS:
+                subscription["max_deaths"] = handler.max_deaths
             reason = {"reason": "subscribed by a consumer"}
             try:
                 answer = await self._put(quote(handler.topic), subscription, subscription | reason)
@@ -374,9 +395,7 @@ class Session:
             if is_cancelled(error):
                 if not self._work.ends_when_cancelled:
                     raise
-                item = SettleItem(
-                    receipt=delivery.receipt, action="retry", delay=0, reason="the consumer was cancelled"
-                )
+                item = SettleItem(receipt=delivery.receipt, action="interrupted", reason="the consumer was cancelled")
             else:
                 self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
                 item = SettleItem(receipt=delivery.receipt, action="retry", reason=reason_of(error))
@@ -384,6 +403,9 @@ class Session:
             self._renewals.end(delivery.receipt)
         try:
             settled = await self._settler.submit(item)
+            if settled.code == "invalid_action":  # an older server
+                item = SettleItem(receipt=item.receipt, action="retry", delay=0, reason=item.reason)
+                settled = await self._settler.submit(item)
         except NotifyError as error:
             log.warning("settling %s failed, it may be delivered again: %s", delivery.id, error)
         else:

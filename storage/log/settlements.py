@@ -53,9 +53,13 @@ def search(
             if (record.topic, record.queue) != (place.topic, place.queue):
                 continue
             if isinstance(record.what, str):  # ATTEMPTS
-                tried = [attempts for offset, attempts, *_ in record.runs if offset == place.offset]
-                met += [Settlement(record.group, None, time_us, attempts) for attempts in tried]
-                if tried and 0 <= left.get(record.group, -1) <= tried[-1]:
+                tried = [
+                    Settlement(record.group, None, time_us, attempts, *rest[1:3])
+                    for offset, attempts, *rest in record.runs
+                    if offset == place.offset
+                ]
+                met += tried
+                if tried and 0 <= left.get(record.group, -1) <= tried[-1].attempts:
                     del left[record.group]
             elif any(first <= place.offset < first + count for first, count in record.runs):
                 met.append(Settlement(record.group, SettleKind(record.what), time_us))

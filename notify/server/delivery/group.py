@@ -285,10 +285,14 @@ class Group:
                 self._settling.give_back(lease, now_us)
 
     def leave(self, name: str, may: Callable[[str], bool] | None = None) -> None:
-        """End the ownership of topics of an instance that stops, except of topics of which it still holds messages.
+        """An instance stops: end its ownership of topics, except of topics of which it still holds messages, and note
+        what it holds as interrupted.
 
         `may`: whether the consumer may consume a topic.
         """
+        for lease in self.leases.values():
+            if lease.instance.name == name and (may is None or may(lease.cursor.serves)):
+                lease.is_interrupted = True
         for topic, owner in list(self._owners.by_topic.items()):
             if owner.instance != name or (may is not None and not may(self.cursors[(topic, 0)].serves)):
                 continue
