@@ -305,6 +305,7 @@ def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
         await b.store.subscribe(Subscription("g", "t", epoch=3), [0])
         b.store.attempted("g", "t", 0, [(1, 2, T0 + 50 * SECOND), (2, 1, 0), (3, 1, T0 + 9 * SECOND)])
         b.store.attempted("g", "t", 0, [(3, 2, 0)])
+        b.store.attempted("g", "t", 0, [(2, 1, 0, 1), (3, 2, 0, 1, 4), (4, 0, 0, 0, 1)])
         await b.store.settle("g", "t", 0, [(0, 1)], SettleKind.ACK, T0)
         for _ in range(2):  # from the log, then from a checkpoint
             await b.restart()
@@ -315,9 +316,11 @@ def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
             subscription = b.store.subscription("g", "t")
             assert subscription is not None and subscription.epoch == 3
             progress = b.store.progress("g", "t", 0)
-            assert progress.attempts == {1: 2, 2: 1, 3: 2}
+            assert progress.attempts == {1: 2, 2: 1, 3: 2, 4: 0}
+            assert (progress.deaths, progress.interruptions) == ({2: 1, 3: 1}, {3: 4, 4: 1})
             assert progress.retry_at == {1: T0 + 50 * SECOND}
-        await b.store.settle("g", "t", 0, [(1, 1)], SettleKind.ACK, T0)
-        assert b.store.progress("g", "t", 0).retry_at == {}
+        await b.store.settle("g", "t", 0, [(1, 1), (3, 1)], SettleKind.ACK, T0)
+        progress = b.store.progress("g", "t", 0)
+        assert (progress.retry_at, progress.deaths, progress.interruptions) == ({}, {2: 1}, {4: 1})
 
     run(scenario)

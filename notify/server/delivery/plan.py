@@ -70,7 +70,7 @@ class Tally(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A message of a lease whose attempt did not settle it: the tally after it, and when the next one is due (0: now)."""
+    """A message of a lease whose attempt did not settle it: the tally after it, when the next is due (0: now)."""
 
     lease: Lease
     place: int
@@ -220,7 +220,7 @@ def ended(lease: Lease, place: int, reason: str, *, is_interrupted: bool, item: 
     """
     tally = Tally.of(lease, place)
     if is_interrupted and tally.interruptions < FREE_INTERRUPTIONS:
-        reason += "; its consumer was told to stop, so that no attempt counts"
+        reason = f"{reason}; its consumer was told to stop, so that no attempt counts"
         return Attempt(lease, place, tally.interrupted(), 0, item, reason, is_interruption=True)
     tally = tally.died()
     if tally.deaths >= lease.cursor.subscription.max_deaths:
