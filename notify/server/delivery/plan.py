@@ -214,7 +214,7 @@ class Plan:
 
 
 def ended(lease: Lease, place: int, reason: str, *, is_interrupted: bool, item: int = 0) -> Attempt | Dead:
-    """What becomes of a message whose attempt ended without a result: its consumer died, or was told to stop.
+    """Plan for a message whose attempt ended without a result: its consumer died, or was told to stop.
 
     `is_interrupted`: whether it was told to stop; this counts no attempt, within FREE_INTERRUPTIONS.
     """

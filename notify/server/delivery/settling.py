@@ -143,7 +143,8 @@ class Settling:
             offset = d.lease.offsets[d.place]
             stored = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
             if stored and stored[0].offset == offset and not stored[0].corrupt:
-                letter = dead_payload(self._group, stored[0], d.tally, d.reason, cursor.subscription.replay)
+                counts = d.tally.attempts, d.tally.deaths
+                letter = dead_payload(self._group, stored[0], *counts, d.reason, cursor.subscription.replay)
                 letters.append((stored[0], letter))
             else:
                 is_corrupt = bool(stored) and stored[0].offset == offset
@@ -163,8 +164,8 @@ class Settling:
         lease, tally = message.lease, message.tally
         cursor, handed_us = lease.cursor, lease.deadline_us - lease.length_us
         message_place = (self._group, cursor.topic, cursor.queue, lease.offsets[message.place])
-        how = (tally.attempts, lease.instance.name, handed_us, now_us, message.reason[:REASON_CHARACTERS])
-        self._recent.failed(Failed(*message_place, *how, tally.interruptions))
+        how = (lease.instance.name, handed_us, now_us, message.reason[:REASON_CHARACTERS], tally.interruptions)
+        self._recent.failed(Failed(*message_place, tally.attempts, *how))
 
     def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[tuple[Instance, str]] | None) -> None:
         """End the lease of one message, as finished or, with `expired`, as expired."""
