@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka crash-proxy simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-batches bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka crash-proxy simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -137,9 +137,11 @@ crash-cluster: install
 	done
 
 # Faults of every class planted among TRANSACTIONS=1000000, then 49 disasters, each in a copy of the inputs of three
-# services: the audit names each, none wrongly, and passes none. DATABASE=mysql, mariadb or, by default, postgresql. 15 minutes.
+# services: the audit names each, none wrongly, and passes none. DATABASE=mysql, mariadb or, by default, postgresql. At last
+# REPAIRS=10 whole runs: an audit, its plan, repairs that are killed at random, no effect twice, an audit that passes. 20 minutes.
 audit-faults: install
 	$(PY) -m tests.audit.campaign --transactions $(or $(TRANSACTIONS),1000000) --each $(or $(EACH),100) \
+		--repairs $(or $(REPAIRS),10) \
 		$(if $(DATABASE),--database $(DATABASE),)
 
 # The same audit on a standalone Spark cluster with two workers; STORE=1: from an S3 server, and with no path in common.
@@ -182,27 +184,31 @@ bench-shipping: install
 bench-observed: install
 	$(PY) -m notify.bench.observed
 
-# The bridge to Kafka beside a plain transactional producer, and consumers beside a plain one, by turns on one node:
-# ROUNDS=3, 7 minutes.
+# The bridge to Kafka beside a plain transactional producer, by turns on one node: ROUNDS=3, 4 minutes.
 bench-kafka: install
 	$(PY) -m notify.bench.kafka.bridge --rounds $(or $(ROUNDS),3)
-	$(PY) -m notify.bench.kafka.consumer --rounds $(or $(ROUNDS),3)
 
 # Notify beside RocketMQ, Kafka and an outbox on PostgreSQL, by turns with the same work: ratios, in bench-peers.json and
-# bench-peers.svg. ROUNDS=3, SECONDS=6 a run, CALLERS='1 32 128 1024'. 17 minutes, and a minute for Maven's jars.
+# bench-peers.svg. ROUNDS=3, SECONDS=6 a run, CALLERS='1 32 128 1024'. 20 minutes, and a minute for Maven's jars.
 bench-peers: install
 	@command -v mvn >/dev/null && command -v java >/dev/null || bash tests/install-system-packages
 	@$(PY) -m notify.bench.peers --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),6) \
 		--callers $(or $(CALLERS),1 32 128 1024)
 
-# CPU a transaction of server and client by function, of the working tree and of BASE=<revision>, with CLIENTS=1024
-# callers: a minute each.
+# CPU of server and client by function, of the working tree and of BASE=<revision>, while BENCH='transactions --clients 1024
+# --seconds 14' runs, or BENCH='delivery --groups 1 --client threads --messages 100000': START=3 seconds after the client's
+# start, for SECONDS=6. A minute each.
 profile: install
-	@$(PY) -m notify.bench.profile --clients $(or $(CLIENTS),1024) $(if $(BASE),--base $(BASE),)
+	@$(PY) -m notify.bench.profile $(if $(BENCH),--bench='$(BENCH)',) --start=$(or $(START),3) --seconds=$(or $(SECONDS),6) \
+		$(if $(BASE),--base $(BASE),)
 
-# A backlog handled in batches of BATCH=500 beside one handled message by message, with an inbox on PostgreSQL: 2 minutes.
-bench-batches: install
-	$(PY) -m notify.bench.batches --messages $(or $(MESSAGES),20000) --batch $(or $(BATCH),500)
+# What a handler gets, of Consumer and AsyncConsumer, with an inbox, in batches, and over Kafka, beside plain clients and
+# RocketMQ's consumer: MESSAGES=100000 of BODY=256 bytes, ROUNDS=3, SECONDS=3 a turn. ONLY='Consumer ordered': kinds by parts
+# of their names. 9 minutes.
+bench-consumers: install
+	@command -v mvn >/dev/null && command -v java >/dev/null || bash tests/install-system-packages
+	@$(PY) -m notify.bench.consumers --rounds $(or $(ROUNDS),3) --messages $(or $(MESSAGES),100000) --body $(or $(BODY),256) \
+		--seconds $(or $(SECONDS),3) $(if $(ONLY),--only $(ONLY),)
 
 # What a message adds to the CPU time of a SQLAlchemy session's transaction, in either mode, from threads and asyncio, on
 # SQLite and PostgreSQL: ROUNDS=15, CALLERS=1; 3 minutes.

@@ -15,6 +15,8 @@ from notify.wire import microseconds
 
 Mode = Literal["shared", "ordered", "exclusive", "failover", "broadcast"]
 MODES: tuple[Mode, ...] = ("shared", "ordered", "exclusive", "failover", "broadcast")
+OWNED: tuple[Mode, ...] = ("exclusive", "failover")
+"""The modes in which one instance owns the topic."""
 """How the instances of a group share a topic's messages."""
 
 NAME_CHARACTERS = 127

@@ -26,6 +26,7 @@ HEADER = "traceparent"
 _TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 SYSTEM = "notify"
 _SCOPE = "notify"
+_NO_SPAN = contextlib.nullcontext()
 
 
 class Traced(Protocol):
@@ -110,6 +111,8 @@ def traced(function: Callable[..., T], group: str, message: Any) -> Callable[...
 
 def processing(group: str, message: Any) -> Any:
     """A span around the handling of a received message."""
+    if parse(message.headers) is None:
+        return _NO_SPAN
     attributes = {"consumer.group.name": group, "message.id": message.id, "notify.attempt": message.attempt}
     return continued("process", message.topic, message.headers, **attributes)
 

@@ -305,7 +305,7 @@ class ReplayedHead(DeliveryHead, gc=False):
     replay: int
 
 
-class Delivered(Struct, omit_defaults=True, kw_only=True):
+class Delivered(Struct, omit_defaults=True, kw_only=True, gc=False):
     """A delivery in the SDK's format (msgpack)."""
 
     receipt: str = ""

@@ -35,24 +35,42 @@ def absent_shards(inputs: Inputs, span: Span | None, judged: Span) -> dict[int, 
     """By the number of each database: the values of its column `shards` whose messages are in no given input.
 
     `span`: only rows of that time count. `judged`: the time for which logs must have every message. A storage knows the
-    name of its shard, a log does not. If only logs were given, and at least as many as the rows name shards, the result
-    is empty: a message that is in none of these logs is lost.
+    name of its shard, a log does not. If only logs were given, and at least as many as the rows name shards, a log that
+    has no message of any shard may be one of those without a message, which are then lost. But beside logs of other
+    shards one that has messages of that time, of outboxes say, is no shard.
     """
     shard_values = {number: _shard_values(database, span) for number, database in enumerate(inputs.databases)}
     shards = {shard for values in shard_values.values() for value in values for shard in value.split(",")}
     storages = names_of(inputs.storages)
-    if not (inputs.storages or inputs.kafka) and len(shards) <= len(inputs.logs):
+    are_enough = not (inputs.storages or inputs.kafka) and len(shards) <= len(inputs.logs)
+    if are_enough and len(shards) < 2:
         return {}
     absent: dict[int, list[str]] = {}
+    given: set[str] = set()
+    logs_of_shards: set[str] = set()
+    times: dict[str, tuple[int, int]] = {}
     for number, values in shard_values.items():
         for value in sorted(values):
             if storages & set(value.split(",")):
                 continue
             sample = _sample(inputs.databases[number], value, judged)
             # If there are storages, bridges bring their messages into the log: only halves show that a log is a shard.
-            if sample and not _has_any(inputs.logs, sample, of_halves=bool(storages)):
+            having = {log.name for log in inputs.logs if _has_any([log], sample, of_halves=bool(storages))}
+            logs_of_shards |= having
+            given |= set(value.split(",")) if having else set()
+            if not having and len(sample) >= (MANY if are_enough else 1):
                 absent.setdefault(number, []).append(value)
-    return absent
+                made = sorted(ids.milliseconds(transaction) * 1000 for transaction in sample)
+                times |= dict.fromkeys(value.split(","), (made[0], made[-1]))
+    times = {shard: made for shard, made in times.items() if shard not in given}
+    others = [log for log in inputs.logs if log.name not in logs_of_shards]
+    spare = [log for log in others if not logs_of_shards or any(not _has_of(log, *made) for made in times.values())]
+    return {} if are_enough and len(times) <= len(spare) else absent
+
+
+def _has_of(log: LogInput, from_us: int, to_us: int) -> bool:
+    """Whether a log has messages that were written between two instants."""
+    return any(facts.messages and facts.first_us <= to_us and facts.last_us >= from_us for facts in log.facts)
 
 
 def delivered_elsewhere(

@@ -32,7 +32,7 @@ from notify.spark.digest.slots import SLOT_SECONDS
 from notify.spark.effects import BusinessEffects, business_effects
 from notify.spark.findings import BAD
 from notify.spark.grain import MOST_BUCKETS, Grain, grain_of
-from notify.spark.in_time import InTime, filtered, joined_us
+from notify.spark.in_time import InTime, choosing, filtered, joined_us
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.life import MASKS, PROVEN, Groups
 from notify.spark.log_input import EVERYTHING
@@ -130,7 +130,8 @@ class Audit:
         self._judge(message_rows, coverage, looked)
         self._search(coverage)
         self._search_malformed(coverage, looked)
-        left_out.tell(self._spark, self._inputs, result)
+        left_out.tell(self._spark, self._inputs, result, self._effects)
+        dead.tell(self._inputs, result, self._effects)
         self._step("order, damage, gaps, effects")
         judge(self._plan, result, max((bucket["newest_row_us"] or 0 for bucket in result.buckets), default=0))
         result.completeness = completeness_of(
@@ -252,7 +253,7 @@ class Audit:
         joined = joined_us(self._inputs.logs)
         return InTime(
             terms.settled_before_us, deliver_us, joined, terms.inbox_from_us, self._inbox_groups,
-            filtered(self._inputs), terms.inbox_until_us,
+            filtered(self._inputs), terms.inbox_until_us, choosing(self._inputs),
         )  # fmt: skip
 
     def _grain(self, rows: DataFrame, topics: Mapping[int, str], coverage: Coverage) -> Grain:
@@ -332,7 +333,7 @@ class Audit:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
         for effects in self._effects:
             self._add("DUP_EFFECT", *searches.doubled(self._spark, effects, coverage.between))
-            result.notes += effects.doubts()
+            result.notes += effects.doubts(self._groups.names)
         for kafka in self._inputs.kafka:
             self._add("CORRUPT", [c for c in kafka_searches.corrupt(self._spark, kafka) if coverage.holds(c.at_us)])
             self._add_gaps(coverage, kafka.name, kafka.bridges)

@@ -54,6 +54,8 @@ class Restore:
     """When the last frame was written that is not lost."""
     restored_us: int
     """When the restored log continued."""
+    position: int
+    """Where it continued: all of the log before that came from behind this position is lost."""
 
     def may_lack(self, at_us: int, slack_us: int) -> bool:
         """Whether the log may have lost records that were written at about this instant."""
@@ -175,7 +177,7 @@ def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | Non
             for key in [key for key in catalog.subscriptions if key[1] == record.name]:
                 del catalog.subscriptions[key]
         case meta.Restored():
-            catalog.restores.append(Restore(record.generation, record.known_to_us, time_us))
+            catalog.restores.append(Restore(record.generation, record.known_to_us, time_us, position))
         case meta.BridgeMoved(bridge):
             state = Bridged(position, time_us, bridge.source, bridge.epoch, bridge.position, bridge.since, bridge.rows)
             _learn_bridge(catalog, state)

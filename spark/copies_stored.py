@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from notify.errors import ObjectStoreFailed
 from notify.spark.columns import spark_schema
 from notify.spark.copies import WRITING, copy_name, decode_facts, fitting
 from notify.spark.facts import Scanned
@@ -118,11 +120,24 @@ class StoredCopies:
         return spark.read.format(CopiesSource.name()).options(**options).load()
 
     def read(self, table: str, segment: SegmentFile, **options: Any) -> pa.Table:
-        return pq.read_table(_opened(self._store, f"{copy_name(segment)}/{table}.parquet"), **options)
+        with _telling(self._store):
+            return pq.read_table(_opened(self._store, f"{copy_name(segment)}/{table}.parquet"), **options)
 
 
 def _fill(table: pa.Table, sink: Any) -> None:
     pq.write_table(table, sink, **WRITING)
+
+
+@contextmanager
+def _telling(store: Store) -> Iterator[None]:
+    """Raises ObjectStoreFailed, saying what to do, where a copy that is listed is gone or cannot be read."""
+    try:
+        yield
+    except (ObjectMissing, pa.ArrowException) as error:
+        raise ObjectStoreFailed(
+            f"the copies of segments in {store.url} are not whole ({error}): delete {store.url}/{_FACTS}, and the next "
+            "audit makes them again"
+        ) from None
 
 
 def _opened(store: Store, name: str) -> io.BufferedReader:
@@ -167,7 +182,8 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, CopiesPart)
         store = Store(self._url)
-        for name in partition.names:
-            file = pq.ParquetFile(_opened(store, f"{name}/{self._table}.parquet"), pre_buffer=True)
-            for batch in file.iter_batches(batch_size=ROWS_A_BATCH, columns=self._columns):
-                yield batch.select(self._columns)
+        with _telling(store):
+            for name in partition.names:
+                file = pq.ParquetFile(_opened(store, f"{name}/{self._table}.parquet"), pre_buffer=True)
+                for batch in file.iter_batches(batch_size=ROWS_A_BATCH, columns=self._columns):
+                    yield batch.select(self._columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,11 @@ from pyspark.sql import functions as F
 from notify import ids
 from notify.spark import left_out
 from notify.spark.changes import END
+from notify.spark.effects import BusinessEffects
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.log_input import LogInput
-from notify.spark.result import Found
+from notify.spark.repair.standing import NONE, effects_of
+from notify.spark.result import Found, Inputs, Result
 from notify.spark.small_table import small_table
 from notify.storage.names import is_dropped_topic
 
@@ -56,6 +59,18 @@ def of_kafka(spark: SparkSession, kafka: KafkaInput, from_us: int, to_us: int) -
     """The same as `of_log` for the topics `dead-letter.{group}` of Kafka."""
     waiting = kafka.letters(spark).withColumnsRenamed({"queued_us": "at_us", "target": "name"})
     return _dead(waiting.where(_is_within(from_us, to_us)), kafka.name)
+
+
+def tell(inputs: Inputs, result: Result, effects: Sequence[BusinessEffects]) -> None:
+    """Say in each case of DEAD whether its message took effect nevertheless, as the group's inbox or one of `effects`
+    shows: sent again, it might do so a second time."""
+    cases = [case for case in result.found if case.finding == "DEAD" and case.message_id]
+    happened = effects_of(inputs.databases, [case.message_id for case in cases], effects)
+    for case in cases:
+        known, (group,) = happened.get(case.message_id, NONE), case.groups
+        if group in known.groups:
+            shown = f"the inbox of {group}" if group in known.inboxes else "--effects"
+            case.detail += f"; it took effect nevertheless, as {shown} shows: drop the letter, do not send it again"
 
 
 def _is_within(from_us: int, to_us: int) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ UNNAMED = ""
 """The consumer group of an effect of which nothing says whose it is."""
 SAMPLED = 1000
 """So many effects are asked for their ids, to see whether the query names messages at all."""
+MOST_NAMED = 20
+"""The most unknown groups that are named."""
 _TEXTS = {"text", "varchar"}
 
 
@@ -81,8 +83,8 @@ class BusinessEffects:
         for reason in self.hidden:
             raise HiddenRows(reason)
 
-    def doubts(self) -> Iterator[str]:
-        """Why the query proves no effect of a group, in sentences."""
+    def doubts(self, known_groups: Collection[str] = ()) -> Iterator[str]:
+        """Why the query proves no effect of a group, in sentences. `known_groups`: those of the queues and inboxes."""
         if odd := self._no_message():
             yield (
                 f"--effects on database {self.database.name} proves nothing: none of its first message_ids is that of "
@@ -93,6 +95,18 @@ class BusinessEffects:
                 f"--effects on database {self.database.name} proves no effect of a group: several groups, or none, "
                 "have an inbox there, and the query returns no column consumer_group"
             )
+
+        elif self.names_groups and (unknown := self._groups() - set(known_groups)):
+            named = ", ".join(map(repr, sorted(unknown)[:MOST_NAMED]))
+            yield (
+                f"--effects on database {self.database.name} names consumer groups that no queue and no inbox knows, "
+                f"and proves no effect in these: {named}"
+            )
+
+    def _groups(self) -> set[str]:
+        """The consumer groups that the query names for its first effects."""
+        first = f"SELECT consumer_group FROM {self._table} LIMIT {SAMPLED}"
+        return {_decoded(group) for (group,) in self._rows(f"SELECT DISTINCT consumer_group FROM ({first}) sample")}
 
     def _no_message(self) -> str:
         """An id of the first effects if none of them is a message's; "" if one is, or there is no effect."""

@@ -10,6 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from notify.spark.columns import COMMITTED
+from notify.spark.kafka_input import KafkaInput
 from notify.spark.life import Groups, mask, took_effect, without
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
@@ -38,13 +39,16 @@ class InTime:
     """The consumer groups with a filter: a message that they skipped rightly has no effect."""
     inbox_until_us: int = 0
     """A copy of a database may not have inbox rows from this instant on yet; 0: it has all of them."""
+    choosing: frozenset[str] = frozenset()
+    """The consumer groups that took only some of the messages of a queue which others left: nothing here shows whether
+    a message that they never settled was one of these."""
 
     def counts(self, groups: Groups) -> dict[str, Column]:
         """The aggregates COUNTED over rows of spark.rows.MessageRows."""
         is_committed = F.col("t_state").bitwiseAND(3) == COMMITTED
         due = is_committed & F.col("is_closed") & self.is_due("event_us")
         queued = F.col("place").isNotNull()
-        settled = reduce(Column.__and__, [_none(without("expected", "settled", b)) for b in range(groups.blocks)])
+        settled = reduce(Column.__and__, [_none(self._unsettled(groups, b)) for b in range(groups.blocks)])
         delivered = due & queued & settled & self.is_prompt()
         is_known = F.coalesce("acked_us", "queued_us") >= self.inbox_from_us
         if self.inbox_until_us:
@@ -66,6 +70,12 @@ class InTime:
         # Kafka tells who acknowledged a message, but not when.
         took_us = F.coalesce(acked - F.greatest("queued_us", F.coalesce("due_us", "queued_us")), F.lit(0))
         return took_us <= self.deliver_us
+
+    def _unsettled(self, groups: Groups, block: int) -> Column:
+        """The groups of a block that are to settle the message, or never settled it before it left their queue."""
+        choosing = groups.mask(sorted(self.choosing & set(groups.names)), block)
+        left = mask("left", block).bitwiseAND(F.lit(~choosing).cast("bigint"))
+        return without("expected", "settled", block).bitwiseOR(left)
 
     def _effectless(self, groups: Groups, block: int) -> Column:
         """The groups of a block whose inbox already existed and lacks the message."""
@@ -91,6 +101,13 @@ def filtered(inputs: Inputs) -> frozenset[str]:
         subscriptions = kafka.progress.subscribed.items()
         groups |= {group for (group, _), subscribed in subscriptions if subscribed.filter or subscribed.tags}
     return frozenset(groups)
+
+
+def choosing(inputs: Inputs) -> frozenset[str]:
+    """The groups whose subscription had tags or a filter when messages left its queue."""
+    sources: list[LogInput | KafkaInput] = [*inputs.logs, *inputs.kafka]
+    lefts = [left for source in sources for several in source.left.values() for left in several]
+    return frozenset(left.group for left in lefts if (s := left.subscription) and (s.tags or s.filter))
 
 
 def joined_us(logs: Iterable[LogInput]) -> int:

@@ -22,9 +22,11 @@ from notify.spark import changes, searches
 from notify.spark.actions import NOBODY_KNOWS, Record, recorded
 from notify.spark.changes import Left
 from notify.spark.columns import name_hash
+from notify.spark.effects import BusinessEffects
 from notify.spark.explain.trace import Stand, Trace
 from notify.spark.log_input import LogInput
 from notify.spark.ranges import Span
+from notify.spark.repair.standing import NONE, effects_of
 from notify.spark.result import Found, Inputs, Result
 from notify.spark.times import instant_text
 from notify.storage.groups import SettleKind, Subscription
@@ -50,6 +52,7 @@ _ACTIONS = {
     changes.LETTERS_DELETED: "topic.delete",
 }
 _POLICY = "topic.put"
+_SEARCHED = (changes.EXPIRED, changes.LETTER_PURGED, changes.LETTER_DROPPED, changes.LETTERS_DELETED)
 _ONE_BY_ONE = (changes.EXPIRED, changes.LETTER_DROPPED, BACKLOG)
 _SENTENCES = {
     changes.RESET: "a reset skipped {it} {when}",
@@ -237,10 +240,11 @@ def _gone(log: LogInput, topic: int, queue: int, offset: int) -> tuple[str, int]
 # --- who, when and why ----------------------------------------------------------------------------------------------
 
 
-def tell(spark: SparkSession, inputs: Inputs, result: Result) -> None:
+def tell(spark: SparkSession, inputs: Inputs, result: Result, effects: Sequence[BusinessEffects] = ()) -> None:
     """Say in each case of LEFT_OUT by what the message left, who did it and why; and sum up the cases.
 
-    What a group's tags or filter exclude was not for the group, and is no case.
+    What a group's tags or filter exclude was not for the group, and is no case; nor is what took effect in it, as its
+    inbox or one of `effects` shows.
     """
     cases = [case for case in result.found if case.finding == NAME]
     if not cases:
@@ -249,16 +253,20 @@ def tell(spark: SparkSession, inputs: Inputs, result: Result) -> None:
     for kafka in inputs.kafka:
         if over_kafka := chooser.over_kafka(cases):
             chooser.tags |= kafka.tags(spark, over_kafka)
-    kept = [case for case in map(chooser.chosen, cases) if case.groups]
+    # The rows of messages have shown the effects of all others already.
+    happened = effects_of(inputs.databases, [case.message_id for case in cases if _is_searched(case)], effects)
+    ineffective = [_without(case, happened.get(case.message_id, NONE).groups) for case in cases]
+    kept = [case for case in map(chooser.chosen, ineffective) if case.groups]
     result.counts[NAME] -= len(cases) - len(kept)
     result.found = [case for case in result.found if case.finding != NAME] + kept
     reasons = Reasons(inputs)
     sums: dict[tuple[str, str, Why], list[tuple[Why, Found]]] = {}
     for case in kept:
         whys = [_why(inputs, reasons, case, left) for left in case.left]
-        case.detail = "; ".join(
+        case.of_groups = tuple(
             f"not settled by {group}: {why.sentence()}" for group, why in zip(case.groups, whys, strict=True)
         )
+        case.detail = "; ".join(case.of_groups)
         for group, why in zip(case.groups, whys, strict=True):
             # Changes that come one by one, message after message, are one thing to tell.
             kind = replace(why, at_us=0, until_us=0) if why.how in _ONE_BY_ONE else why
@@ -269,19 +277,31 @@ def tell(spark: SparkSession, inputs: Inputs, result: Result) -> None:
     )
 
 
+def _is_searched(case: Found) -> bool:
+    """Whether the case is one of `expired` or `letters`."""
+    return any(left.how in _SEARCHED for left in case.left)
+
+
+def _without(case: Found, groups: frozenset[str]) -> Found:
+    """The case without these groups."""
+    left = tuple(each for each in case.left if each.group not in groups)
+    return case if len(left) == len(case.left) else replace(case, groups=[each.group for each in left], left=left)
+
+
 def of_trace(inputs: Inputs, trace: Trace, again: Mapping[str, bool]) -> dict[str, str]:
     """By group, what one message left its queue by, who did it and why.
 
     `again`: the groups to which it was sent again, and whether its dead letter was dropped instead.
     """
+    happened = trace.effects.keys() | trace.proven
     gone = {
         group: (left, stand)
         for group, (left, stand) in trace.left.items()
         # Over Kafka a group that was moved has settled all that it skipped, as far as its offset tells.
-        if group not in (trace.effects if left.reset else trace.settled) and group not in trace.expected
+        if group not in happened | trace.expected and (left.reset or group not in trace.settled)
     }
     for group, settled in trace.settled.items():
-        if settled.kind == SettleKind.EXPIRED.name and trace.stands:
+        if settled.kind == SettleKind.EXPIRED.name and trace.stands and group not in happened:
             at_us = settled.at_us
             gone[group] = Left(changes.EXPIRED, group, 0, 0, 0, 1, at_us, at_us, None), trace.stands[0]
     for group, stands in trace.letters.items():
@@ -289,7 +309,9 @@ def of_trace(inputs: Inputs, trace: Trace, again: Mapping[str, bool]) -> dict[st
             how, at_us = changes.LETTER_DROPPED, stand.queued_us
             if group not in again:
                 how, at_us = _gone_from(inputs, stand)
-            if at_us:
+            if at_us and group in happened:
+                trace.let_go.add(group)
+            elif at_us:
                 gone[group] = Left(how, group, 0, stand.queue, 0, 1, at_us, at_us, None), stand
     if not gone:
         return {}
@@ -371,10 +393,7 @@ class _Chooser:
 
     def chosen(self, case: Found) -> Found:
         """The case with those of its groups that were to receive the message."""
-        chosen = [left for left in case.left if self._takes(case, left.subscription)]
-        if len(chosen) == len(case.left):
-            return case
-        return replace(case, groups=[left.group for left in chosen], left=tuple(chosen))
+        return _without(case, frozenset(left.group for left in case.left if not self._takes(case, left.subscription)))
 
     def _takes(self, case: Found, subscription: Subscription | None) -> bool:
         """Whether the group was to receive the message; also true if its content is not known."""

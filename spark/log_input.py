@@ -158,6 +158,12 @@ class LogInput:
         except Corrupt as error:
             self.problems.append(str(error))
             saved = None
+        else:
+            if saved is None and 0 < self.segments[0].base <= self.dropped_to:
+                self.problems.append(
+                    "the log has no checkpoint, and the segments before it were dropped: nothing says which topics and "
+                    "groups there were"
+                )
         if saved is not None:
             self.dropped_to = max(self.dropped_to, saved.state.dropped_to or 0)
 

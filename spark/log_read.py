@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from notify.spark.log_files import LogFiles
@@ -29,6 +30,9 @@ class LogRead:
     files: LogFiles
     dropped_to: int
     segments: tuple[SegmentRead, ...]
+    restored: tuple[tuple[int, int], ...] = ()
+    """For each time that it lost its disk: the base of the first segment since, and when that was made, in microseconds
+    since 1970. What was read before from there on is lost."""
 
     @classmethod
     def of(cls, log: LogInput) -> LogRead:
@@ -43,4 +47,14 @@ class LogRead:
             end = segment.sealed_end if is_whole else max(segment.base, facts.durable)
             crc = facts.crc if is_whole else None
             segments.append(SegmentRead(segment.base, segment.created_us, end, crc, damage))
-        return cls(log.name, log.files, log.dropped_to, tuple(segments))
+        bases = [segment.base for segment in segments]
+        restored = [
+            (bases[after - 1], restore.restored_us)
+            for restore in log.catalog.restores
+            if (after := bisect_right(bases, restore.position))
+        ]
+        return cls(log.name, log.files, log.dropped_to, tuple(segments), tuple(restored))
+
+    def has_lost(self, base: int, read_us: int) -> bool:
+        """Whether a segment that was read at an instant was lost with a disk since."""
+        return any(base >= first and read_us < at_us for first, at_us in self.restored)

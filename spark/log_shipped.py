@@ -20,7 +20,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from notify.errors import InvalidRequest, ObjectStoreFailed
+from notify.errors import Corrupt, InvalidRequest, ObjectStoreFailed
 from notify.spark.log_files import SegmentFile
 from notify.storage.log import checkpoint
 from notify.storage.log.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ from notify.storage.log.sealed import SealedPart
 from notify.storage.shipped import layout, manifest
 from notify.storage.shipped.manifest import ShippedSegment
 from notify.storage.shipped.records import NAME as RECORDS
-from notify.storage.shipped.store import Store
+from notify.storage.shipped.store import ObjectMissing, Store
 
 _PIECE_BYTES = 8 << 20
 _CHECKPOINTS = 2
@@ -203,7 +203,15 @@ class ShippedFiles:
                 return None
 
     def checkpoint(self) -> Checkpoint | None:
-        return checkpoint.load(StoreDisk(self._store, dict(self.newest)))
+        complaints = []
+        for name, size in reversed(self.newest):
+            try:
+                return checkpoint.load(StoreDisk(self._store, {name: size}))
+            except (Corrupt, ObjectMissing) as error:
+                complaints.append(f"{name}: {error}")
+        if complaints:
+            raise Corrupt(f"no checkpoint in the store {self.url} can be read: " + "; ".join(complaints))
+        return None
 
     def checkpoints(self) -> Sequence[int]:
         return ()  # the manifest always ends behind the newest checkpoint

@@ -94,6 +94,8 @@ class Found:
     evidence: dict[str, Any] = field(default_factory=dict)
     left: tuple[Left, ...] = ()
     """LEFT_OUT: for each of its groups, what the message left its queue by."""
+    of_groups: tuple[str, ...] = ()
+    """LEFT_OUT: for each of its groups, the part of the detail that is of it alone."""
 
     @property
     def message_id(self) -> str:

@@ -145,9 +145,8 @@ class MessageRows:
         for block in range(self._groups.blocks):
             left = F.when(F.col("gone").isNotNull(), _mask(gone, block)).otherwise(_nobody())
             # Over Kafka a group that was moved has settled all that it skipped, as far as its offset tells.
-            effects, settled = life.took_effect(self._groups, block), life.mask("settled", block)
-            settled = F.when(F.col("is_skipped"), effects).otherwise(settled)
-            kept = settled.bitwiseOR(life.mask("expected", block))
+            settled = F.when(F.col("is_skipped"), _nobody()).otherwise(life.mask("settled", block))
+            kept = settled.bitwiseOR(life.took_effect(self._groups, block)).bitwiseOR(life.mask("expected", block))
             joined = joined.withColumn(f"left{block}", left.bitwiseAND(F.bitwise_not(kept)))
         return joined
 

@@ -21,10 +21,10 @@ from notify.demo.kafka import KafkaCluster
 from notify.demo.proof import Proof
 from notify.demo.run import Demo
 from notify.demo.topology import Cluster, Topology
-from notify.ending import exiting_when_told
 from notify.errors import NotifyError
 from notify.testing.databases import SERVERS
 from notify.testing.reachable import NotAvailable
+from tests.support.verdict import judged
 
 
 def main() -> int:
@@ -80,5 +80,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

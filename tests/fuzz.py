@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -12,8 +13,8 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from notify.ending import exiting_when_told
 from notify.testing.process import ServerProcess
+from tests.support.verdict import judged
 
 FULL = 507
 """A request may be refused because the disk is full: that is no error of the server."""
@@ -44,7 +45,7 @@ def fuzz(server: ServerProcess, cases: int, token: str) -> tuple[Counter[int], l
     return statuses, failed
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000)
     cases = parser.parse_args().cases
@@ -65,9 +66,8 @@ def main() -> None:
     for line in failed[:20]:
         print(line)
     print(f"VERDICT: {'FAIL' if failed else 'PASS'} {total} requests, {len(failed)} server errors")
-    raise SystemExit(1 if failed else 0)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        main()
+    sys.exit(judged(main))

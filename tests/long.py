@@ -7,6 +7,7 @@ behind which it is stopped and has failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,6 +27,8 @@ class Step:
     minutes: float
 
 
+END_SECONDS = 120.0
+
 BRIDGE = ("-m", "tests.crash.bridge", "--kills", "15", "--rotations", "4")
 MOVERS = ("-m", "tests.history.run", "--over-databases", "--database", "mysql", "--seconds", "60")
 AUDIT = ("-m", "tests.audit.campaign", "--transactions", "100000", "--each", "25")
@@ -40,7 +43,7 @@ STEPS = (
     Step("servers killed, MySQL", ("-m", "tests.crash.cluster", "--database", "mysql", "--seconds", "40"), 8),
     Step("servers killed, PostgreSQL", ("-m", "tests.crash.cluster", "--database", "postgresql", "--seconds", "40"), 8),
     Step("a history over PostgreSQL and MySQL", MOVERS, 10),
-    Step("a history over Kafka", ("-m", "tests.history.run", "--over-kafka", "--seconds", "180"), 15),
+    Step("a history over Kafka", ("-m", "tests.history.run", "--over-kafka", "--seconds", "180"), 20),
     Step("fuzzed routes", ("-m", "tests.fuzz", "--cases", "4000"), 10),
     Step("planted faults", AUDIT, 12),
     Step("planted faults, MySQL", (*AUDIT, "--database", "mysql", "--disasters", "0"), 6),
@@ -55,6 +58,9 @@ def run(step: Step, workers: str) -> bool:
         return process.wait(step.minutes * 60) == 0
     except subprocess.TimeoutExpired:
         print(f"{step.name}: stopped after {step.minutes:g} minutes", flush=True)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a campaign ends its processes, and says what it was at
+            process.wait(END_SECONDS)
         return False
     finally:
         if process.poll() is None:

@@ -1,7 +1,7 @@
-"""The consumer process of a bench: one group receives, acknowledges and counts the messages of all topics.
+"""The wire's client of the benches beside producers: one group receives, acknowledges and counts all topics' messages.
 
-Run as `python -m notify.bench.consume` with a JSON specification. It prints a line once it has subscribed, and one JSON
-object at the end.
+It calls no handler. Run as `python -m notify.bench.consume` with a JSON specification. It prints a line once it has
+subscribed, and one JSON object at the end.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ def ranges(receipts: list[str]) -> list[SettleItem]:
 async def consume(spec: dict[str, Any]) -> dict[str, Any]:
     """Receive and acknowledge until the file `stop` exists and no message is left."""
     http = HttpClient(spec["url"])
-    topics = [f"bench-{n}" for n in range(spec["topics"])]
     path = f"/v1/groups/{GROUP}/receive"
 
     async def receive(wait: float) -> Received:
-        request = Receive(instance="bench", topics=topics, max=MAX, wait=wait, lease=60)
+        request = Receive(instance="bench", topics=spec["topics"], max=MAX, wait=wait, lease=60)
         return _decode(await http.call("POST", path, encode_msgpack(request), 90))
 
     await receive(0)

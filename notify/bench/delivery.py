@@ -10,12 +10,21 @@ from typing import Any
 
 from notify.bench import children
 from notify.bench.requests import subscribe
+from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
+
+CLIENTS = ("wire", "plain", "threads", "coroutines")
+"""Those that receive: the benches' own client of the wire, which calls no handler; and with an empty handler a short
+script, the SDK's Consumer, and its AsyncConsumer."""
+LONGEST_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`groups` in `processes` consumer processes, which receive a backlog of `messages`."""
+    """`groups` in `processes` consumer processes, which receive a backlog of `messages`.
+
+    `client`: one of CLIENTS. `batch`: the most messages in a call of the SDK's handler; None: one.
+    """
 
     groups: int = 15
     messages: int = 300_000
@@ -24,6 +33,8 @@ class Plan:
     processes: int = 1
     mode: str = "shared"
     keys: int = 0
+    client: str = "wire"
+    batch: int | None = None
 
 
 def run(plan: Plan) -> dict[str, Any]:
@@ -33,29 +44,37 @@ def run(plan: Plan) -> dict[str, Any]:
         server = ServerProcess(directory / "data").start()
         stack.callback(server.stop)
         names = [f"group-{n}" for n in range(plan.groups)]
+        topics = [f"bench-{n}" for n in range(plan.topics)]
         for group in names:
-            for n in range(plan.topics):
-                subscribe(server.url, group, f"bench-{n}", mode=plan.mode)
+            for topic in topics:
+                subscribe(server.url, group, topic, mode=plan.mode)
         spec = {"url": server.url, "messages": plan.messages, "body": plan.body, "topics": plan.topics}
         children.result(children.start("notify.bench.fill", spec | {"keys": plan.keys}))
         cpu = server.cpu_seconds()
-        drains = [
-            children.start(
-                "notify.bench.drain",
-                {"url": server.url, "groups": names[number :: plan.processes], "expected": plan.messages},
-            )
+        module = "notify.bench.drain" if plan.client == "wire" else "notify.bench.handled"
+        spec = {
+            "url": server.url, "topics": topics, "expected": plan.messages, "client": plan.client, "mode": plan.mode,
+            "batch": plan.batch, "seconds": LONGEST_SECONDS,
+        }  # fmt: skip
+        consumers = [
+            children.start(module, spec | {"groups": names[number :: plan.processes]})
             for number in range(plan.processes)
         ]
-        results = [children.result(child) for child in drains]
+        for child in consumers:
+            stack.callback(children.end, child)
+        results = [children.result(child, LONGEST_SECONDS + 120) for child in consumers]
         cpu = server.cpu_seconds() - cpu
-    drained = [group for result in results for group in result["groups"]]
+    received = [group for result in results for group in result["groups"]]
     seconds = max(result["seconds"] for result in results)
-    unique = sum(group["unique"] for group in drained)
+    unique = sum(group["unique"] for group in received)
+    if seconds >= LONGEST_SECONDS:
+        raise NotifyError(f"{unique:,} messages were received in {seconds:.0f} s: take fewer, with --messages")
     return {
         "deliveries_per_second": round(unique / seconds),
         "groups": plan.groups,
         "lost": plan.groups * plan.messages - unique,
-        "duplicated": sum(group["received"] for group in drained) - unique,
+        "duplicated": sum(group["received"] for group in received) - unique,
         "flush": "sync",
-        "cores": round(cpu / seconds, 2),
+        "cores": round(cpu / seconds, 3),
+        "client_cores": round(sum(result["cpu_seconds"] for result in results) / seconds, 3),
     }

@@ -1,4 +1,6 @@
-"""Consumer groups of a bench in one process: they receive, acknowledge and count whole batches.
+"""The wire's client of the benches: consumer groups in one process that receive, count and acknowledge whole batches.
+
+It decodes a batch at once and calls no handler: what a handler gets is measured by notify/bench/handled.py.
 
 Run as `python -m notify.bench.drain` with a JSON specification. It prints a line when the groups begin, and one JSON
 object at the end. It stops when each group that is not slow has `expected` messages, or when the file `stop` exists and
@@ -106,9 +108,12 @@ async def drain_all(spec: dict[str, Any]) -> dict[str, Any]:
     """Run all groups of this process."""
     drains = [Drain(spec, group) for group in spec["groups"]]
     print("ready", flush=True)
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*(drain.run() for drain in drains))
-    return {"groups": [drain.result() for drain in drains], "seconds": time.perf_counter() - started}
+    groups = [drain.result() for drain in drains]
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    counted = sum(drain.received for drain in drains)
+    return {"groups": groups, "counted": counted, "seconds": seconds, "cpu_seconds": cpu}
 
 
 def main() -> None:

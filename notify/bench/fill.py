@@ -22,8 +22,17 @@ BATCH = 2000
 IN_FLIGHT = 3
 
 
+def order(number: int, size: int) -> bytes:
+    """A JSON object with a number, of `size` bytes if they are enough."""
+    body = b'{"number":%d,"text":""}' % number
+    return body[:-2] + b"x" * (size - len(body)) + body[-2:]
+
+
 async def fill(spec: dict[str, Any]) -> dict[str, Any]:
-    """Publish `messages` messages with bodies of `body` bytes to the topics `{prefix}-0`, `{prefix}-1`, … in turn."""
+    """Publish `messages` messages with bodies of `body` bytes to the topics `{prefix}-0`, `{prefix}-1`, … in turn.
+
+    With `orders` each body is JSON with the message's number; otherwise all have the same random bytes.
+    """
     http = HttpClient(spec["url"])
     body = os.urandom(spec["body"])
     topics, prefix = spec["topics"], spec.get("prefix", "bench")
@@ -35,7 +44,7 @@ async def fill(spec: dict[str, Any]) -> dict[str, Any]:
         return PackedPublished(
             id=ids.message_id(ids.new_id(), 0),
             topic=f"{prefix}-{n % topics}",
-            body=body,
+            body=order(n, spec["body"]) if spec.get("orders") else body,
             key=f"key-{n % keys}" if keys else None,
             delay=delay,
         )

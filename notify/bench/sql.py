@@ -55,7 +55,7 @@ def fresh(url: str) -> str:
     return sa.make_url(url).set(database=name).render_as_string(hide_password=False)
 
 
-def postgresql_ceiling(url: str, seconds: int) -> float:
+def postgresql_ceiling(url: str, seconds: int, connections: int = CONNECTIONS) -> float:
     """Single-row inserts a second by pgbench, with prepared statements."""
     database = sa.make_url(fresh(url))
     engine = sa.create_engine(database)
@@ -74,7 +74,7 @@ def postgresql_ceiling(url: str, seconds: int) -> float:
         process = subprocess.run(
             [
                 "pgbench", "-n", "-h", str(database.host), "-p", str(database.port), "-U", str(database.username),
-                "-c", str(CONNECTIONS), "-j", "2", "-T", str(seconds), "-M", "prepared", "-f", script.name,
+                "-c", str(connections), "-j", "2", "-T", str(seconds), "-M", "prepared", "-f", script.name,
                 str(database.database),
             ],
             capture_output=True, text=True, check=True,

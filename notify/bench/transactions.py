@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify.bench import children
+from notify.bench import children, consume
+from notify.bench.requests import subscribe
 from notify.bench.verify import count_in_queues, missing_in_database
 from notify.testing import usage
 from notify.testing.process import ServerProcess
@@ -23,7 +24,7 @@ class Plan:
 
     With `queues_outcomes` a caller continues once its outcome is queued, as a session of the SDK does after its commit;
     a transaction counts once its outcome is acknowledged. With `consume` and `end_to_end` each transaction is timed
-    from its caller's commit to the consumer.
+    from its caller's commit to the consumer. `client`: what consumes, one of delivery.CLIENTS.
     """
 
     clients: int = 128
@@ -41,6 +42,7 @@ class Plan:
     storage: str | None = None
     workers: int = 1
     keys: int = 0
+    client: str = "wire"
 
 
 def run(plan: Plan) -> dict[str, Any]:
@@ -101,10 +103,18 @@ def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subproces
 
 
 def _start_consumer(plan: Plan, url: str, directory: Path) -> subprocess.Popen[str]:
-    spec = {"url": url, "topics": plan.topics, "seen": str(directory / "seen"), "stop": str(directory / "stop")}
+    topics = [f"bench-{n}" for n in range(plan.topics)]
+    if plan.client == "plain":
+        for topic in topics:
+            subscribe(url, consume.GROUP, topic)
+    spec: dict[str, Any] = {
+        "url": url, "topics": topics, "groups": [consume.GROUP], "client": plan.client,
+        "seen": str(directory / "seen"), "stop": str(directory / "stop"),
+    }  # fmt: skip
     if plan.end_to_end:
         spec["handled"] = str(directory / "handled")
-    return children.start("notify.bench.consume", spec, wait_for_line=True)
+    module = "notify.bench.consume" if plan.client == "wire" else "notify.bench.handled"
+    return children.start(module, spec, wait_for_line=True)
 
 
 def _finish_consumer(child: subprocess.Popen[str], directory: Path) -> dict[str, Any]:

@@ -15,10 +15,15 @@ from notify.errors import InvalidRequest
 from notify.limits import MODES
 
 _AS_JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
+_CLIENT = typer.Option(
+    "wire",
+    help="What consumes: wire (whole batches, no handler); with an empty handler: plain (a script over HTTP), threads "
+    "(Consumer), coroutines (AsyncConsumer).",
+)
 _BODY = typer.Option(256, min=0, max=1 << 20, help="Bytes in a message's body.")
 
 
-group = typer.Typer(help="Measure this machine through the public SDK; every run is verified.", no_args_is_help=True)
+group = typer.Typer(help="Measure this machine; every run is verified.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -44,6 +49,7 @@ def transactions(
         False, "--queue-outcomes", help="Callers go on once an outcome is queued, like sessions after their commit."
     ),
     consume: bool = typer.Option(False, "--consume", help="Also deliver and acknowledge everything."),
+    client: str = _CLIENT,
     no_batching: bool = typer.Option(False, "--no-batching", help="Send each half in a separate request."),
     url: str | None = typer.Option(None, help="A running server, instead of a new one."),
     storage: str | None = typer.Option(None, help="A database as the server's storage, instead of the log."),
@@ -60,6 +66,7 @@ def transactions(
         seconds=seconds,
         rate=rate,
         consume=consume,
+        client=_known(client),
         batching=not no_batching,
         queues_outcomes=queue_outcomes,
         url=url,
@@ -96,14 +103,16 @@ def delivery(
     processes: int = typer.Option(1, min=1, max=64, help="Consumer processes that share the groups."),
     mode: str = typer.Option("shared", help=f"The subscriptions' mode: {', '.join(MODES)}."),
     keys: int = typer.Option(0, min=0, help="Distinct keys; 0: messages without a key."),
+    client: str = _CLIENT,
+    batch: int = typer.Option(0, min=0, max=10_000, help="Messages in a call of the SDK's handler; 0: one."),
     body: int = _BODY,
     as_json: bool = _AS_JSON,
 ) -> None:
     """Measure acknowledged deliveries a second, summed over the groups."""
     if mode not in MODES or mode == "broadcast":
         raise typer.BadParameter("--mode must be shared, ordered, failover or exclusive")
-    plan = delivery_bench.Plan(groups, messages, topics, body, min(processes, groups), mode, keys)
-    show(delivery_bench.run(plan), as_json)
+    sizes = groups, messages, topics, body, min(processes, groups)
+    show(delivery_bench.run(delivery_bench.Plan(*sizes, mode, keys, _known(client), batch or None)), as_json)
 
 
 @group.command()
@@ -133,6 +142,12 @@ def backlog(
 ) -> None:
     """Measure a backlog: producers, the server's memory, its start after kill -9, and a drain with cold caches."""
     show(backlog_bench.run(backlog_bench.Plan(messages, body, clients, seconds, runs)), as_json)
+
+
+def _known(client: str) -> str:
+    if client not in delivery_bench.CLIENTS:
+        raise typer.BadParameter(f"--client must be one of {', '.join(delivery_bench.CLIENTS)}")
+    return client
 
 
 def show(result: dict[str, object], as_json: bool) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
@@ -20,16 +21,22 @@ from typing import Any, ClassVar, TypeVar
 from notify import tracing
 from notify.client.banner import announce, begun, warn_of_broadcasts
 from notify.client.gathering import Gathering
+from notify.client.hand import Batch, Hand, Waiting, message_of
 from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import (
+    CANCEL_SECONDS,
     DEATHS,
+    Cancelled,
     Handler,
     NotTried,
     call_to_the_end,
     check_callable,
     check_options,
     in_a_thread,
+    in_own_context,
+    is_cancelled,
     its_turn,
+    no_handler,
     refuse_unfinished,
 )
 from notify.client.inbox import Inbox, check_inbox
@@ -37,7 +44,7 @@ from notify.client.instance import instance_name
 from notify.client.keeping import Keeping
 from notify.client.login import Shown, Token
 from notify.client.loop import LoopThread
-from notify.client.session import Work
+from notify.client.session import Session, Work
 from notify.client.sessions import Sessions
 from notify.ending import heeding_signals
 from notify.errors import InvalidRequest
@@ -53,6 +60,8 @@ T = TypeVar("T")
 DRAIN_SECONDS = 300.0
 MOST_CONCURRENT = 10_000
 LEAST_IN_HAND = 32
+TURN_SECONDS = 0.001
+"""After this time of quick handlers the other tasks of an event loop, and other greenlets, get their turn."""
 
 
 class _Consumer:
@@ -77,12 +86,13 @@ class _Consumer:
         """`instance` is this consumer's name in its group: with broadcast topics, keep it the same over restarts.
 
         `lease` (1 to 3,600 seconds): how long a message stays leased to this consumer without a renewal; the consumer
-        renews it while the handler runs. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for
-        running handlers. `batch` (1 to 10,000): the most messages in hand; None: twice `concurrency`, at least 32, and
-        at least two of the largest batches that a handler takes. `token`: the token to send; `tls`: the TLS context
-        that verifies the server; None: both come from the environment (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`,
-        `NOTIFY_CA`). `token` may be a function that returns the current token without blocking: it is called every
-        10 s, and when a server refuses the previous token. Raises InvalidRequest.
+        renews it until the handler returns. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for
+        running handlers. `batch` (1 to 10,000): how many messages it holds; None: about as many as its handlers finish
+        in a second, at most 1,000, and at least twice `concurrency`, 32, and two of the largest batches that a handler
+        takes. `token`: the token to send; `tls`: the TLS context that verifies the server; None: both come from the
+        environment (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that returns the
+        current token without blocking: it is called every 10 s, and when a server refuses the previous token. Raises
+        InvalidRequest.
         """
         check_name("group", group)
         check_whole("concurrency", concurrency, 1, MOST_CONCURRENT)
@@ -246,28 +256,44 @@ class _Consumer:
         return left
 
     async def _keep_sessions(self, stopping: asyncio.Event) -> None:
-        bounds = self._lease, self._in_hand, self._drain
-        work = Work(self.group, self.instance, self._handlers, self._call_counted, *bounds, self._announce)
-        work.ends_when_cancelled = self._is_async
+        hand = Hand(lambda: self._start_caller(hand), self._count, self._concurrency, self._in_hand, self._batch)
+        bounds = self._lease, self._drain
+        work = Work(self.group, self.instance, self._handlers, hand, *bounds, self._announce, self._cancel)
         inbox = None if self._inbox is None else Keeping(self._inbox, self._ask_inbox)
-        await Sessions(work, self.url, Token(self._token), self._tls).run(inbox, stopping)
+        try:
+            await Sessions(work, self.url, Token(self._token), self._tls).run(inbox, stopping)
+        finally:
+            hand.close()
+
+    def _start_caller(self, hand: Hand) -> None:
+        raise TypeError("a shell says what calls handlers")
+
+    async def _cancel(self, session: Session) -> None:
+        """Cancel the handlers of a session's messages, and wait for their end. A handler in a thread goes on."""
+
+    def _count(self, messages: int, error: BaseException | None) -> None:
+        """Count messages whose handler has returned, or raised an error."""
+        if error is None:
+            self.handled += messages
+        elif isinstance(error, NotTried):
+            if not isinstance(error.cause, asyncio.CancelledError):
+                self._leave(error.cause)
+        else:
+            self.failed += messages
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                self._leave(error)
 
     async def _call_counted(self, handler: Handler, message: ReceivedMessage) -> None:
+        """Have one message handled that did not come from a queue server."""
         try:
             if handler.batch is None or self._gathering is None:
                 await self._call_handler(handler, message)
             else:
                 await self._gathering.handle(handler, message)
-        except NotTried as given_back:
-            if not isinstance(given_back.cause, asyncio.CancelledError):
-                self._leave(given_back.cause)
-            raise
         except BaseException as error:
-            self.failed += 1
-            if not isinstance(error, Exception | asyncio.CancelledError):
-                self._leave(error)
+            self._count(1, error)
             raise
-        self.handled += 1
+        self._count(1, None)
 
     def _leave(self, error: BaseException) -> None:
         """A handler wants the process to end: stop, and have `run` raise `error` once all messages are settled."""
@@ -303,6 +329,8 @@ class AsyncConsumer(_Consumer):
         InvalidRequest if the inbox cannot work in its database.
         """
         self._room = asyncio.Semaphore(self._concurrency)
+        self._lots: dict[asyncio.Task[None], list[Waiting]] = {}
+        """The callers of handlers, and the messages that each is busy with."""
         left = await self._consume()
         if left is not None:
             raise left
@@ -310,24 +338,91 @@ class AsyncConsumer(_Consumer):
     async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
         return await inbox.call_async(function, *arguments)
 
+    def _start_caller(self, hand: Hand) -> None:
+        task = asyncio.get_running_loop().create_task(self._call_handlers(hand))
+        self._lots[task] = []
+
+    async def _call_handlers(self, hand: Hand) -> None:
+        """Call handlers, one after the other, until nothing waits."""
+        task = asyncio.current_task()
+        assert task is not None
+        hand.began()
+        until = hand.time() + TURN_SECONDS
+        try:
+            while lot := hand.take():
+                self._lots[task] = lot
+                await self._handle(hand, lot)
+                if hand.time() >= until:
+                    self._lots[task] = []
+                    await asyncio.sleep(0)  # lets other tasks run
+                    until = hand.time() + TURN_SECONDS
+        finally:
+            del self._lots[task]
+            hand.left()
+
+    async def _handle(self, hand: Hand, lot: list[Waiting]) -> None:
+        """Call the handler of a lot. Raises CancelledError only if this caller is cancelled."""
+        handler = lot[0][0].handler
+        if handler is not None and handler.batch is not None:
+            await self._handle_batch(hand, lot)
+            return
+        try:
+            message = message_of(lot[0])
+            if handler is None:
+                raise no_handler(message)
+            await in_own_context(self._call(handler, message))
+        except BaseException as error:
+            if is_cancelled(error):
+                hand.note(lot, Cancelled())
+                raise
+            hand.note(lot, error)
+        else:
+            hand.note(lot)
+
+    async def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
+        batch = Batch(hand, lot)
+        while batch.next():
+            try:
+                await in_own_context(self._call_all(batch.messages, batch.function))
+            except BaseException as error:
+                if is_cancelled(error):
+                    batch.cut(Cancelled())
+                    raise
+                batch.failed(error)
+            else:
+                batch.succeeded()
+
+    async def _cancel(self, session: Session) -> None:
+        tasks = [task for task, lot in self._lots.items() if lot and {run.holder for run, _ in lot} == {session}]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+
+    async def _call(self, handler: Handler, message: ReceivedMessage) -> None:
+        with tracing.processing(self.group, message):
+            if self._inbox is not None:
+                await self._inbox.run_async(self.group, message, handler.handle)
+            else:
+                refuse_unfinished(await handler.handle(message))
+
+    async def _call_all(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
+        with tracing.processing_batch(self.group, messages):
+            if self._inbox is not None:
+                await self._inbox.run_batch_async(self.group, messages, function)
+            else:
+                refuse_unfinished(await function(messages))
+
     async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
         await its_turn(self._room.acquire())
         try:
-            with tracing.processing(self.group, message):
-                if self._inbox is not None:
-                    await self._inbox.run_async(self.group, message, handler.handle)
-                else:
-                    refuse_unfinished(await handler.handle(message))
+            await self._call(handler, message)
         finally:
             self._room.release()
 
     async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
         async with self._room:
-            with tracing.processing_batch(self.group, messages):
-                if self._inbox is not None:
-                    await self._inbox.run_batch_async(self.group, messages, function)
-                else:
-                    refuse_unfinished(await function(messages))
+            await self._call_all(messages, function)
 
 
 class Consumer(_Consumer):
@@ -349,12 +444,14 @@ class Consumer(_Consumer):
             self._announce = functools.partial(announce, log, is_seen=True)
         thread = LoopThread(f"notify-consumer-{self.group}")
         self._pool = HandlerThreads(self._concurrency, "notify-handler")
+        self._asking = HandlerThreads(1, "notify-inbox")  # a turn among handlers may come late
         with heeding:
             try:
                 left = thread.run(self._consume())
             finally:
                 # Handlers that outlast the drain are not waited for; the session has logged a warning about them.
                 self._pool.shutdown()
+                self._asking.shutdown()
                 thread.close()
         if left is not None:
             raise left
@@ -367,19 +464,65 @@ class Consumer(_Consumer):
             self._loop.call_soon_threadsafe(self._consuming.cancel)
 
     async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, inbox.call, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._asking, inbox.call, function, *arguments)
+
+    def _start_caller(self, hand: Hand) -> None:
+        self._pool.submit(self._call_handlers, hand)
+
+    def _call_handlers(self, hand: Hand) -> None:
+        """Call handlers, one after the other, until nothing waits."""
+        hand.began()
+        is_green = bool(patched_by())
+        until = hand.time() + TURN_SECONDS
+        try:
+            while lot := hand.take():
+                self._handle(hand, lot)
+                if is_green and hand.time() >= until:
+                    time.sleep(0)  # lets other greenlets run
+                    until = hand.time() + TURN_SECONDS
+        finally:
+            hand.left()
+
+    def _handle(self, hand: Hand, lot: list[Waiting]) -> None:
+        handler = lot[0][0].handler
+        if handler is not None and handler.batch is not None:
+            self._handle_batch(hand, lot)
+            return
+        try:
+            message = message_of(lot[0])
+            if handler is None:
+                raise no_handler(message)
+            self._call(handler, message)
+        except BaseException as error:
+            hand.note(lot, error)
+        else:
+            hand.note(lot)
+
+    def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
+        batch = Batch(hand, lot)
+        while batch.next():
+            try:
+                self._call_all(batch.messages, batch.function)
+            except BaseException as error:
+                batch.failed(error)
+            else:
+                batch.succeeded()
+
+    def _call(self, handler: Handler, message: ReceivedMessage) -> None:
+        if self._inbox is None:
+            tracing.traced(call_to_the_end, self.group, message)(handler.handle, message)
+        else:
+            tracing.traced(self._inbox.run, self.group, message)(self.group, message, handler.handle)
+
+    def _call_all(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
+        with tracing.processing_batch(self.group, messages):
+            if self._inbox is not None:
+                self._inbox.run_batch(self.group, messages, function)
+            else:
+                call_to_the_end(function, messages)
 
     async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
-        work: Callable[..., object] = call_to_the_end if self._inbox is None else self._inbox.run
-        arguments = (handler.handle, message) if self._inbox is None else (self.group, message, handler.handle)
-        await in_a_thread(self._pool, tracing.traced(work, self.group, message), *arguments)
+        await in_a_thread(self._pool, self._call, handler, message)
 
     async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
-        def call() -> None:
-            with tracing.processing_batch(self.group, messages):
-                if self._inbox is not None:
-                    self._inbox.run_batch(self.group, messages, function)
-                else:
-                    call_to_the_end(function, messages)
-
-        await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._call_all, messages, function)

@@ -1,47 +1,40 @@
 """Gathering: collects messages into batches for a handler of batches, and splits a batch whose call fails.
 
-Each message gets its own result, as if it were handled alone. Leases, settling, attempts and dead letters are therefore
-those of single messages, on a queue server and over Kafka.
+Each message gets its own result, as if it were handled alone. Attempts, commits and dead letters over Kafka are
+therefore those of single messages. What comes from a queue server is in runs instead (client/hand.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from notify.client.claims import Partial
-from notify.client.handlers import Handler, NotTried, is_cancelled, reason_of
-from notify.client.typed import Read
+from notify.client.handlers import CANCEL_SECONDS, Handler, NotTried, is_cancelled, reason_of
+from notify.client.typed import Decoded, calling
 from notify.message import ReceivedMessage
 from notify.visible import one_line
 
 log = logging.getLogger("notify.consumer")
 
-CANCEL_SECONDS = 1.0
-"""How long cancelled coroutines may take to end."""
 Call = Callable[[Sequence[ReceivedMessage], Callable[..., Any]], Awaitable[None]]
 """Calls a function with messages and a session; an inbox may leave out messages that have taken effect already."""
 
 
-@dataclass(slots=True, eq=False)
-class Arrival:
-    """A message that waits to be handled. `value`: its decoded body, until the first call takes it."""
+class Arrival(Decoded):
+    """A message that waits to be handled."""
 
-    message: ReceivedMessage
-    value: Any
-    fate: asyncio.Future[None]
-    batch: Batch | None = None
-    """The batch that handles the message, once the batch has begun."""
+    __slots__ = ("batch", "fate")
 
-    def take_value(self, read: Read) -> Any:
-        """The decoded body, decoded again for each further call, because a failed handler may have changed it."""
-        value, self.value = self.value, None
-        return read(self.message) if value is None else value
+    def __init__(self, message: ReceivedMessage, value: Any, fate: asyncio.Future[None]) -> None:
+        super().__init__(message, value)
+        self.fate = fate
+        self.batch: Batch | None = None
+        """The batch that handles the message, once the batch has begun."""
 
 
 @dataclass(slots=True, eq=False)
@@ -206,16 +199,4 @@ def _retrieve(fate: asyncio.Future[None]) -> None:
 
 def _function_of(handler: Handler, part: Sequence[Arrival]) -> Callable[..., Any]:
     """The handler as a function of messages, which decodes their bodies if it takes decoded ones."""
-    if handler.read is None:
-        return handler.call
-    return functools.partial(_call_with_values, handler.call, handler.read, {id(a.message): a for a in part})
-
-
-def _call_with_values(
-    call: Callable[..., Any],
-    read: Read,
-    arrivals: Mapping[int, Arrival],
-    messages: Sequence[ReceivedMessage],
-    *session: Any,
-) -> Any:
-    return call([arrivals[id(message)].take_value(read) for message in messages], *session)
+    return handler.call if handler.read is None else calling(handler.call, handler.read, part)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import sysconfig
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from notify.client.callables import is_coroutine_function, is_generator_function, name_of
 from notify.client.typed import Read, reader_of
@@ -20,6 +21,10 @@ from notify.errors import InvalidRequest
 from notify.limits import LIMITS, MODES, check_between, check_name, check_whole
 from notify.message import ReceivedMessage, number_of_seconds
 
+T = TypeVar("T")
+
+CANCEL_SECONDS = 1.0
+"""How long cancelled coroutines may take to end."""
 REASON_CHARACTERS = 500
 """The most characters of a handler's error that go to the server with a retry or a dead letter."""
 PLACE_CHARACTERS = 150
@@ -163,6 +168,8 @@ def check_callable(
 def refuse_unfinished(result: object) -> None:
     """Raises InvalidRequest if a handler returned a coroutine or generator instead of doing its work, such as a lambda
     that calls a coroutine function: the message would count as handled although nothing was done."""
+    if result is None:
+        return
     if not (inspect.isawaitable(result) or isinstance(result, Generator | AsyncGenerator)):
         return
     if inspect.iscoroutine(result) or isinstance(result, Generator):
@@ -180,6 +187,44 @@ class NotTried(Exception):
     def __init__(self, cause: BaseException) -> None:
         super().__init__(f"{type(cause).__name__} ended the call of its batch")
         self.cause = cause
+
+
+class Cancelled(Exception):
+    """The handler, a coroutine, was cancelled with its consumer."""
+
+
+def no_handler(message: ReceivedMessage) -> InvalidRequest:
+    """The error of a message of a topic without a handler."""
+    return InvalidRequest(f"this consumer has no handler for topic {message.topic!r}; another of its group may")
+
+
+class _InOwnContext:
+    """Awaits a coroutine whose context variables are its own, in the task of its caller."""
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        context, coroutine = contextvars.copy_context(), self._coroutine
+        step: Callable[..., Any] = coroutine.send
+        value: Any = None
+        while True:
+            try:
+                awaited = context.run(step, value)
+            except StopIteration as returned:
+                return returned.value
+            try:
+                step, value = coroutine.send, (yield awaited)
+            except BaseException as error:
+                step, value = coroutine.throw, error
+
+
+def in_own_context(coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
+    """An awaitable of a coroutine that sees the caller's context variables, and whose changes the caller does not see,
+    as if the coroutine had a task of its own."""
+    return _InOwnContext(coroutine)
 
 
 async def its_turn(turn: Awaitable[object]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+import contextlib
+import threading
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
 
@@ -29,6 +33,58 @@ PURGE_AFTER_SECONDS = 30 * DAY
 MOST_PURGED = 10_000
 """The most rows that a transaction of a purge deletes."""
 MAY_COMMIT = "notify_inbox_may_commit"
+TURN_SECONDS = 60.0
+"""How long a handler waits for its turn at SQLite's one writer; then SQLite's own lock decides."""
+
+
+class Turns:
+    """The turns at the one writer of an SQLite database: its lock, for which handlers would fight, is not fair, and
+    fails those that wait for long. With another database everybody's turn is at once."""
+
+    def __init__(self, engine: Any) -> None:
+        self._is_needed = engine.dialect.name == "sqlite"
+        self._lock = threading.Lock()
+        self._async_lock: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """The turn of a thread."""
+        is_taken = self._is_needed and self._lock.acquire(timeout=TURN_SECONDS)
+        try:
+            yield
+        finally:
+            if is_taken:
+                self._lock.release()
+
+    @contextlib.asynccontextmanager
+    async def turn_async(self) -> AsyncIterator[None]:
+        """The turn of a coroutine."""
+        if not self._is_needed:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        if self._async_lock is None or self._loop is not loop:  # a lock belongs to one event loop
+            self._async_lock, self._loop = asyncio.Lock(), loop
+        lock, is_taken = self._async_lock, False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TURN_SECONDS):
+                is_taken = await lock.acquire()
+        try:
+            yield
+        finally:
+            if is_taken:
+                lock.release()
+
+
+_turns: weakref.WeakKeyDictionary[Any, Turns] = weakref.WeakKeyDictionary()
+"""The turns at the database of each engine, which several inboxes may share."""
+
+
+def turns_of(engine: Any) -> Turns:
+    """The turns at an engine's database."""
+    sync_engine = getattr(engine, "sync_engine", engine)
+    return _turns.setdefault(sync_engine, Turns(sync_engine))
 
 
 class InboxSession(Session):
@@ -88,6 +144,7 @@ class Inbox:
             _check_age("purge_after", purge_after)
         self.engine = engine
         self.purge_after = purge_after
+        self._turns = turns_of(engine)
         self._place = schema or ""
         """The schema of the tables; "" until it is found."""
 
@@ -102,12 +159,14 @@ class Inbox:
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call `function(connection, *arguments)` in a new transaction, whose statements name the inbox's schema, and
         return the result."""
-        result: T = in_transaction(self.engine, self._named, function, *arguments)
+        with self._turns.turn():
+            result: T = in_transaction(self.engine, self._named, function, *arguments)
         return result
 
     async def call_async(self, function: Callable[..., T], *arguments: Any) -> T:
         """`call` for an AsyncEngine."""
-        return await in_transaction_async(self.engine, self._named, function, *arguments)
+        async with self._turns.turn_async():
+            return await in_transaction_async(self.engine, self._named, function, *arguments)
 
     def _named(self, connection: sa.Connection, function: Callable[..., T], *arguments: Any) -> T:
         with naming(connection, self.place(connection)):
@@ -127,7 +186,7 @@ class Inbox:
         """
         guard = None
         try:
-            with InboxSession(self.engine) as session, session.begin() as transaction:
+            with self._turns.turn(), InboxSession(self.engine) as session, session.begin() as transaction:
                 connection = _guarded(session.connection(), session)
                 if not self._claim(connection, group, message):
                     _allow_commit(session, transaction)
@@ -149,7 +208,7 @@ class Inbox:
         """
         guard, fresh = None, []
         try:
-            with InboxSession(self.engine) as session, session.begin() as transaction:
+            with self._turns.turn(), InboxSession(self.engine) as session, session.begin() as transaction:
                 connection = _guarded(session.connection(), session)
                 fresh = self._claim_all(connection, group, messages)
                 if not fresh:
@@ -201,7 +260,7 @@ class Inbox:
         """`run` for a coroutine function and an AsyncSession."""
         guard = None
         try:
-            async with _session(self.engine) as session, session.begin():
+            async with self._turns.turn_async(), _session(self.engine) as session, session.begin():
                 connection = await session.connection()
                 await connection.run_sync(_guarded, session.sync_session)
                 if not await connection.run_sync(self._claim, group, message):
@@ -221,7 +280,7 @@ class Inbox:
         """`run_batch` for a coroutine function and an AsyncSession."""
         guard, fresh = None, []
         try:
-            async with _session(self.engine) as session, session.begin():
+            async with self._turns.turn_async(), _session(self.engine) as session, session.begin():
                 connection = await session.connection()
                 await connection.run_sync(_guarded, session.sync_session)
                 fresh = await connection.run_sync(self._claim_all, group, messages)

@@ -86,11 +86,12 @@ async def by_shard(
 
     If a shard is away, the error is the result of its items only. Other errors of a request are raised.
     """
+    shards = list(map(shard_of, items))
+    if shards.count(shards[0]) == len(shards):
+        return await send(shards[0], items)
     numbers_by_shard: dict[str | None, list[int]] = {}
-    for number, item in enumerate(items):
-        numbers_by_shard.setdefault(shard_of(item), []).append(number)
-    if len(numbers_by_shard) == 1:
-        return await send(next(iter(numbers_by_shard)), items)
+    for number, shard in enumerate(shards):
+        numbers_by_shard.setdefault(shard, []).append(number)
     calls = [_or_away(send(shard, [items[n] for n in numbers])) for shard, numbers in numbers_by_shard.items()]
     answers = await asyncio.gather(*calls)
     results: dict[int, Result | Later | NotifyError] = {}

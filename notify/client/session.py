@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,18 +22,20 @@ from notify.backoff import Backoff
 from notify.client.banner import begun
 from notify.client.failure_log import FailureLog
 from notify.client.foreign import PollTime, foreign_content
-from notify.client.handlers import DEATHS, Handler, NotTried, handler_of, is_cancelled, reason_of
+from notify.client.hand import Hand, Run, Waiting, by_run, ranges_of, runs_of
+from notify.client.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of
 from notify.client.http import HttpClient, read_answer
 from notify.client.renewals import Renewals
 from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
 from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError
-from notify.message import ReceivedMessage
+from notify.limits import OWNED
 from notify.wire import (
     JSON,
     Delivered,
     Leave,
     Receive,
     Received,
+    SettledItem,
     SettleItem,
     encode_msgpack,
 )
@@ -43,20 +45,23 @@ log = logging.getLogger("notify.consumer")
 POLL_SECONDS = 20.0
 LEAVE_SECONDS = 2.0
 """How long a consumer that stops waits for a server that it leaves."""
-GIVE_BACK_SECONDS = 1.0
+POLL_END_SECONDS = 1.0
+"""How long a consumer that stops waits for the answer of its long poll, which the server ends."""
+GIVE_BACK_SECONDS = 4.0
 """How long a message that this consumer gives back waits for the end of the long poll."""
-CANCEL_SECONDS = 1.0
-"""How long cancelled coroutines may take to end."""
 AGAIN = timedelta(minutes=10)
 """How long before the server's last answer a lost subscription begins again: requests wait, and clocks differ."""
 NAMED_IN_LOG = 10
-CAUTIOUS = 32
-"""The most messages in hand of a consumer of batches, at its start and while most deliveries are repeated ones. If the
-process dies, each message in hand has used up an attempt, and one of them may be what kills the process."""
+APART = (410, 422)
+"""The answers to several messages together after which each is settled alone: one of them is not leased any more."""
 _SUBSCRIBED = {"group", "result"}
 """The answers about subscriptions have one of these fields, the second one in the admin routes."""
 _decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_received = msgspec.msgpack.Decoder(Received).decode
+
+
+async def _go_on(session: Session) -> None:
+    """Cancel nothing."""
 
 
 @dataclass(slots=True)
@@ -66,18 +71,16 @@ class Work:
     group: str
     instance: str
     handlers: Mapping[str, Handler]
-    call: Callable[[Handler, ReceivedMessage], Awaitable[None]]
+    hand: Hand
+    """The messages in hand, from all servers."""
     lease: float
-    batch: int
     drain: float
     announce: Callable[[str], None] = field(default=log.info)
     """Gets a sentence about the subscriptions once a session has made them."""
-    ends_when_cancelled: bool = False
-    """Whether a handler ends when its task is cancelled; a handler in a thread goes on."""
+    cancel: Callable[[Session], Awaitable[None]] = field(default=_go_on)
+    """Cancels the handlers of a session's messages, and waits for their end; a handler in a thread goes on."""
     inbox_from: datetime | None = None
     """The time since which the consumer's inbox has every row; None if the consumer has no inbox."""
-    in_hand: set[asyncio.Task[None]] = field(default_factory=set)
-    """The task of each message that was received and is not settled yet."""
 
 
 class Session:
@@ -87,11 +90,29 @@ class Session:
         self._work = work
         self._http = http
         self._settler = Settler(http, work.group, work.lease)
-        self._in_hand: dict[asyncio.Task[None], str] = {}
-        """The tasks of this session's messages, and the messages' ids."""
+        self._runs: dict[Run, None] = {}
+        """The runs with messages that are not settled."""
+        self._settling = 0
+        """The number of messages whose settling is on its way."""
+        self._moved = asyncio.Event()
+        """Set when messages were settled."""
+        self._is_away = False
+        """Whether the server was away when it was last to hear that this instance stops: the end does not wait for it
+        again."""
+        self._has_told = False
+        """Whether the server knows that this instance stops."""
+        self._is_to_leave = True
+        """Whether the server is to hear so once nothing is in hand any more."""
+        self._gives_back = False
+        """Whether messages whose handlers have not begun are given back: the consumer stops."""
+        self._not_tried: list[Waiting] = []
+        """Messages to give back that a caller of handlers had taken."""
+        self._giving_back: set[asyncio.Task[None]] = set()
         self._renewals = Renewals(work.lease, self._renew)
         self._failures = FailureLog()
         self._poll_time = PollTime(POLL_SECONDS)
+        self._polls: set[asyncio.Future[list[Delivered]]] = set()
+        """The requests to receive whose answers nobody has read when the session ends."""
         self._ending = asyncio.Event()
         self._has_received = asyncio.Event()
         """Set once no request to receive is open or will follow."""
@@ -101,83 +122,128 @@ class Session:
         """When the session began, and when the server last answered a request to receive."""
         self._has_only_admin_routes = False
         """Whether the server is an older one, where only an admin route makes subscriptions."""
-        self._is_cautious = self._takes_batches = any(h.batch is not None for h in work.handlers.values())
 
     def end(self) -> None:
         """Receive nothing more; `run` returns when all messages in hand are settled."""
         self._ending.set()
+
+    def give_back_waiting(self) -> None:
+        """Give back the messages whose handlers have not begun, and those that an open request still brings: no attempt
+        counts."""
+        self._gives_back = True
+        self._give_back(self._work.hand.let_go(self))
 
     async def run(self) -> None:
         """Work until `end`. Raises errors that a retry cannot mend, once all messages in hand are settled."""
         try:
             try:
                 await self._subscribe_all()
-                await self._receive_all()
+                try:
+                    await self._receive_all()
+                finally:
+                    await self._end_polls()
             except NotifyError as error:
                 # If the session ends while the server is away, its caller does not need the error.
                 if not (is_away(error) and self._ending.is_set()):
-                    if self._in_hand:
+                    if self._runs:
                         log.error("nothing more is received from %s: %s", self._http.url, error)
                     await self._drain()
                     raise
             await self._drain()
         finally:
-            self._has_received.set()
             await self._close()
+
+    async def _end_polls(self) -> None:
+        """Have the server end the open requests to receive, and give back what they still bring: a server hears late
+        that nobody waits for an answer any more, and its messages would wait for the end of their leases."""
+        self._ending.set()
+        if any(not poll.done() for poll in self._polls) and await self._leave():
+            await asyncio.wait(self._polls, timeout=POLL_END_SECONDS)
+        for poll in self._polls:
+            poll.cancel()
+        answers = await asyncio.gather(*self._polls, return_exceptions=True)
+        self._polls.clear()
+        self._has_received.set()
+        self._gives_back = True
+        self._begin([delivery for answer in answers if isinstance(answer, list) for delivery in answer])
 
     async def _drain(self) -> None:
         """Wait at most `drain` seconds for the running handlers; their leases are renewed meanwhile."""
         telling = asyncio.ensure_future(self._tell_stopping())
         try:
-            async with asyncio.timeout(self._work.drain):
-                while self._in_hand:
-                    await asyncio.wait(self._in_hand)
-        except TimeoutError:
-            ids = sorted(self._in_hand.values())
-            more = f" and {len(ids) - NAMED_IN_LOG} more" if len(ids) > NAMED_IN_LOG else ""
-            log.warning(
-                "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
-                "for any more, and will be delivered again: %s%s",
-                len(ids), self._work.drain, ", ".join(ids[:NAMED_IN_LOG]), more,
-            )  # fmt: skip
+            if await self._until_settled(self._work.drain, lambda: not self._runs):
+                return
         finally:
             telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+        deliveries = [delivery for run in self._runs for delivery in run.deliveries if delivery is not None]
+        ids = sorted([delivery.id for delivery in deliveries])
+        more = f" and {len(ids) - NAMED_IN_LOG} more" if len(ids) > NAMED_IN_LOG else ""
+        log.warning(
+            "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
+            "for any more, and will be delivered again: %s%s",
+            len(ids), self._work.drain, ", ".join(ids[:NAMED_IN_LOG]), more,
+        )  # fmt: skip
 
     async def _tell_stopping(self) -> None:
-        """Tell the server that this instance stops: what it holds now then counts no attempt if the process is killed
-        before its handlers have returned. Repeated until the server has taken it."""
+        """Have the server know that this instance stops, while something is in hand: if the process is killed before
+        the handlers have returned, that is no death of their messages."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
-        while self._in_hand:
-            if await self._tell_leave():
-                return
-            await asyncio.wait(self._in_hand, timeout=backoff.next(), return_when=asyncio.ALL_COMPLETED)
+        while self._runs and not self._has_told:
+            self._is_away = False
+            if not await self._leave() and not self._is_away:
+                return  # an older server, or nothing was received
+            if self._is_away:
+                await self._until_settled(backoff.next(), lambda: not self._runs)
+
+    async def _until_settled(self, seconds: float, is_done: Callable[[], bool]) -> bool:
+        """Wait at most `seconds` until something is so that changes when messages are settled; False if it is not."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not is_done():
+                    self._moved.clear()
+                    await self._moved.wait()
+        return is_done()
 
     async def _close(self) -> None:
+        await self._end_polls()
         self._renewals.close()
-        for task in self._in_hand:
-            task.cancel()
-        if self._in_hand:
-            await asyncio.wait(self._in_hand, timeout=CANCEL_SECONDS)
+        hand = self._work.hand
+        self._give_back(hand.let_go(self))
         try:
-            await self._leave()
+            await self._work.cancel(self)
+            hand.collect()
+            if self._giving_back:
+                await asyncio.wait(self._giving_back, timeout=GIVE_BACK_SECONDS)
+            await self._until_settled(CANCEL_SECONDS, lambda: not self._settling)
         finally:
-            self._http.close()
+            for task in self._giving_back:
+                task.cancel()
+            try:
+                if self._is_to_leave:
+                    await self._leave()
+            finally:
+                self._http.close()
 
-    async def _leave(self) -> None:
-        """Give up the exclusive and failover topics that this instance owns, so that another takes over immediately.
+    async def _leave(self) -> bool:
+        """Have the server end this instance's requests to receive, give up the exclusive and failover topics that it
+        owns and has no message of, so that another takes over immediately, and count no death if what it holds is not
+        settled. Returns whether the server did so.
 
         If the request fails, or the server is an older one, another takes over when the lease of the topic expires.
         """
-        if self.is_subscribed:
-            await self._tell_leave()
-
-    async def _tell_leave(self) -> bool:
-        """Whether the server has taken that this instance leaves, or never will."""
+        if not self.is_subscribed or self._is_away:
+            return False
         body = encode_msgpack(Leave(self._work.instance))
+        is_owner = any(handler.mode in OWNED for handler in self._work.handlers.values())
+        self._is_to_leave = is_owner and bool(self._runs)  # a topic stays owned while its messages are held
         try:
             await self._http.call("POST", f"/v1/groups/{self._work.group}/leave", body, LEAVE_SECONDS)
         except NotifyError as error:
-            return not is_away(error)
+            self._is_away = is_away(error)
+            self._is_to_leave = True
+            return False
+        self._has_told = True
         return True
 
     # --- receiving --------------------------------------------------------------------------------------------
@@ -288,38 +354,32 @@ class Session:
         finally:
             for loop in loops:
                 loop.cancel()
-        results = await asyncio.gather(*loops, return_exceptions=True)
-        self._has_received.set()
+            results = await asyncio.gather(*loops, return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):
                 raise result
 
     async def _receive_until_ended(self, topics: list[str] | None) -> None:
-        in_hand = self._work.in_hand
+        hand = self._work.hand
         ended = asyncio.ensure_future(self._ending.wait())
         receiving: asyncio.Future[list[Delivered]] | None = None
         try:
             while not self._ending.is_set():
-                most = min(self._work.batch, CAUTIOUS) if self._is_cautious else self._work.batch
-                room = most - len(in_hand)
-                if room < most // 2 or room < 1:
-                    await asyncio.wait([*in_hand, ended], return_when=asyncio.FIRST_COMPLETED)
+                room = hand.room()
+                if not room:
+                    hand.moved.clear()
+                    await self._either(ended, asyncio.ensure_future(hand.moved.wait()))
                     continue
                 receiving = asyncio.ensure_future(self._until_served(functools.partial(self._receive, topics, room)))
                 await asyncio.wait([receiving, ended], return_when=asyncio.FIRST_COMPLETED)
                 if not receiving.done():
-                    return  # ended during the long poll: messages it still brings are redelivered after their lease
-                delivered = receiving.result()
-                self._begin(delivered)
-                if delivered and self._takes_batches:
-                    repeated = sum([message.attempt > 1 for message in delivered])
-                    self._is_cautious = 2 * repeated > len(delivered)
+                    return
+                answer, receiving = receiving, None
+                self._begin(answer.result())
         finally:
             ended.cancel()
-            if receiving is not None and not receiving.done():
-                receiving.cancel()
-                with contextlib.suppress(asyncio.CancelledError, NotifyError):
-                    await receiving
+            if receiving is not None:
+                self._polls.add(receiving)
 
     async def _receive(self, topics: list[str] | None, room: int) -> list[Delivered]:
         if self._ending.is_set():
@@ -347,81 +407,133 @@ class Session:
             await self._subscribe_all(again=True)
             return []
 
+    @staticmethod
+    async def _either(ended: asyncio.Future[Any], moved: asyncio.Future[Any]) -> None:
+        """Wait for the end of the session, or until messages were settled."""
+        try:
+            await asyncio.wait([ended, moved], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            moved.cancel()
+
     # --- handling ---------------------------------------------------------------------------------------------
 
     def _begin(self, delivered: list[Delivered]) -> None:
-        loop = asyncio.get_running_loop()
-        for delivery in delivered:
-            task = loop.create_task(self._handle(delivery))
-            self._work.in_hand.add(task)
-            self._in_hand[task] = delivery.id
-            task.add_done_callback(self._put_down)
+        runs = runs_of(self, self._work.handlers, delivered)
+        self._is_to_leave |= bool(runs)
+        for run in runs:
+            self._runs[run] = None
+            self._renewals.begin(run)
+        self._work.hand.put(runs)
+        if self._gives_back:
+            self.give_back_waiting()
 
-    def _put_down(self, task: asyncio.Task[None]) -> None:
-        self._work.in_hand.discard(task)
-        del self._in_hand[task]
-
-    async def _handle(self, delivery: Delivered) -> None:
-        handler = handler_of(self._work.handlers, delivery.topic)
-        message = ReceivedMessage(
-            delivery.id,
-            delivery.topic,
-            delivery.queue,
-            delivery.offset,
-            delivery.body,
-            delivery.key,
-            delivery.tag,
-            delivery.headers or {},
-            delivery.attempt,
-            delivery.committed_at,
-            delivery.replay,
-        )
-        self._renewals.begin(delivery.receipt)
-        try:
-            if handler is None:
-                raise InvalidRequest(
-                    f"this consumer has no handler for topic {delivery.topic!r}; another of its group may"
-                )
-            await self._work.call(handler, message)
-            item = SettleItem(receipt=delivery.receipt, action="ack")
-        except NotTried:
-            await self._until_received()
-            item = SettleItem(receipt=delivery.receipt, action="give_back")
-        except DeadLetter as error:
-            item = SettleItem(
-                receipt=delivery.receipt, action="dead_letter", reason=reason_of(error, named=False) or None
-            )
-        except BaseException as error:
-            if is_cancelled(error):
-                if not self._work.ends_when_cancelled:
-                    raise
-                item = SettleItem(receipt=delivery.receipt, action="interrupted", reason="the consumer was cancelled")
-            else:
-                self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
-                item = SettleItem(receipt=delivery.receipt, action="retry", reason=reason_of(error))
-        finally:
-            self._renewals.end(delivery.receipt)
-        try:
-            settled = await self._settler.submit(item)
-            if settled.code == "invalid_action":  # an older server
-                item = SettleItem(receipt=item.receipt, action="retry", delay=0, reason=item.reason)
-                settled = await self._settler.submit(item)
-        except NotifyError as error:
-            log.warning("settling %s failed, it may be delivered again: %s", delivery.id, error)
+    def noted(self, run: Run, place: int, error: BaseException) -> None:
+        """The handler of a message has raised an error: it is delivered again, a dead letter, or given back."""
+        if isinstance(error, NotTried):
+            self._not_tried.append((run, place))
+            return
+        places = range(place, place + 1)
+        if isinstance(error, DeadLetter):
+            self._settle(run, places, "dead_letter", reason_of(error, named=False) or None)
+        elif isinstance(error, Cancelled):
+            self._settle(run, places, "interrupted", "the consumer was cancelled")
         else:
-            if settled.status != 200:
-                log.warning(
-                    "%s was not settled, it may be delivered again: %s", delivery.id, settled.detail or settled.code
-                )
+            delivery = run.delivery(place)
+            self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
+            self._settle(run, places, "retry", reason_of(error))
 
-    async def _until_received(self) -> None:
-        """Wait until this session's long poll is over, before a message is given back: otherwise the long poll would
-        get the message again, and nobody would handle it before its lease expires."""
+    def settle_noted(self, run: Run) -> None:
+        """Acknowledge the messages of a run whose handlers have returned."""
+        self._renewals.look(run)
+        if not any(run.is_open):
+            self._renewals.end(run)
+        not_tried, self._not_tried = self._not_tried, []
+        self._give_back(not_tried)
+        acknowledged, run.acknowledged = run.acknowledged, []
+        for places in ranges_of(acknowledged):
+            self._settle(run, places, "ack")
+
+    def _settle(
+        self, run: Run, places: range, action: str, reason: str | None = None, delay: float | None = None
+    ) -> None:
+        """Have neighbours settled alike."""
+        self._settling += len(places)
+        item = SettleItem(receipt=run.receipt(places), action=action, delay=delay, reason=reason)
+        try:
+            settling = self._settler.submit(item)
+        except NotifyError as error:
+            self._ended(run, places, str(error))
+        else:
+            settling.add_done_callback(functools.partial(self._answered_to, run, places, item))
+
+    def _answered_to(self, run: Run, places: range, item: SettleItem, settling: asyncio.Future[SettledItem]) -> None:
+        if settling.cancelled():
+            self._ended(run, places, "the session has ended")
+        elif (error := settling.exception()) is not None:
+            self._ended(run, places, str(error))
+        elif (settled := settling.result()).status == 200:
+            self._ended(run, places)
+        elif item.action == "interrupted" and settled.code == "invalid_action":  # an older server
+            self._settling -= len(places)
+            self._settle(run, places, "retry", item.reason, delay=0)
+        elif len(places) > 1 and settled.status in APART:
+            self._settling -= len(places)
+            for place in places:
+                self._settle(run, range(place, place + 1), item.action, item.reason, item.delay)
+        else:
+            self._ended(run, places, settled.detail or settled.code or "")
+
+    def _ended(self, run: Run, places: range, why_not: str | None = None) -> None:
+        """The settling of messages has ended. `why_not`: why the server did not settle them; None: it did."""
+        self._settling -= len(places)
+        if why_not is not None:
+            more = f" and {len(places) - 1} behind it were" if len(places) > 1 else " was"
+            log.warning("%s%s not settled, it may be delivered again: %s", run.delivery(places[0]).id, more, why_not)
+        self._work.hand.settled(run, places)
+        if not run.unsettled:
+            self._runs.pop(run, None)
+            self._renewals.end(run)
+        self._moved.set()
+
+    def _give_back(self, waiting: Iterable[Waiting]) -> None:
+        by_lease = list(by_run(waiting))
+        if not by_lease:
+            return
+        for run, places in by_lease:
+            self._settling += len(places)
+            for place in places:
+                run.is_open[place] = 0
+        task = asyncio.ensure_future(self._give_back_when_received(by_lease))
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
+
+    async def _give_back_when_received(self, by_lease: Sequence[tuple[Run, list[int]]]) -> None:
+        """Give messages back once this session's long poll is over: otherwise the long poll would get them again, and
+        nobody would handle them before their leases expire."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 await self._has_received.wait()
+        for run, waiting_places in by_lease:
+            for places in ranges_of(waiting_places):
+                self._settling -= len(places)
+                self._settle(run, places, "give_back")
 
-    def _renew(self, receipt: str) -> None:
-        """Renew the lease of a message whose handler is still running."""
+    def _renew(self, run: Run) -> None:
+        """Renew the lease of the messages of a run whose handlers have not returned."""
+        for places in ranges_of(run.open_places()):
+            self._renew_together(run, places)
+
+    def _renew_together(self, run: Run, places: range) -> None:
+        item = SettleItem(receipt=run.receipt(places), action="renew", lease=self._work.lease)
         with contextlib.suppress(NotifyError):
-            self._settler.submit(SettleItem(receipt=receipt, action="renew", lease=self._work.lease))
+            renewing = self._settler.submit(item)
+            if len(places) > 1:
+                renewing.add_done_callback(functools.partial(self._renew_apart, run, places))
+
+    def _renew_apart(self, run: Run, places: range, renewing: asyncio.Future[SettledItem]) -> None:
+        """Renew messages one by one if the server has refused to renew them together, because one was not leased any
+        more."""
+        if not renewing.cancelled() and renewing.exception() is None and renewing.result().status in APART:
+            for place in places:
+                if run.is_open[place]:
+                    self._renew_together(run, range(place, place + 1))

@@ -85,8 +85,9 @@ class Sessions:
         work = self._work
         for session, _ in self._sessions.values():
             session.end()
-        if work.in_hand:
-            work.announce(stopping_text(work.drain, len(work.in_hand)))
+            session.give_back_waiting()
+        if work.hand.under_way:
+            work.announce(stopping_text(work.drain, work.hand.under_way))
         ending = [*(task for _, task in self._sessions.values()), *self._leaving]
         if ending:
             await asyncio.wait(ending)

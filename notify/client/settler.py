@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import msgspec
@@ -43,8 +42,9 @@ class Settler:
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         """The waits before items are sent again that the server did not take."""
 
-    def submit(self, item: SettleItem) -> Awaitable[SettledItem]:
-        """Queue an item and return the awaitable of the server's answer, which raises NotifyError."""
+    def submit(self, item: SettleItem) -> asyncio.Future[SettledItem]:
+        """Queue an item and return the future of the server's answer, which raises NotifyError. Raises
+        Unavailable if too many items wait."""
         return self._batcher.submit(_Settling(item, asyncio.get_running_loop().time() + self._lease))
 
     async def _settle(self, settlings: list[_Settling]) -> list[SettledItem | Later]:

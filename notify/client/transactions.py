@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -93,14 +95,11 @@ class TransactionClient:
         self._halves: Lanes[tuple[PackedTransaction, str], Item] = Lanes(
             self._send_halves,
             self._count_key_shards,
-            size_of=_size_with_source,
+            size_of=_size,
             max_items=MOST_ITEMS if batching else 1,
             in_flight=8 if batching else 128,
         )
-        self._prepared: Lanes[PackedTransaction, Item] = Lanes(
-            self._send_prepared, self._count_key_shards, size_of=_size
-        )
-        """Halves whose transactions are in no database: a request has one source."""
+        """Halves with the source of each."""
         self._outcomes: Lanes[OutcomeItem, Item] = Lanes(
             self._send_outcomes,
             self._count_key_shards,
@@ -124,8 +123,8 @@ class TransactionClient:
 
     async def prepare(self, messages: list[PackedMessage], check_after: float | None) -> Item:
         """Store the half of a transaction that is in no database. Raises the errors of `accepted`."""
-        half = self._half(ids.to_text(ids.new_id()), messages, check_after)
-        return accepted(await self._prepared.submit(half, self.http.shard_of(messages)))
+        half = self.half_soon(ids.to_text(ids.new_id()), messages, NO_DATABASE, check_after=check_after)
+        return accepted(await half)
 
     def half_soon(
         self, transaction_id: str, messages: list[PackedMessage], source: str = "", *, check_after: float | None = None
@@ -162,15 +161,13 @@ class TransactionClient:
         )
 
     async def _send_halves(self, shard: str | None, halves: list[tuple[PackedTransaction, str]]) -> Answers:
-        return await self._send_to_shards(shard, halves, lambda half: half[0].messages, self._send_halves_by_source)
-
-    async def _send_halves_by_source(self, shard: str | None, halves: list[tuple[PackedTransaction, str]]) -> Answers:
         """Send halves in a request for each source, because a request has one."""
 
         async def send(source: str | None, its_halves: list[tuple[PackedTransaction, str]]) -> Answers:
-            return await self._send_halves_to(shard, [half for half, _ in its_halves], source or "")
+            to = functools.partial(self._send_halves_to, source=source or "")
+            return await self._send_to_shards(shard, [half for half, _ in its_halves], _messages_of, to)
 
-        return await by_shard(halves, lambda half: half[1], send)
+        return await by_shard(halves, _source_of, send)
 
     async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction], source: str) -> Answers:
         shard = self._shard_for_all_attempts(shard, len(halves))
@@ -198,14 +195,6 @@ class TransactionClient:
                         self.http.look_again()
         return await self._items(HALVES, self._body_of_halves(halves, source), half_ids, self._half_seconds, shard)
 
-    async def _send_prepared(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
-        return await self._send_to_shards(shard, halves, lambda half: half.messages, self._send_prepared_to)
-
-    async def _send_prepared_to(self, shard: str | None, halves: list[PackedTransaction]) -> Answers:
-        shard = self._shard_for_all_attempts(shard, len(halves))
-        body = self._body_of_halves(halves, NO_DATABASE)
-        return await self._items(HALVES, body, [half.id for half in halves], self._half_seconds, shard)
-
     async def _send_to_shards(
         self,
         shard: str | None,
@@ -217,6 +206,8 @@ class TransactionClient:
         if shard is not None:
             return await send(shard, items)
         await self.http.known()
+        if not self.http.keys:
+            return await send(None, items)
         return await by_shard(items, lambda item: self.http.shard_of(messages_of(item)), send)
 
     def _shard_for_all_attempts(self, shard: str | None, count: int) -> str | None:
@@ -337,7 +328,7 @@ class TransactionClient:
     async def _send_outcomes(self, shard: str | None, outcomes: list[OutcomeItem]) -> Answers:
         if shard is not None:
             return await self._send_outcomes_of(shard, outcomes)
-        return await by_shard(outcomes, lambda outcome: outcome.shard, self._send_outcomes_of)
+        return await by_shard(outcomes, _shard_of, self._send_outcomes_of)
 
     async def _send_outcomes_of(self, shard: str | None, outcomes: list[OutcomeItem]) -> Answers:
         body = encode_msgpack(Outcomes(producer_group=self.group, outcomes=outcomes))
@@ -381,7 +372,6 @@ class TransactionClient:
     async def flush(self) -> None:
         """Wait until all queued items are answered or have failed."""
         await self._halves.drain()
-        await self._prepared.drain()
         await self._messages.drain()
         await self._outcomes.drain()
 
@@ -402,12 +392,11 @@ def _is_for_later(item: Item) -> bool:
     return item.status in (500, 503) or item.code == "wrong_shard"
 
 
-def _size_with_source(half: tuple[PackedTransaction, str]) -> int:
-    return _size(half[0])
+_source_of, _messages_of, _shard_of = itemgetter(1), attrgetter("messages"), attrgetter("shard")
 
 
-def _size(half: PackedTransaction) -> int:
-    messages = half.messages
+def _size(half: tuple[PackedTransaction, str]) -> int:
+    messages = half[0].messages
     if len(messages) == 1:  # half the time of a sum
         return 64 + size_of_message(messages[0])
     return 64 + sum(map(size_of_message, messages))

@@ -201,3 +201,33 @@ def _name_of_type(kind: Any) -> str:
 
 def _refusal(name: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"the handler {name} {why}", "invalid_handler")
+
+
+class Decoded:
+    """A message, and its decoded body until the first call takes it."""
+
+    __slots__ = ("message", "value")
+
+    def __init__(self, message: ReceivedMessage, value: Any) -> None:
+        self.message = message
+        self.value = value
+
+    def take_value(self, read: Read) -> Any:
+        """The decoded body, decoded again for each further call, because a failed handler may have changed it."""
+        value, self.value = self.value, None
+        return read(self.message) if value is None else value
+
+
+def calling(call: Callable[..., Any], read: Read, decoded: abc.Sequence[Decoded]) -> Callable[..., Any]:
+    """A handler of decoded batches as a function of messages, of which an inbox may leave out some."""
+    return functools.partial(_call_with_values, call, read, {id(d.message): d for d in decoded})
+
+
+def _call_with_values(
+    call: Callable[..., Any],
+    read: Read,
+    decoded: abc.Mapping[int, Decoded],
+    messages: abc.Sequence[ReceivedMessage],
+    *session: Any,
+) -> Any:
+    return call([decoded[id(message)].take_value(read) for message in messages], *session)

@@ -187,8 +187,8 @@ class _Judged:
             yield "ORPHAN_ROW", f"an inbox row of {', '.join(strange)}, which never subscribed to the topic"
         for group, why in sorted(t.left_out.items()):
             yield "LEFT_OUT", f"{group} never settled it: {why}"
-        if dead := sorted(t.letters.keys() - t.left_out.keys()):
-            yield "DEAD", f"{', '.join(dead)} gave it up"
+        if dead := sorted(t.letters.keys() - t.left_out.keys() - t.let_go):
+            yield "DEAD", "; ".join(_gave_up(t, group) for group in dead)
         if t.attempts:
             yield "REDELIVERED", f"it was delivered again to {', '.join(sorted(t.attempts))}"
 
@@ -235,6 +235,11 @@ def _life(t: Trace) -> Iterator[str]:
         yield "in no queue"
     for group in sorted(t.expected | t.settled.keys() | t.effects.keys() | t.letters.keys()):
         yield _with_group(t, group)
+
+
+def _gave_up(t: Trace, group: str) -> str:
+    shown = f"the inbox of {group}" if group in t.effects else "--effects" if group in t.proven else ""
+    return f"{group} gave it up" + (f", and it took effect nevertheless, as {shown} shows" if shown else "")
 
 
 def _with_group(t: Trace, group: str) -> str:

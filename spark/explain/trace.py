@@ -90,6 +90,8 @@ class Trace:
     """By what, by whom and why it left the queue of a group that never settled it."""
     letters: dict[str, list[Stand]] = field(default_factory=dict)
     """Its dead letters by group."""
+    let_go: set[str] = field(default_factory=set)
+    """The groups in which it took effect, and whose dead letters of it were dropped or purged."""
 
     @property
     def is_known(self) -> bool:

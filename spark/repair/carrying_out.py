@@ -66,6 +66,7 @@ class Repair:
         self._queries: Sequence[BusinessEffects] = ()
         self._dry_run = False
         self._known_unread: Sequence[str] = ()
+        self._known_groups: Sequence[str] = ()
 
     async def run(
         self, plan: RepairPlan, path: Path, say: Callable[[Row], None] = lambda row: None, *, dry_run: bool = False
@@ -80,7 +81,7 @@ class Repair:
         for database in (*self._inputs.databases, *self._inputs.storages):
             database.check_seen()
         plan.check_inputs(names_of(self._inputs), identities_of(self._inputs))
-        self._known_unread = plan.unread
+        self._known_unread, self._known_groups = plan.unread, plan.groups
         self._queries = business_effects(self._inputs.databases, dict.fromkeys([*plan.effects, *self._effects]))
         for query in self._queries:
             query.check_seen()
@@ -105,7 +106,7 @@ class Repair:
         """Rows for items that the journal says were done, compared with what the logs have of them now. With `force`,
         those of which nothing is left have no row: they are carried out again."""
         for several in parts(items):
-            now = Now.of(self._inputs, several, self._scratch, self._known_unread, self._queries)
+            now = self._now(several)
             for item in several:
                 line = done[item.key]
                 done_us = line.get("at_us", 0)
@@ -118,9 +119,12 @@ class Repair:
                         "may be an older copy; --force does it again",
                     )  # fmt: skip
 
+    def _now(self, items: Sequence[Item]) -> Now:
+        return Now.of(self._inputs, items, self._scratch, self._known_unread, self._queries, self._known_groups)
+
     async def _batch(self, http: HttpClient, items: Sequence[Item], journal: Journal | None) -> list[Row]:
         """Check items of one kind, and carry out those that may be."""
-        now = Now.of(self._inputs, items, self._scratch, self._known_unread, self._queries)
+        now = self._now(items)
         settled = {item.key: fate for item in items if (fate := now.settled(item)) is not None}
         rows = {
             item.key: _row(item, *settled[item.key]) | {"was_before": settled[item.key].status == 200}

@@ -51,15 +51,18 @@ class Now:
         scratch: Path | str,
         known_unread: Collection[str] = (),
         queries: Sequence[BusinessEffects] = (),
+        known_groups: Collection[str] = (),
     ) -> Now:
-        """`known_unread`: see `places_of`. `queries`: what proves effects beside the inboxes.
+        """`known_unread`: see `places_of`. `queries`: what proves effects beside the inboxes. `known_groups`: see
+        `effects_of`.
 
         Raises Unavailable where an input does not answer."""
         names = [item.message_id for item in items]
         both = names + [item.again for item in items if item.again]
         # The logs first: what comes into a queue afterwards has its effect later still.
         places = places_of(inputs.logs, both, scratch, known_unread)
-        effects, rows = effects_of(inputs.databases, both, queries), rows_of(inputs.databases, names)
+        effects = effects_of(inputs.databases, both, queries, known_groups)
+        rows = rows_of(inputs.databases, names)
         return cls(effects, rows, places, max((database.purged()[1] for database in inputs.databases), default=0))
 
     def settled(self, item: Item) -> Settled | None:
@@ -74,7 +77,10 @@ class Now:
 
     def is_undone(self, item: Item, done_us: int) -> bool:
         """Whether nothing is left of a repair that was done: a log may have been replaced by an older copy. `done_us`:
-        when, in microseconds since 1970; that retention dropped it since is no sign."""
+        when, in microseconds since 1970; that retention dropped it since, or that it was not shipped to a store yet, is
+        no sign."""
+        if done_us > self.places.until_us:
+            return False
         if item.action == "decide":
             return item.message_id in self.places.undecided
         is_there = item.again in self.places.queued or item.again in self.places.waiting

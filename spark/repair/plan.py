@@ -99,6 +99,8 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The parts of logs that could not be read when the plan was made."""
     effects: list[tuple[str, str]] = []
     """The queries of --effects of the plan's audit, each with the name of its database: a repair asks them again."""
+    groups: list[str] = []
+    """The consumer groups that were known then, for these queries."""
 
     def check_inputs(self, names: Sequence[str], identities: Mapping[str, Identity]) -> None:
         """Raises InvalidRequest where an input is not given of those that the audit read, or another one or an older

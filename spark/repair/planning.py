@@ -61,13 +61,14 @@ def plan_of(
     """
     cases = [f for f in result.found if _is_told(f) and not f.evidence.get("repaired")]
     queries = business_effects(inputs.databases, effects)
+    known_groups = groups_of(inputs) if effects else []
     planned: list[Item | Held] = []
     if result.reasons and not force:
         why = "the audit has reasons to doubt itself (see doubts): put those right, and audit again"
         planned += [_held(f, why) for f in cases]
     else:
         for part in parts(cases):
-            planned += _Part(inputs, part, queries).planned()
+            planned += _Part(inputs, part, queries, known_groups).planned()
     items = [_with_earlier(each, done or {}) for each in planned if isinstance(each, Item)]
     return RepairPlan(
         VERSION,
@@ -84,6 +85,7 @@ def plan_of(
         {name: msgspec.structs.replace(known, segments=()) for name, known in identities_of(inputs).items()},
         unread_of(inputs.logs),
         list(effects),
+        known_groups,
     )
 
 
@@ -107,6 +109,12 @@ def identities_of(inputs: Inputs) -> dict[str, Identity]:
         end = log.facts[-1].durable if log.facts else log.segments[-1].base + log.segments[-1].size
         known[f"log {log.name}"] = Identity(segment=segments[-1], end=end, segments=segments)
     return known
+
+
+def groups_of(inputs: Inputs) -> list[str]:
+    """All consumer groups that the inputs know."""
+    known = [log.groups() for log in inputs.logs] + [kafka.groups() for kafka in inputs.kafka]
+    return sorted(set().union(*known, *(database.inbox_groups() for database in inputs.databases)))
 
 
 EARLIER = "done_before"
@@ -168,13 +176,15 @@ def _held(f: Found, why: str) -> Held:
 class _Part:
     """Some cases, with what the databases have of them."""
 
-    def __init__(self, inputs: Inputs, cases: Sequence[Found], queries: Sequence[BusinessEffects]) -> None:
+    def __init__(
+        self, inputs: Inputs, cases: Sequence[Found], queries: Sequence[BusinessEffects], known_groups: Sequence[str]
+    ) -> None:
         self._cases = cases
         self._over_kafka = not inputs.logs
         self._restores = [restore for log in inputs.logs for restore in log.catalog.restores]
         sent_again = [f for f in cases if f.finding in ("LOST", "CONFLICT", "ACKED_NO_EFFECT", "IN_DOUBT")]
         names = [f.message_id for f in sent_again] + [name for f in sent_again for name in _again(f).values()]
-        self._effects = effects_of(inputs.databases, names, queries)
+        self._effects = effects_of(inputs.databases, names, queries, known_groups)
         self._rows = rows_of(inputs.databases, [f.message_id for f in sent_again])
         purged = [database.purged()[1] for database in inputs.databases]
         self._inbox_from_us = max(purged, default=0)

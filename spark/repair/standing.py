@@ -15,6 +15,7 @@ import msgspec
 
 from notify import ids
 from notify.errors import Unavailable
+from notify.spark.changes import END
 from notify.spark.databases import ODD, Database
 from notify.spark.effects import UNNAMED, BusinessEffects, proven_of
 from notify.spark.log_input import LogInput
@@ -47,6 +48,11 @@ class Effects:
         return Effects(self.inboxes | other.inboxes, self.proven | other.proven)
 
     @property
+    def groups(self) -> frozenset[str]:
+        """All of these groups that are known."""
+        return (self.inboxes | self.proven) - {UNNAMED}
+
+    @property
     def unguarded(self) -> frozenset[str]:
         """The groups whose inbox would not skip the message, and UNNAMED where the group is not known."""
         return self.proven - self.inboxes
@@ -68,7 +74,10 @@ class Effects:
         if group in self.proven:
             return f"it took effect in {group}, as --effects shows: only the row of the inbox is gone"
         if UNNAMED in self.proven:
-            return "it took effect, as --effects shows, and the query does not say in which group: add consumer_group"
+            return (
+                "it took effect, as --effects shows, and the query does not say in which group that is known: return "
+                "its name as consumer_group"
+            )
         return ""
 
 
@@ -76,9 +85,14 @@ NONE = Effects()
 
 
 def effects_of(
-    databases: Sequence[Database], message_ids: Iterable[str], queries: Sequence[BusinessEffects]
+    databases: Sequence[Database],
+    message_ids: Iterable[str],
+    queries: Sequence[BusinessEffects],
+    known_groups: Collection[str] = (),
 ) -> dict[str, Effects]:
-    """The effects of messages in any of the databases; nothing for a message without one."""
+    """The effects of messages in any of the databases; nothing for a message without one.
+
+    `known_groups`: a query that names a group beyond these may mean any; none: all are taken as they are."""
     effects: dict[str, Effects] = {}
     for part in parts(dict.fromkeys(message_ids)):
         for database in databases:
@@ -86,7 +100,8 @@ def effects_of(
                 name = row["message_id"]
                 effects[name] = effects.get(name, NONE) | Effects(frozenset([row["consumer_group"]]))
         for name, groups in proven_of(queries, part).items():
-            effects[name] = effects.get(name, NONE) | Effects(proven=frozenset(groups))
+            meant = {group if not known_groups or group in known_groups else UNNAMED for group in groups}
+            effects[name] = effects.get(name, NONE) | Effects(proven=frozenset(meant))
     return effects
 
 
@@ -194,6 +209,8 @@ class Places:
     undecided: frozenset[str]
     from_us: int = 0
     """Retention dropped what is older than this, in microseconds since 1970; 0: nothing."""
+    until_us: int = END
+    """A store may lack what is newer than this."""
 
 
 def unread_of(logs: Iterable[LogInput]) -> list[str]:
@@ -210,7 +227,7 @@ def places_of(
     queued: set[str] = set()
     waiting: set[str] = set()
     halves: set[str] = set()
-    from_us = 0
+    from_us, until_us = 0, END
     decided: set[bytes] = set()
     """Transactions: the outcome may be in another segment than the halves, as one row for all messages."""
     for known in logs if wanted else ():
@@ -221,6 +238,8 @@ def places_of(
         if gone := sorted(set(unread_of([log])) - set(known_unread)):
             raise Unavailable(f"nothing is repaired while more of a log is missing than when it was planned: {gone[0]}")
         from_us = max(from_us, log.first_us)
+        if log.is_shipped:
+            until_us = min(until_us, log.watermark_us)
         for row in log.messages_of(wanted):
             name = ids.message_id(row["id"], row["no"])
             if row["offset"] is not None:
@@ -232,4 +251,4 @@ def places_of(
             else:
                 halves.add(name)
     undecided = {name for name in halves - queued if ids.from_text(name.partition(".")[0]) not in decided}
-    return Places(frozenset(queued), frozenset(waiting - queued), frozenset(undecided), from_us)
+    return Places(frozenset(queued), frozenset(waiting - queued), frozenset(undecided), from_us, until_us)

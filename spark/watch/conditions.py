@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 
 from notify.spark.result import Result
+from notify.spark.times import instant_text
 from notify.spark.watch.ledger import Ledger
 from notify.spark.watch.lines import Line
 
 QUIET_SECONDS = 3600.0
 """Without anything to audit for so long a watch raises an alarm: nothing was sent, or all inputs are empty."""
 MOST_REASONS = 20
+_CLOCK = "CLOCK"
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.\d]*Z?")
 _NAMED = "".join(f"(?<!{noun} )" for noun in ("database", "group", "groups", "log", "source", "storage", "topic"))
@@ -51,6 +53,18 @@ class Conditions:
             self._ledger.end_condition(key)
             lines.append({"kind": "over", "window_us": start, "key": key, "detail": f"no longer: {key}"})
         return lines
+
+    def behind(self, start: int, now_us: int) -> list[Line]:
+        """Lines for a clock that is far behind what was audited: once, until a window is audited again."""
+        if _CLOCK in self._ledger.conditions():
+            return []
+        self._ledger.set_condition(_CLOCK, start)
+        detail = (
+            f"this machine's clock says {instant_text(now_us)}, and the next window begins at {instant_text(start)}: "
+            "nothing is audited until then. If the clock was ahead before, end the watch, move watch.db away, and "
+            "begin with --from"
+        )
+        return [{"kind": "inconclusive", "window_us": start, "key": f"{_CLOCK}:{start}", "detail": detail}]
 
     def doubts(self, result: Result, start: int) -> list[Line]:
         """Lines for reasons why earlier windows, from `start` on, cannot be judged any more, if no audit of this watch

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from notify.spark.times import instant_text
 from notify.spark.watch import looks
 from notify.spark.watch.ledger import Ledger, Position
+from notify.spark.watch.lines import Line
 
 
 def take_over(ledger: Ledger, directory: Path, start_us: int) -> Position:
@@ -32,6 +34,18 @@ def take_over(ledger: Ledger, directory: Path, start_us: int) -> Position:
     full = [int(path.stem.rpartition("-")[2]) for path in directory.glob("findings-[0-9]*.jsonl")]
     number = max(full, default=0) + 1
     return Position(next_us, window, file_number=number, file_offset=size)
+
+
+def lost_state(begun: Position) -> list[Line]:
+    """A line if a watch begins beside the findings of one whose state is gone: what that had not audited is missing."""
+    if begun.window or (begun.file_number == 1 and not begun.file_offset):
+        return []
+    detail = (
+        f"the state of the watch before (watch.db) is gone: this one begins at {instant_text(begun.next_us)}, and does "
+        "not look at older windows. Audit the time before with notify audit run"
+    )
+    start = begun.next_us
+    return [{"kind": "inconclusive", "window_us": start, "key": f"STATE:{start}", "detail": detail}]
 
 
 def _take(ledger: Ledger, line: bytes, window: int) -> None:

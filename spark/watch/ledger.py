@@ -23,6 +23,8 @@ MOST_FORGOTTEN = 100_000
 MOST_ALARMS = 10_000
 """The most alarms that wait for their receiver; beyond that the oldest are dropped, which is an alarm."""
 DROPPED = "DROPPED"
+_VERSION = 1
+"""The version of the tables' layout. A file without one is older, and has the same layout."""
 # `revised` counts the revisions of a finding and its returns: it is odd while the finding is revised.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS position (next_us INTEGER, window INTEGER, attempts INTEGER, quiet_since_us INTEGER,
@@ -106,9 +108,15 @@ class Ledger:
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("BEGIN EXCLUSIVE")
-            for statement in _TABLES.split(";"):
-                self._db.execute(statement)
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version <= _VERSION:
+                for statement in _TABLES.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {_VERSION}")
             self._db.execute("COMMIT")
+            row = None
+            if version <= _VERSION:
+                row = self._db.execute(f"SELECT {', '.join(Position.__slots__)} FROM position").fetchone()
         except sqlite3.OperationalError as error:
             self._db.close()
             if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -117,9 +125,15 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise InvalidRequest(
-                f"the watch's state in {path} is damaged ({error}): move it away to begin anew"
+                f"the watch's state in {path} is damaged ({error}): move it away, and name with --from the time from "
+                "which on the windows are to be audited"
             ) from None
-        row = self._db.execute(f"SELECT {', '.join(Position.__slots__)} FROM position").fetchone()
+        if version > _VERSION:
+            self._db.close()
+            raise InvalidRequest(
+                f"the watch's state in {path} was written by a newer version of Notify: use that version, or another "
+                "--state"
+            )
         self.position: Position | None = Position(*row) if row is not None else None
         """As it was committed; None for a new state."""
 

@@ -3,7 +3,7 @@
 A window's audit says nothing of segments that have only older messages: what they lack concerns other windows. So the
 watch notes when each segment was made, up to where it was read, and the checksum of these bytes, and compares them with
 the files at each window. What differs is a finding once; from then on the watch knows the segment as it is now. It
-forgets segments that retention dropped, by the log's own record.
+forgets segments that retention dropped, and those that were lost with a disk, by the log's own records.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def compare(ledger: Ledger, logs: Sequence[LogRead], now_us: int) -> Compared:
             if base < log.dropped_to:
                 compared.forgotten += [known] if known is not None else []
                 continue
+            if known is not None and log.has_lost(base, known.read_us):
+                compared.forgotten.append(known)
+                known = None
+                if read is None:
+                    continue
             try:
                 kind = "" if known is None else _difference(log, known, read)
                 seen = _seen(log, None if kind else known, read, now_us)

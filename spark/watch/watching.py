@@ -36,7 +36,7 @@ from notify.spark.times import instant_text
 from notify.spark.watch import looks
 from notify.spark.watch.alarms import Alarms
 from notify.spark.watch.conditions import MOST_REASONS, Conditions, is_quiet
-from notify.spark.watch.earlier import take_over
+from notify.spark.watch.earlier import lost_state, take_over
 from notify.spark.watch.ledger import Ledger, Position
 from notify.spark.watch.lines import Line, Lines
 from notify.spark.watch.segments import compare
@@ -51,7 +51,7 @@ out."""
 REVISED = (
     "LOST", "UNSENT", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW", "LEFT_OUT",
 )  # fmt: skip
-OF_A_GROUP = ("UNDELIVERED", "ACKED_NO_EFFECT")
+OF_A_GROUP = ("UNDELIVERED", "ACKED_NO_EFFECT", "LEFT_OUT")
 """A finding of these is one for each group that it concerns."""
 NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD", "LEFT_OUT", "FORGOTTEN", "UNGUARDED")
 """A class of these is said if the plan's `fail_on` has it."""
@@ -124,7 +124,8 @@ class Watch:
         try:
             self._alarms = Alarms(self._ledger, alarm_url, clock)
             self._conditions = Conditions(self._ledger)
-            self._begin(directory)
+            self._begun = self._begin(directory)
+            """Lines of the beginning that `run` says."""
             self._lines = Lines(self._ledger)
             self._lines.write()
         except BaseException:
@@ -137,16 +138,22 @@ class Watch:
         assert self._ledger.position is not None
         return self._ledger.position
 
-    def _begin(self, directory: Path) -> None:
-        """Note where a new watch begins, before its first audit: one that is killed starts with the same window."""
+    def _begin(self, directory: Path) -> list[Line]:
+        """Note where a new watch begins, before its first audit: one that is killed starts with the same window.
+
+        Returns a line if there was a watch before whose state is gone."""
         crash_point.reached("watch.at_start")
         if (position := self._ledger.position) is not None:
             with self._ledger.transaction():
                 looks.begin(self._ledger, position.next_us)
-            return
+            return []
         with self._ledger.transaction():
             start = self._plan.from_us or int(self._clock() * 1e6)
-            self._ledger.move(take_over(self._ledger, directory, start // self._window_us * self._window_us))
+            position = take_over(self._ledger, directory, start // self._window_us * self._window_us)
+            self._ledger.move(position)
+            if lines := lost_state(position):
+                self._announce(lines)
+        return lines
 
     def close(self) -> None:
         """Let go of the state."""
@@ -158,10 +165,14 @@ class Watch:
         """Audit windows until `stop`, or so many (0: no limit). Raises InvalidRequest for a wrong plan or input
         before the first window of this state; later an input that is gone holds the window up."""
         done = 0
+        if self._begun:
+            self._say(self._begun)
+            self._begun = []
         while not stop.is_set() and not (windows and done >= windows):
             self._alarms.send()
             due = (self.position.next_us + self._window_us + self._delay_us) / 1e6
             while (wait := due - self._clock()) > 0:
+                self._heed_clock()
                 if stop.wait(min(wait, 0.5)):
                     return
                 self._alarms.send()
@@ -180,6 +191,15 @@ class Watch:
                 if stop.wait(RETRY_SECONDS):
                     return
         self._alarms.send()
+
+    def _heed_clock(self) -> None:
+        """Say it if the next window begins in the future: the clock was ahead before, or is behind now."""
+        start, now_us = self.position.next_us, int(self._clock() * 1e6)
+        if start - now_us > self._window_us:
+            with self._ledger.transaction():
+                lines = self._conditions.behind(start, now_us)
+                self._announce(lines)
+            self._say(lines)
 
     def _next(self) -> None:
         """Audit the next window."""
@@ -382,13 +402,16 @@ def _by_group(cases: Iterable[Found]) -> Iterator[Found]:
     for case in cases:
         if len(case.groups) > 1 and case.finding in OF_A_GROUP:
             together = ", ".join(case.groups)
-            for group in case.groups:
-                yield replace(case, groups=[group], detail=case.detail.replace(together, group))
+            for number, group in enumerate(case.groups):
+                detail = case.of_groups[number] if case.of_groups else case.detail.replace(together, group)
+                yield replace(case, groups=[group], detail=detail)
         else:
             yield case
 
 
 def _is_transient(error: Exception) -> bool:
     """Whether to try again: a database or a disk may have gone away during the audit."""
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        return False  # the watch's own state is damaged
     library = type(error).__module__.partition(".")[0]
     return isinstance(error, NotifyError | OSError) or library in ("pyspark", "py4j", "sqlalchemy", "sqlite3")

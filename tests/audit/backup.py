@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from notify.ending import exiting_when_told
 from notify.testing.process import ServerProcess
 from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
 from tests.support.http import admin
+from tests.support.verdict import judged
 
 PRODUCERS = 4
 ORDERS_BEFORE, ORDERS_AFTER = 1000, 100
@@ -82,5 +82,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        raise SystemExit(main())
+    sys.exit(judged(main))

@@ -2,7 +2,8 @@
 
 Run as `python -m tests.audit.campaign --transactions 1000000 --each 100`. First it audits the sound run, which must
 have no finding; then the copies with the faults; then copies of a trade of several services, each after a disaster of
-its own (disasters.py).
+its own (disasters.py); then whole runs of an audit, its plan, repairs that are killed, and another audit
+(killed_repair.py).
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from notify.bench.made_run import Made, made_run
-from notify.ending import exiting_when_told
 from notify.spark.audit import Audit
 from notify.spark.result import Inputs, Plan, Result
 from notify.spark.session import open_session
 from notify.testing.databases import SERVERS
 from tests.audit.audited import PLAN, audited
 from tests.audit.disasters import DISASTERS, HARMLESS, Outcome, complaints_of_harmless, outcome_of
+from tests.audit.killed_repair import whole_runs
 from tests.audit.leaving import WHO, WHY, told
 from tests.audit.plant import Planted, Planter, copied
 from tests.audit.trade import Trade, make_trade
 from tests.audit.world import World, world_of
+from tests.support.verdict import judged
 
 LEDGER = "SELECT message_id FROM ledger"
 AT_ONCE = 50
@@ -141,18 +143,24 @@ def main() -> int:
     parser.add_argument("--transactions", type=int, default=1_000_000)
     parser.add_argument("--each", type=int, default=100)
     parser.add_argument("--disasters", type=int, default=10_000, help="transactions of their trade; 0: no disasters")
+    parser.add_argument("--repairs", type=int, default=10, help="whole runs with repairs that are killed; 0: none")
     parser.add_argument("--database", choices=sorted(SERVERS), default="postgresql")
     given = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
     directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
     directory.chmod(0o755)
     try:
         with SERVERS[given.database]() as url:
             spark = open_session()
-            complaints = campaign(
-                spark, url, directory, given.transactions, given.each, lambda text: print(text, flush=True)
-            )
+            complaints = campaign(spark, url, directory, given.transactions, given.each, say)
             if given.disasters:
-                complaints += disasters(spark, directory, given.disasters, lambda text: print(text, flush=True))
+                complaints += disasters(spark, directory, given.disasters, say)
+        if given.repairs:
+            with SERVERS["postgresql"]() as url:
+                complaints += whole_runs(spark, url, directory, given.repairs, say)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     for complaint in complaints:
@@ -160,6 +168,8 @@ def main() -> int:
     classes = f"{given.each} faults of each class among {given.transactions} transactions"
     if given.disasters:
         classes += f", {len(DISASTERS)} disasters among {given.disasters}, three times each"
+    if given.repairs:
+        classes += f", {given.repairs} whole runs with killed repairs"
     print(
         f"VERDICT: {'FAIL' if complaints else 'PASS'} {classes}: "
         + ("see above" if complaints else "all found, no other, none misnamed")
@@ -168,5 +178,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

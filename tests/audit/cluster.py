@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from notify.bench.made_run import made_run
-from notify.ending import exiting_when_told
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
@@ -34,6 +33,7 @@ from tests.audit.campaign import LEDGER, WITH_EFFECTS, planted
 from tests.support.clock import eventually
 from tests.support.object_store import s3_server
 from tests.support.shipping import sealed_copy
+from tests.support.verdict import judged
 
 HIDING = 'mount -t tmpfs none "$0" && exec "$@"'
 
@@ -162,5 +162,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

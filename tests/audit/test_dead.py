@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.client.table import half_message
+from notify.client.table import half_message, notify_inbox
 from notify.errors import InvalidRequest
 from notify.server.delivery.dead_letters import dead_payload
 from notify.spark.audit import Audit
+from notify.spark.explain.explained import explain
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
@@ -22,7 +23,7 @@ from notify.storage.records import NewMessage, NewTransaction, State, StoredMess
 from notify.storage.topics import Topic
 from notify.wire import Payload, encode_msgpack
 from tests.audit.audited import PLAN
-from tests.audit.trade import COUNT, TOPICS, WITH_INBOX, WITHOUT_INBOX, Trade, half_of, make_trade, row_of
+from tests.audit.trade import COUNT, TOPICS, WITH_INBOX, WITHOUT_INBOX, Trade, effect_of, half_of, make_trade, row_of
 
 PURGED, SENT_AGAIN, DROPPED, *KEPT = [COUNT + 2 * n for n in range(6)]
 REASONS = ("no such customer", "no such customer", "the card was refused")
@@ -64,6 +65,38 @@ async def die(trade: Trade) -> None:
     with engine.begin() as connection:
         connection.execute(half_message.insert(), [row_of(trade, n) for n in numbers])
     engine.dispose()
+
+
+def test_a_dead_letter_that_took_effect_says_so(spark: Any, tmp_path: Path) -> None:
+    """Its inbox has one, a ledger another; and those that were dropped or purged lack nothing then."""
+    trade = make_trade(tmp_path / "trade")
+    asyncio.run(die(trade))
+    proven = [PURGED, DROPPED, KEPT[1]]
+    rows = ", ".join(f"('{trade.message(n)}', '{WITH_INBOX}')" for n in proven)
+    trade.execute(
+        WITH_INBOX, "CREATE TABLE ledger (message_id TEXT, consumer_group TEXT)", f"INSERT INTO ledger VALUES {rows}"
+    )
+    engine = sa.create_engine(trade.url(WITH_INBOX))
+    with engine.begin() as connection:
+        connection.execute(notify_inbox.insert().values(effect_of(trade, KEPT[0])))
+    engine.dispose()
+    effects = ((WITH_INBOX, "SELECT message_id, consumer_group FROM ledger"),)
+    result = audited(spark, trade, replace(PLAN, effects=effects))
+    assert (result.verdict, result.counts["DEAD"], result.counts["LEFT_OUT"]) == ("PASS", len(KEPT), 0)
+    told = {f.message_id: f.detail.partition("; ")[2] for f in result.found if f.finding == "DEAD"}
+    again = "drop the letter, do not send it again"
+    assert told == {
+        trade.message(KEPT[0]): f"it took effect nevertheless, as the inbox of {WITH_INBOX} shows: {again}",
+        trade.message(KEPT[1]): f"it took effect nevertheless, as --effects shows: {again}",
+        trade.message(KEPT[2]): "",
+    }
+    with trade.inputs() as inputs:
+        sentences = [
+            explain(inputs, trade.message(n), tmp_path / "explained", (5, 5), effects=effects).sentence
+            for n in (*KEPT, DROPPED)
+        ]
+    assert ["took effect nevertheless" in sentence for sentence in sentences] == [True, True, False, False]
+    assert all("DEAD" in sentence for sentence in sentences[:3]) and "LEFT_OUT" not in sentences[3]
 
 
 def audited(spark: Any, trade: Trade, plan: Plan) -> Result:

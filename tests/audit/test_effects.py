@@ -89,7 +89,7 @@ def test_what_is_proven_is_neither_missing_nor_sent_again(
 def standing(inputs: Inputs, plan: RepairPlan, scratch: Path) -> dict[str, str | None]:
     """Why each item of a plan is not carried out now; None for one that is."""
     queries = [BusinessEffects(inputs.databases[-1], query) for _, query in plan.effects]
-    now = Now.of(inputs, plan.items, scratch / "now", (), queries)
+    now = Now.of(inputs, plan.items, scratch / "now", (), queries, plan.groups)
     settled = {item.message_id: now.settled(item) for item in plan.items}
     return {name: fate.why if fate is not None else None for name, fate in settled.items()}
 
@@ -112,6 +112,26 @@ def test_effects_of_no_known_group_are_not_sent_again_and_hide_nothing(
         plan = plan_of(result, inputs, effects=LEDGER)
         sent = {item.message_id for item in plan.items if item.group == WITH_INBOX}
         assert sent == messages(trade, GONE) - messages(trade, PROVEN)
+
+
+def test_a_group_that_nobody_knows_proves_nothing_and_nothing_is_sent_again(
+    spark: Any, trade: Trade, tmp_path: Path
+) -> None:
+    """A name in other letters, say: the effects would happen a second time."""
+    without_rows(trade)
+    ledger(trade, PROVEN)
+    other = ((WITH_INBOX, f"SELECT message_id, '{WITH_INBOX.title()}' AS consumer_group FROM ledger"),)
+    with trade.inputs() as inputs:
+        result = Audit(spark, replace(PLAN, effects=other), inputs, tmp_path / "scratch").run()
+        assert found(result) == {"ACKED_NO_EFFECT": messages(trade, GONE)}
+        assert any(f"knows, and proves no effect in these: '{WITH_INBOX.title()}'" in note for note in result.notes)
+        plan = plan_of(result, inputs, effects=other)
+        assert {item.message_id for item in plan.items} == messages(trade, GONE) - messages(trade, PROVEN)
+        assert all("in which group that is known" in held.why for held in plan.held_back), plan.held_back
+        later = next(n for n in GONE if n not in PROVEN)
+        trade.execute(WITH_INBOX, f"INSERT INTO ledger VALUES ('{trade.message(later)}')")
+        fates = standing(inputs, plan, tmp_path)
+        assert [name for name, fate in fates.items() if fate] == [trade.message(later)]
 
 
 def test_a_repetition_that_an_inbox_would_not_skip_is_held_back(trade: Trade) -> None:

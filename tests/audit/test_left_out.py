@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from msgspec import to_builtins
 
 from notify import ids
 from notify.cli.audit_text import show
+from notify.client.table import half_message
 from notify.spark.audit import Audit
 from notify.spark.causes.commands import Commands
 from notify.spark.causes.told import tell_causes
@@ -29,7 +31,7 @@ from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Backlog, Flush, Topic
 from tests.audit.audited import PLAN
 from tests.audit.leaving import WHO, WHY, Leaving, records_beside, told
-from tests.audit.trade import COUNT, Trade
+from tests.audit.trade import COUNT, WITH_INBOX, Trade, row_of
 
 HOUR_US = 3_600_000_000
 
@@ -100,6 +102,39 @@ def test_each_cause_is_told_with_who_when_and_why(
             assert f"LEFT_OUT: {group} never settled it" in explained.sentence, (group, how)
             assert f"by {WHO}: {WHY}" in explained.sentence
             assert explained.exit_code == 0
+
+
+def test_what_took_effect_was_not_left_out_and_the_rest_was_not_delivered(
+    spark: Any, trade: Trade, tmp_path: Path
+) -> None:
+    """A group's acknowledgement was lost, and what it did was not: one message of each cause is in its ledger."""
+    leaving = leave(trade)
+    proven = {key: min(of_it) for key, of_it in leaving.left.items()}
+    rows = ", ".join(f"('{name}', '{group}')" for (group, _), name in proven.items())
+    trade.execute(
+        WITH_INBOX, "CREATE TABLE ledger (message_id TEXT, consumer_group TEXT)", f"INSERT INTO ledger VALUES {rows}"
+    )
+    skipped = {"left.reset": leaving.left["moved", "reset"], "left.ended": leaving.left["leaver", "unsubscribed"]}
+    rows_of_them = [
+        row_of(trade, 0, transaction_id=name.partition(".")[0], mode="outbox", topic=topic, digest=None, key=None)
+        for topic, names in skipped.items()
+        for name in names
+    ]
+    engine = sa.create_engine(trade.url("shop"))
+    with engine.begin() as connection:  # they have a commit, so that they count for completeness
+        connection.execute(half_message.insert(), rows_of_them)
+    engine.dispose()
+    effects = ((WITH_INBOX, "SELECT message_id, consumer_group FROM ledger"),)
+    result = audited(spark, trade, tmp_path / "scratch", replace(PLAN, effects=effects))
+    assert {f.message_id for f in result.found if f.finding == "LEFT_OUT"} == leaving.ids - set(proven.values())
+    wanted = {key: (len(of_it) - 1, WHO, WHY) for key, of_it in leaving.left.items() if len(of_it) > 1}
+    assert told(result.left_out) == wanted
+    done = result.completeness
+    assert done is not None and (done.due, done.delivered) == (COUNT + 4, COUNT + 2)
+    with trade.inputs() as inputs:
+        for group, how in proven:
+            explained = explain(inputs, proven[group, how], tmp_path / "scratch", effects=effects)
+            assert f"LEFT_OUT: {group} never" not in explained.sentence, (group, how, explained.sentence)
 
 
 def test_a_cause_that_nobody_recorded_is_told_as_unknown(spark: Any, trade: Trade, tmp_path: Path) -> None:

@@ -6,25 +6,29 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from notify.cli.audit_inputs import named_logs
-from notify.client.table import notify_source
+from notify.client.table import half_message, notify_source
 from notify.errors import Conflict, InvalidRequest
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
 from notify.spark.repair.carrying_out import Repair
-from notify.spark.repair.journal import done_beside
+from notify.spark.repair.journal import Journal, done_beside
 from notify.spark.repair.plan import read_plan
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Inputs
 from notify.testing.process import ServerProcess
 from tests.audit.repairing import carried_out, in_queue, lost, opened, outbox_row, result_of
 from tests.audit.shop import TOPIC, Shop
+from tests.audit.trade import COUNT, Trade, row_of
 from tests.support.databases import empty_database
 from tests.support.http import admin
+from tests.support.shipping import shipped
 from tests.support.transactions import new_id
 
 
@@ -74,6 +78,29 @@ def test_a_repair_that_a_restored_log_lacks_is_noticed(server: ServerProcess, sh
     assert "a test" in later.items[0].evidence["done_before"] and "are gone" in later.needs_force[0]
     (done,) = carried_out(shop, server, plan, path, force=True)
     assert done["status"] in (200, 201) and in_queue(server) == 2
+
+
+def test_a_repair_that_was_not_shipped_yet_is_not_gone(trade: Trade, tmp_path: Path) -> None:
+    """A server ships a segment now and then; the log itself, without the repair, is an older copy."""
+    path, n = tmp_path / "plan.json", COUNT + 1
+    engine = sa.create_engine(trade.url("bank"))
+    with engine.begin() as connection:
+        connection.execute(half_message.insert().values(row_of(trade, n, mode="outbox", body=b"1")))
+    engine.dispose()
+    rows = {}
+    for kind, place in (("shipped", shipped(trade.log, tmp_path / "shipped")), ("copied", trade.log)):
+        with trade.inputs() as given:
+            inputs = replace(given, logs=[LogInput(place, "log")])
+            plan = plan_of(result_of(lost(trade.message(n))), inputs)
+            (item,) = plan.items
+            path.with_name(f"{path.name}.journal").unlink(missing_ok=True)
+            with Journal(path, plan.made_at, "ann", "a test") as journal:
+                journal.begin([item.key])
+                journal.note([{"key": item.key, "status": 201, "detail": "", "as": item.again}])
+            repair = Repair(inputs, "http://127.0.0.1:9", "a test", tmp_path / "scratch")
+            (rows[kind],) = asyncio.run(repair.run(plan, path, dry_run=True))
+    assert (rows["shipped"]["status"], rows["shipped"]["detail"]) == (201, "done before")
+    assert rows["copied"]["status"] == 0 and "nothing is left of it" in rows["copied"]["detail"]
 
 
 def test_a_repair_refuses_another_input_of_the_same_name(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:

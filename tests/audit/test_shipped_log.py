@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from msgspec.structs import replace as replaced
 
 from notify import ids
 from notify.bench.made_run import made_run
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import InvalidRequest, ObjectStoreFailed, Unavailable
 from notify.spark import log_input
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
+from notify.spark.log_shipped import ShippedFiles
 from notify.spark.log_source import NotifyLogSource
 from notify.spark.report.files import plain
 from notify.spark.result import Inputs, Plan, Result
@@ -104,6 +106,84 @@ def test_objects_that_are_missing_or_damaged_are_reasons(own_store: Path, tmp_pa
     repaired = bytes(b ^ (n == 200) for n, b in enumerate(data))
     one.write_bytes(repaired)
     assert len(prepared(f"file://{own_store}", tmp_path / "copies").problems) == 1, "what is whole again is read again"
+
+
+def cut_to(size: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:size]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [cut_to(0), cut_to(10), cut_to(40), cut_to(70), cut_to(5000), cut_to(-1), lambda data: bytes(len(data)),
+     lambda data: data[: len(data) // 2] * 2, lambda data: data[::-1]],
+)  # fmt: skip
+def test_an_object_that_was_cut_or_overwritten_is_a_reason(
+    own_store: Path, tmp_path: Path, harm: Callable[[bytes], bytes]
+) -> None:
+    path = objects(own_store)[1]
+    path.write_bytes(harm(path.read_bytes()))
+    log = prepared(f"file://{own_store}", tmp_path / "copies")
+    (problem,) = log.problems
+    assert path.name in problem and len(log.holes) == 1, problem
+
+
+def test_objects_in_each_others_place_are_reasons_and_more_bytes_or_objects_are_none(
+    own_store: Path, tmp_path: Path
+) -> None:
+    first, second, third, *_ = objects(own_store)
+    third.write_bytes(third.read_bytes() * 2)  # what is listed of it is whole
+    shutil.copy(third, third.with_name(third.name.replace("-000001", "-000007")))  # of a generation that nobody lists
+    assert prepared(f"file://{own_store}", tmp_path / "copies").problems == []
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other), second.write_bytes(one)
+    problems = prepared(f"file://{own_store}", tmp_path / "others").problems
+    assert len(problems) == 2 and all("differ from the manifest" in problem for problem in problems), problems
+
+
+def checkpoints(store: Path) -> list[Path]:
+    return sorted((store / "segments").glob("*.ckpt"))
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_an_older_checkpoint_stands_in_for_one_that_is_gone_or_damaged(
+    own_store: Path, tmp_path: Path, harm: Callable[[Path], Any]
+) -> None:
+    known = ShippedFiles.of(f"file://{own_store}")
+    (whole,) = checkpoints(own_store)
+    newest = own_store / "segments" / f"{1 << 40:020d}-000001.ckpt"
+    newest.write_bytes(whole.read_bytes())
+    listed = (*known.newest, (f"segments/{newest.name}", newest.stat().st_size))
+    harm(newest)
+    found = replace(known, newest=listed).checkpoint()
+    assert found is not None and found == known.checkpoint()
+    harm(whole)
+    (problem,) = prepared(f"file://{own_store}", tmp_path / "copies").problems
+    assert "no checkpoint in the store" in problem and "can be read" in problem
+
+
+def test_a_log_whose_first_segments_and_checkpoints_were_dropped_proves_nothing(
+    own_store: Path, tmp_path: Path
+) -> None:
+    """Nothing says which groups there were: what is undelivered would be no finding."""
+    drop(own_store, 3)
+    store = Store(f"file://{own_store}")
+    known = manifest.load(store)
+    assert known is not None
+    bare = tuple(replaced(segment, checkpoint=None) for segment in known.segments)
+    manifest.replace(store, replaced(known, segments=bare))
+    (problem,) = prepared(f"file://{own_store}", tmp_path / "copies").problems
+    assert "has no checkpoint" in problem
+
+
+def test_copies_in_a_store_that_lost_one_say_what_to_do(store: str, tmp_path: Path) -> None:
+    prepared(store, f"file://{tmp_path}/copied")
+    tables = sorted(tmp_path.glob("copied/**/messages.parquet"))
+    tables[0].unlink()
+    tables[1].write_bytes(b"")
+    log = prepared(store, f"file://{tmp_path}/copied")
+    for segment in log.segments[:2]:
+        with pytest.raises(ObjectStoreFailed, match=r"delete .*facts\.json"):
+            log.copies.read("messages", segment)
 
 
 def test_a_store_without_a_manifest_has_no_log(tmp_path: Path, own_store: Path) -> None:

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -423,4 +423,94 @@ def test_a_state_that_was_lost_says_nothing_again_that_stands_in_the_file(tmp_pa
 
     Scripted(tmp_path, made).run(2)
     (tmp_path / "watch.db").unlink()
-    assert Scripted(tmp_path, made).run(3).kinds() == ["finding"]
+    assert Scripted(tmp_path, made).run(3).kinds() == ["inconclusive", "finding"]
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_state_that_was_lost_is_an_alarm(tmp_path: Path, receiver: Receiver, harm: Callable[[Path], Any]) -> None:
+    """Windows that were due while the watch was down are in no window of the one that begins without its state."""
+
+    def made(start: int) -> Result:
+        return Result("FINDINGS", found=[Found("LOST", f"t{start}", at_us=start)], totals={"committed": 1})
+
+    Scripted(tmp_path, made).run(1)
+    harm(tmp_path / "watch.db")
+    Scripted(tmp_path, made, receiver.url).run(1)
+    Scripted(tmp_path, made, receiver.url).run(1)
+    assert [(body["kind"], "watch.db) is gone" in body["detail"]) for body in receiver.taken] == [
+        ("inconclusive", True), ("finding", False),
+    ]  # fmt: skip
+    assert [line["kind"] for line in lines(tmp_path)] == ["finding", "inconclusive", "finding"]
+    fresh = Scripted(tmp_path / "fresh", made, receiver.url)
+    with contextlib.closing(fresh.watch):
+        assert fresh.kinds() == [], "a new watch has lost nothing"
+
+
+def test_a_state_of_a_newer_version_is_refused_and_kept(tmp_path: Path) -> None:
+    Scripted(tmp_path, lambda start: Result("PASS", totals={"committed": 1})).run(1)
+    with contextlib.closing(sqlite3.connect(tmp_path / "watch.db")) as state:
+        (version,) = state.execute("PRAGMA user_version").fetchone()
+        state.execute(f"PRAGMA user_version = {version + 1}")
+        state.execute("ALTER TABLE known ADD COLUMN more INTEGER")
+    before = (tmp_path / "watch.db").read_bytes()
+    with pytest.raises(InvalidRequest, match="newer version"):
+        Scripted(tmp_path, lambda start: Result("PASS"))
+    assert (tmp_path / "watch.db").read_bytes() == before
+
+
+def test_a_state_that_is_damaged_while_it_is_used_ends_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried again for ever, it would say nothing: an alarm needs the state."""
+
+    def malformed(*given: Any) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    watched = Scripted(tmp_path, lambda start: Result("PASS", totals={"committed": 1}))
+    monkeypatch.setattr(Ledger, "add_lines", malformed)
+    with contextlib.closing(watched.watch), pytest.raises(sqlite3.DatabaseError, match="malformed"):
+        watched.watch.run(Hurried(), 1)
+
+
+def test_a_clock_that_is_far_behind_what_was_audited_is_an_alarm(tmp_path: Path, receiver: Receiver) -> None:
+    """It was a day ahead when the windows were audited: nothing is due for a day."""
+    now = BEGIN_US / 1e6 + 86_400
+    said: list[str] = []
+
+    def watch(stop: threading.Event, windows: int) -> int:
+        """Watch from ten seconds ago on; where the next window begins."""
+        watch = Watch(
+            lambda plan: Result("PASS", totals={"committed": 1}), Plan(int(now - 10) * SECOND, 0, 1, 1), tmp_path,
+            window_seconds=1, emit=lambda line: said.append(line["kind"]), alarm_url=receiver.url, clock=lambda: now,
+        )  # fmt: skip
+        with contextlib.closing(watch):
+            watch.run(stop, windows)
+            return watch.position.next_us
+
+    next_us = watch(threading.Event(), 2)
+    now = BEGIN_US / 1e6
+    watch(StopsSoon(), 1)
+    watch(StopsSoon(), 1)
+    now = next_us / 1e6 + 10
+    watch(threading.Event(), 1)
+    assert said == ["window", "window", "inconclusive", "over", "window"], "once while it lasts"
+    assert [(body["kind"], "clock says" in body["detail"]) for body in receiver.taken] == [("inconclusive", True)]
+
+
+class StopsSoon(threading.Event):
+    """A stop event that comes while the watch waits for the second time."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        was_waited_for, self.was_waited_for = getattr(self, "was_waited_for", False), True
+        return was_waited_for
+
+
+def test_what_a_group_never_settled_is_said_only_if_it_fails_an_audit(tmp_path: Path, receiver: Receiver) -> None:
+    def made(start: int) -> Result:
+        found = [Found("LEFT_OUT", "a", groups=["points"], at_us=start)] if start == BEGIN_US else []
+        return Result("FINDINGS" if found else "PASS", found=found, totals={"committed": 1})
+
+    assert Scripted(tmp_path / "counted", made, receiver.url).run(2).kinds() == []
+    failing = Scripted(tmp_path / "failing", made, receiver.url, fail_on=("LEFT_OUT",)).run(2)
+    assert failing.kinds() == ["finding"]
+    assert [body["key"] for body in receiver.taken] == ["LEFT_OUT:a.0:points"]

@@ -176,6 +176,27 @@ def test_a_group_that_catches_up_is_no_news_of_the_other(tmp_path: Path, receive
     assert [body["detail"] for body in receiver.taken] == ["not settled by mails", "not settled by points"]
 
 
+def test_a_second_group_that_leaves_a_message_out_is_no_news_of_the_first(tmp_path: Path, receiver: Receiver) -> None:
+    """The finding of the first group stands, with its own cause."""
+    left = ["mails"]
+
+    def made(start: int) -> Result:
+        told = tuple(f"not settled by {group}: a reset skipped it; nobody knows who" for group in left)
+        case = Found("LEFT_OUT", "a", detail="; ".join(told), groups=list(left), at_us=start, of_groups=told)
+        found = [case] if start == BEGIN_US else []
+        return Result("FINDINGS" if found else "PASS", found=found, totals={"committed": 1})
+
+    Scripted(tmp_path, made, receiver.url, fail_on=("LEFT_OUT",)).run(1)
+    left.append("points")
+    later = Scripted(tmp_path, made, receiver.url, fail_on=("LEFT_OUT",)).run(4)
+    assert [(line["kind"], line["key"]) for line in later.said if line["kind"] != "window"] == [
+        ("finding", "LEFT_OUT:a.0:points"),
+    ]  # fmt: skip
+    assert [body["detail"] for body in receiver.taken] == [
+        f"not settled by {group}: a reset skipped it; nobody knows who" for group in left
+    ]
+
+
 class Killed(BaseException):
     """Stands for the death of the process."""
 

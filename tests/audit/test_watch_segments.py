@@ -19,6 +19,8 @@ from notify.spark.log_input import LogInput
 from notify.spark.log_read import LogRead
 from notify.spark.result import Plan, Result
 from notify.spark.watch.watching import Watch
+from notify.storage.log.continuing import begin_at_the_end
+from notify.storage.log.disk import Disk
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction
 
@@ -178,6 +180,27 @@ def test_an_older_copy_of_the_whole_log_is_said(watched: Watched) -> None:
     shutil.copytree(watched.older, watched.log)
     (said,) = watched.run()
     assert "it is shorter than what was read" in said["detail"]
+
+
+def test_what_was_lost_with_a_disk_is_no_damage(watched: Watched) -> None:
+    """The log was restored from its shipped segments: an audit names what it lacks (LOST, FORGOTTEN)."""
+    *_, unshipped = watched.segments()
+    unshipped.unlink()
+    for path in watched.log.glob("*.ckpt"):
+        path.unlink()
+    restored_us = int((time.time() + 3600) * 1e6)
+    begin_at_the_end(Disk(watched.log), restored_us)
+
+    async def begun() -> None:
+        store = LogStore(watched.log, clock=lambda: restored_us, segment_bytes=SEGMENT_BYTES)
+        await store.open(restored_us)
+        await store.begin_generation(2, watched.made.at(COUNT))
+        await store.close()
+
+    asyncio.run(begun())
+    assert watched.run(2) == []
+    gone(watched)
+    assert [line["finding"] for line in watched.run()] == ["CORRUPT"], "the others are compared as before"
 
 
 def test_what_retention_drops_is_no_finding(watched: Watched) -> None:

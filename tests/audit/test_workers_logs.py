@@ -6,24 +6,32 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from notify.errors import NotifyError
+from notify.spark.absent_logs import absent_shards
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
+from notify.spark.ranges import Span
 from notify.spark.repair.carrying_out import Repair
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Inputs, Result
+from notify.storage.log.store import LogStore
+from notify.storage.records import State
+from notify.storage.topics import Topic
 from notify.testing.process import ServerProcess
 from notify.workers import worker_names
 from tests.audit.audited import AT_ONCE, found, wait_until_closed
 from tests.audit.repairing import in_queue, outbox_row
 from tests.audit.shop import Shop
+from tests.audit.trade import COUNT, TOPICS, Trade, half_of
 from tests.support.clock import eventually
 from tests.support.groups import lag, running
 from tests.support.servers import stop_if_running
@@ -56,6 +64,54 @@ def order(shop: Shop, count: int) -> None:
     while len(shop.transactions()) < wanted:
         with contextlib.suppress(NotifyError):
             shop.order()
+
+
+def log_of(trade: Trade, directory: Path, numbers: Sequence[int], *, with_halves: bool = True) -> Path:
+    """A worker's log with the messages of these transactions; without halves they are those of an outbox."""
+    now_us = trade.at(numbers[0]) if numbers else trade.first_us
+
+    async def write() -> None:
+        nonlocal now_us
+        store = LogStore(directory, clock=lambda: now_us)
+        await store.open(now_us)
+        for topic in TOPICS.values():
+            await store.create_topic(Topic(topic))
+        for n in numbers:
+            now_us = trade.at(n)
+            half = half_of(trade, n)
+            if with_halves:
+                await store.put([half], now_us)
+                await store.decide([(half.id, half.producer_group, State.COMMITTED)], now_us)
+            else:
+                await store.put([msgspec.structs.replace(half, committed=True)], now_us)
+        await store.close()
+
+    asyncio.run(write())
+    return directory
+
+
+def test_a_workers_log_that_is_missing_is_missed_beside_any_other_log(trade: Trade, tmp_path: Path) -> None:
+    """The shop's halves are one worker's, the bank's the other's; a third server has what is sent by an outbox."""
+    for service, shard in (("shop", "worker-1"), ("bank", "worker-2")):
+        trade.execute(service, f"UPDATE half_message SET shards = '{shard}'")
+    first = log_of(trade, tmp_path / "worker-1", range(0, COUNT, 2))
+    second = log_of(trade, tmp_path / "worker-2", range(1, COUNT, 2))
+    outbox = log_of(trade, tmp_path / "outbox", range(COUNT, 2 * COUNT, 2), with_halves=False)
+    beside = log_of(replace(trade, number=5), tmp_path / "beside", range(0, COUNT, 2), with_halves=False)
+    lost_all = log_of(trade, tmp_path / "emptied", ())
+    everything = Span(0, 1 << 52)
+
+    def absent(*logs: Path) -> dict[int, list[str]]:
+        with trade.inputs(logs=logs) as inputs:
+            for log in inputs.logs:
+                log.prepare(None, tmp_path / "scratch")
+            return absent_shards(inputs, None, everything)
+
+    assert absent(first, second) == absent(first, second, beside) == {}
+    assert absent(first) == absent(first, beside) == {1: ["worker-2"]}
+    assert absent(first, lost_all) == {}, "it may be the other worker's, which has lost everything"
+    assert absent(first, outbox) == {}, "and so may one that begins later"
+    assert absent(first, beside, lost_all) == {}
 
 
 @pytest.mark.long

@@ -16,10 +16,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from notify.ending import exiting_when_told
 from notify.spark.findings import BAD
 from notify.storage.sql.rows import microseconds_of
 from tests.support.clock import eventually
+from tests.support.verdict import judged
 
 LONGEST_SECONDS = 20.0
 """Transactions may last so long; killed servers and producers delay them by about half of it."""
@@ -81,5 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from notify.ending import exiting_when_told
 from notify.storage.crash_point import COPY_POINTS, WATCH_POINTS
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
@@ -32,6 +31,7 @@ from tests.audit.watch_process import LONGEST_SECONDS, WatchProcess
 from tests.support.clock import eventually
 from tests.support.databases import empty_database
 from tests.support.receiver import Receiver
+from tests.support.verdict import judged
 
 WINDOW_SECONDS = 8
 CLOSES_SECONDS = 10
@@ -281,5 +281,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

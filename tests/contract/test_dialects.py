@@ -689,11 +689,12 @@ STATEMENTS = {
 }
 """Statements that only these servers know, or that they answer differently: the codes of MySQL and MariaDB, 0 for an
 answer. Those that one of them refuses are sent to the other only."""
+ROOT = Path(__file__).parents[2]
 PRODUCT = [
     path
     for folder in ("notify", "storage", "spark")
-    for path in (Path(__file__).parents[2] / folder).rglob("*.py")
-    if not {"testing", "bench", "demo"} & set(path.parts)
+    for path in (ROOT / folder).rglob("*.py")
+    if not {"testing", "bench", "demo"} & set(path.relative_to(ROOT).parts)
 ]
 
 

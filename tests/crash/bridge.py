@@ -28,7 +28,6 @@ from notify import ids
 from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.making_tables import create_tables
-from notify.ending import exiting_when_told
 from notify.errors import NotFound
 from notify.testing import forked
 from notify.testing.binlog_server import BinlogServer
@@ -37,6 +36,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command
 from tests.support.http import ask
+from tests.support.verdict import judged
 
 TOPIC = "bridged"
 KEYS = 12
@@ -316,5 +316,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

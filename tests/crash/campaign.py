@@ -14,7 +14,6 @@ from pathlib import Path
 import structlog
 
 from notify.bench import delayed
-from notify.ending import exiting_when_told
 from notify.storage.log.disk import Disk
 from notify.storage.log.recovery import Damage, walk
 from notify.storage.log.segments import Segment
@@ -24,6 +23,7 @@ from tests.crash import loop_device, ordered, strace
 from tests.crash.dropping import WHILE_DROPPING, killed_at
 from tests.crash.kills import UNDER_LOAD, Kills
 from tests.crash.log_faults import last_frames, lose_power_repeatedly, write_log
+from tests.support.verdict import judged
 
 FLIP_BYTES = 64 << 10
 
@@ -149,5 +149,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

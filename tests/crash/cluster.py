@@ -27,7 +27,6 @@ from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted
-from notify.ending import exiting_when_told
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.message import Message
 from notify.testing import forked
@@ -37,6 +36,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.commands import Command
 from tests.support.servers import make_storage, stop_if_running
+from tests.support.verdict import judged
 
 TOPIC = "cluster"
 KINDS = {"postgresql": PostgreSqlServer, **BINLOG_SERVERS}
@@ -289,5 +289,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

@@ -22,7 +22,6 @@ from random import Random, SystemRandom
 from typing import Any
 
 from notify import ids
-from notify.ending import exiting_when_told
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.findings import BAD
@@ -39,6 +38,7 @@ from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import lag
 from tests.support.http import admin
+from tests.support.verdict import judged
 
 LONGEST_SECONDS = 120.0
 """The longest time of a step, on the slowest machine."""
@@ -210,5 +210,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

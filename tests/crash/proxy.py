@@ -20,13 +20,13 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from notify.client import Consumer, Inbox, Message, ReceivedMessage, TransactionProducer, create_tables
-from notify.ending import exiting_when_told
 from notify.testing import forked
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.nginx import Nginx
 from tests.support.servers import stop_if_running
 from tests.support.shop import make_engine
+from tests.support.verdict import judged
 
 TOPIC, GROUP = "order.placed", "points"
 CALLERS = 3
@@ -163,5 +163,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
-        sys.exit(main())
+    sys.exit(judged(main))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from notify.client.table import half_message
+from notify.errors import NotifyError
 from tests.history.actors import OUTBOX_CALLER
 from tests.history.administration import dead_letters
 from tests.history.checker import Effect, History
@@ -26,6 +30,9 @@ NOTED_AS = {
     "deadly": "message killed its process",
 }
 NOTED = tuple(NOTED_AS.values())
+BUSY_SECONDS, AGAIN_SECONDS = 180.0, 1.0
+"""How long servers that were just busy are asked again, and the pause between."""
+T = TypeVar("T")
 
 
 def history_of(stage: Stage, unsettled: Sequence[str]) -> History:
@@ -44,11 +51,24 @@ def history_of(stage: Stage, unsettled: Sequence[str]) -> History:
             elif kind == "early" and len(words) == 3:
                 history.early.append(f"{words[1]} was handled in {words[0]} {words[2]} s before it was due")
     for group in stage.groups_with_letters:
-        letters = dead_letters(stage.url, group)
+        letters = _patiently(lambda group=group: dead_letters(stage.url, group))  # type: ignore[misc]
         history.refused_for_good[group] = {json.loads(letter["body"])["number"] for letter in letters}
     if stage.scene.kafka:
-        history.records = committed_records(stage.scene.kafka.brokers, TOPICS)
+        brokers = stage.scene.kafka.brokers
+        history.records = _patiently(lambda: committed_records(brokers, TOPICS))
     return history
+
+
+def _patiently(read: Callable[[], T]) -> T:
+    """Ask a server that may still be busy, although nothing is stopped any more, again until it answers."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return read()
+        except (NotifyError, OSError, HTTPException):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(AGAIN_SECONDS)  # the pause between two requests
 
 
 def noted(stage: Stage) -> Counter[str]:
@@ -92,9 +112,8 @@ def _opposite(source: str, url: str, halves: Mapping[str, str], logs: Sequence[s
         said: dict[str, set[str]] = {name: set() for name in ids[first : first + 1000]}
         for log in logs:
             request = {"producer_group": source, "ids": list(said)}
-            status, answer = ask(url, "POST", f"{log}/v1/transactions/states", request)
-            assert status == 200, answer
-            for item in answer["items"]:
+            path = f"{log}/v1/transactions/states"
+            for item in _patiently(lambda path=path, request=request: _items(url, path, request)):  # type: ignore[misc]
                 if "state" in item:
                     said[item["id"]].add(item["state"])
         for name, states in said.items():
@@ -103,3 +122,12 @@ def _opposite(source: str, url: str, halves: Mapping[str, str], logs: Sequence[s
                 at_server = ", ".join(sorted(states)) or "unknown"
                 wrong.append(f"{name} is {wanted} in {source}, and {at_server} at the server")
     return wrong
+
+
+def _items(url: str, path: str, request: Mapping[str, object]) -> list[dict[str, str]]:
+    """Raises NotifyError, OSError, HTTPException."""
+    status, answer = ask(url, "POST", path, dict(request))
+    if status != 200:
+        raise NotifyError(f"{path}: {status} {answer}")
+    items: list[dict[str, str]] = answer["items"]
+    return items

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,7 +114,9 @@ class Faults:
         self._threads = [threading.Thread(target=self._go_on, args=of) for of in self._kinds]
         if stage.scene.proxies:  # nothing aborts a transaction but faults, so that whatever is aborted is late
             self._threads.append(threading.Thread(target=self._late_aborts))
-        self._failure: BaseException | None = None
+        self.broken: list[str] = []
+        """A sentence for each fault that failed itself: what it stopped may still be stopped, and none of its sort
+        follows."""
 
     @property
     def never_made(self) -> list[str]:
@@ -130,19 +133,21 @@ class Faults:
             thread.start()
 
     def stop(self) -> None:
-        """Stop, with everything running again. Raises a fault's own failure."""
+        """Stop, with everything running again."""
         self._over.set()
         for thread in self._threads:
             thread.join()
-        if self._failure is not None:
-            raise self._failure
         for name, server in self._stage.servers.by_name.items():
             if self._look(name, server):
-                server.start()
+                try:
+                    server.start()
+                except NotifyError as refusal:
+                    self.broken.append(f"{name} does not start again: {refusal}")
 
     def _go_on(self, kinds: Kinds, pause: float) -> None:
         waiting = [name for name in kinds if name in ("server killed", "node killed")]  # however short the history is
         is_of_actors = any(name.startswith(ACTORS) for name in kinds)
+        name = "none yet"
         try:
             while not self._over.wait(pause * self._stage.scene.slower * 2 * self._chance.random()):
                 if self._is_calm and kinds is not self._changes and not is_of_actors:
@@ -158,13 +163,14 @@ class Faults:
                     self.failed.append(f"{name}: {failure}: {''.join(self._stage.servers.queue.output)[-4000:]}")
                 except NotUndone as failure:
                     self.failed.append(f"{name}: {failure}")
-                except NotifyError as refusal:
+                except (NotifyError, ProcessLookupError) as refusal:  # a process that has ended cannot be stopped
                     self.refused[name] += 1
                     self.refusals[f"{name}: {refusal}"] += 1
                 else:
                     self.done[name] += 1
-        except BaseException as error:
-            self._failure = error
+        except BaseException as failure:
+            traceback.print_exc()
+            self.broken.append(f"the fault {name!r} failed itself: {type(failure).__name__}: {failure}")
 
     @property
     def _is_calm(self) -> bool:

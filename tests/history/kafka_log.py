@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 
+from notify.errors import NotifyError
 from tests.history.checker import Record
 
 READ_SECONDS = 600.0
@@ -13,8 +14,8 @@ CALL_SECONDS = 20.0
 
 
 def committed_records(brokers: str, topics: Sequence[str]) -> list[Record]:
-    """All committed records of the topics, partition by partition."""
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+    """All committed records of the topics, partition by partition. Raises NotifyError if Kafka does not answer."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
     consumer = Consumer(
         {
@@ -47,7 +48,9 @@ def committed_records(brokers: str, topics: Sequence[str]) -> list[Record]:
                 elif error.code() == KafkaError._PARTITION_EOF:
                     ended.add(place)
                 elif not error.retriable():
-                    raise RuntimeError(error.str())
+                    raise NotifyError(error.str())
+    except KafkaException as raised:
+        raise NotifyError(raised.args[0].str()) from raised
     finally:
         consumer.close()
     return sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
@@ -71,8 +74,8 @@ def open_transactions(brokers: str, topics: Sequence[str]) -> list[str]:
         for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
             answers = admin.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS)
             ends[level] = {(p.topic, p.partition): a.result(CALL_SECONDS).offset for p, a in answers.items()}
-    except KafkaException as raised:
-        return [f"Kafka does not say where partitions end: {raised.args[0].str()}"]
+    except (KafkaException, TimeoutError) as raised:
+        return [f"Kafka does not say where partitions end: {raised}"]
     seen = ends[IsolationLevel.READ_COMMITTED]
     return [
         f"a transaction in partition {n} of {topic} is open: committed records end at {seen[topic, n]}, all at {end}"

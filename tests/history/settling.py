@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -14,34 +15,42 @@ from tests.history.messages import TOPICS
 from tests.history.stage import Stage
 from tests.history.tables import EffectRow, Intent, open_engine
 
-MOST_SETTLE_SECONDS = 1800.0
-"""The longest wait for the end, however much still changes: a message that comes again and again is stuck, too."""
 QUIET = 3
 """Nothing waits any more after so many looks in turn that saw nothing."""
 
 
-def settle(stage: Stage, seconds: float) -> list[str]:
-    """Stop intents, and wait.
+class Settled(NamedTuple):
+    """The end of a history. `waiting`: a sentence for each thing that still waits after so many `seconds`. `moves`:
+    whether that still changes."""
 
-    Returns what still waits once nothing has changed for `seconds`: a large lag takes long on a slow machine, but a
-    stuck message does not change.
+    waiting: list[str]
+    moves: bool
+    seconds: float
+
+
+def settle(stage: Stage, seconds: float, most_seconds: float) -> Settled:
+    """Stop intents, and wait until nothing waits any more, or nothing has changed for `seconds`.
+
+    A stuck message does not change. A large lag takes long on a slow machine, and is waited for `most_seconds`.
     """
     (stage.directory / "stop").touch()
-    end = time.monotonic() + MOST_SETTLE_SECONDS
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    end = began + most_seconds
+    deadline = began + seconds
     quiet = 0
     waiting = ["nobody has looked yet"]
     while quiet < QUIET and time.monotonic() < min(deadline, end):
         before = waiting
         try:
             waiting = _waiting(stage)
-        except (NotifyError, sa.exc.OperationalError) as error:
+        except (NotifyError, sa.exc.SQLAlchemyError) as error:
             waiting = [str(error)]
         if waiting != before:
             deadline = time.monotonic() + seconds
         quiet = 0 if waiting else quiet + 1
         time.sleep(0.5)  # the pause between two looks
-    return waiting if quiet < QUIET else []
+    now = time.monotonic()
+    return Settled(waiting if quiet < QUIET else [], quiet < QUIET and now < deadline, now - began)
 
 
 def _waiting(stage: Stage) -> list[str]:

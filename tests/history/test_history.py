@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.history.checker import KINDS, Effect, History, counts, violations
-from tests.history.run import Least, Outcome, lacking, play
+from tests.history.faults import Faults
+from tests.history.run import (
+    Least,
+    Outcome,
+    lacking,
+    most_seconds,
+    most_settle_seconds,
+    options_of,
+    play,
+)
 from tests.history.scene import Scene
+from tests.history.settling import settle
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import empty_database
 
@@ -81,6 +97,49 @@ def test_a_history_that_shows_less_than_was_asked_for_is_caught() -> None:
     assert lacking(outcome, Least(3, {}, 0.0, kills=4)) == "2 messages of 3; 3 kills of 4"
 
 
+def ended() -> None:
+    """Freeze a process that has just ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    os.kill(process.pid, signal.SIGSTOP)
+
+
+def fails() -> None:
+    raise AssertionError("the server does not start again")
+
+
+@pytest.mark.parametrize(("fault", "broken", "refused"), [(ended, 0, 1), (fails, 1, 0)])
+def test_a_fault_that_cannot_be_made_ends_no_campaign(fault: Callable[[], None], broken: int, refused: int) -> None:
+    """A campaign of ten minutes had no verdict where a message had killed a process just before it was to be frozen."""
+    stage = SimpleNamespace(
+        scene=Scene({}), servers=SimpleNamespace(by_name={}), room=SimpleNamespace(can_fill=False),
+        actors={}, movers=[], guests={},
+    )  # fmt: skip
+    faults = Faults(stage, 1)
+
+    def once() -> None:
+        faults._over.set()
+        fault()
+
+    faults._go_on({"frozen": once}, 0.0)
+    assert (faults.refused["frozen"], len(faults.broken)) == (refused, broken)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_still_moves_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
+    """A loaded machine may need longer than a campaign waits, and what is late then is no violation."""
+    left = itertools.count()
+    monkeypatch.setattr("tests.history.settling._waiting", lambda _: [f"{next(left) if moves else 0} wait"])
+    unchanged, most = (PATIENCE_SECONDS, 0.1) if moves else (0.1, PATIENCE_SECONDS)
+    settled = settle(SimpleNamespace(directory=tmp_path), unchanged, most)
+    assert (settled.moves, bool(settled.waiting)) == (moves, True)
+
+
+def test_a_campaign_says_how_long_it_may_take() -> None:
+    given = options_of(["--over-kafka", "--seconds", "600"])
+    assert 2 * 600 + most_settle_seconds(600) < most_seconds(given) < 80 * 60
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("bridged", ["mariadb", "mysql"])
 def test_a_short_history_over_databases(bridged: str, tmp_path: Path, database_urls: Mapping[str, str]) -> None:
@@ -91,7 +150,7 @@ def test_a_short_history_over_databases(bridged: str, tmp_path: Path, database_u
     ):
         scene = Scene({"pg": pg, "my": my}, is_over_databases=True, pause=PAUSE)
         outcome = play(tmp_path, SECONDS / 2, 2, scene, LEAST)
-    assert outcome.violations == []
+    assert (outcome.violations, outcome.broken) == ([], [])
     assert outcome.faults["server killed"] >= 1
     assert len(outcome.history.committed) >= LEAST.messages
     assert outcome.history.moved_in_order
@@ -104,7 +163,7 @@ def test_a_short_history_of_workers(tmp_path: Path, database_urls: Mapping[str, 
         sources = {"pg": url, "lite": f"sqlite:///{tmp_path}/lite.db"}
         least = Least(messages=150, faults={"worker killed": 1, "server killed": 1}, seconds=PATIENCE_SECONDS)
         outcome = play(tmp_path, SECONDS, 1, Scene(sources, callers=2, workers=2, pause=PAUSE), least)
-    assert outcome.violations == []
+    assert (outcome.violations, outcome.broken) == ([], [])
     assert outcome.faults["worker killed"] >= 1
     assert len(outcome.history.committed) >= least.messages
 
@@ -114,6 +173,6 @@ def test_a_short_history(tmp_path: Path, database_urls: Mapping[str, str]) -> No
     with empty_database("postgresql", database_urls, tmp_path) as url:
         sources = {"pg": url, "lite": f"sqlite:///{tmp_path}/lite.db"}
         outcome = play(tmp_path, SECONDS, 1, Scene(sources, callers=2, pause=PAUSE), LEAST)
-    assert outcome.violations == []
+    assert (outcome.violations, outcome.broken) == ([], [])
     assert outcome.faults["server killed"] >= 1
     assert len(outcome.history.committed) >= LEAST.messages

@@ -31,7 +31,7 @@ def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, 
             pause=PAUSE,
         )  # fmt: skip
         outcome = play(tmp_path, SECONDS, 1, scene, LEAST)
-    assert outcome.violations == []
+    assert (outcome.violations, outcome.broken) == ([], [])
     assert outcome.faults["node killed"] >= 1
     assert outcome.faults["message delayed"] >= 1
     assert len(outcome.history.records or ()) == len(outcome.history.committed) > 100

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from notify.client import Consumer, ReceivedMessage, session
-from notify.client.session import CAUTIOUS, Session
+from notify.client.hand import CAUTIOUS
+from notify.client.session import Session
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import Caller, lag, outlast_a_lease, publish, running, subscribe
@@ -90,14 +91,15 @@ def test_what_is_given_back_goes_to_another_consumer(
     monkeypatch.setattr(session, "GIVE_BACK_SECONDS", PATIENCE_SECONDS)
     url = notify_server.url
     subscribe(url, "g", "t")
-    publish(url, "t", ["1", "2"])
+    publish(url, "t", ["0", "1", "2"])
     consumer = Consumer(url, group="g", concurrency=1)
 
     @consumer.subscribe("t", batch=4)
     def handle(messages: list[ReceivedMessage]) -> None:
-        raise SystemExit(3)
+        if len(messages) > 1:  # the first request brings one, which may be alone
+            raise SystemExit(3)
 
     with pytest.raises(SystemExit):
         consumer.run(signals=False)
     again = Caller(url, "g", "other").receive("t", max=10)
-    assert [m["attempt"] for m in again] == [1, 1]
+    assert {m["body"] for m in again} >= {"1", "2"} and {m["attempt"] for m in again} == {1}

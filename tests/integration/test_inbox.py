@@ -88,6 +88,53 @@ def test_asynchronous_sqlite_that_begins_late_is_refused(tmp_path: Path) -> None
     asyncio.run(run())
 
 
+def impatient(url: str) -> dict[str, Any]:
+    """Arguments of an engine of SQLite that waits for no lock."""
+    return {"url": url, "connect_args": {"timeout": 0}, "pool_size": 8}
+
+
+def test_threads_take_turns_at_sqlites_writer(tmp_path: Path) -> None:
+    """They fought for its lock: with 16 of them, messages failed with "database is locked", and were tried again."""
+    engine = sa.create_engine(**impatient(f"sqlite:///{tmp_path}/shop.db"))
+    use_explicit_begin(engine)
+    create_tables(engine)
+    Base.metadata.create_all(engine)
+    inboxes = [Inbox(engine), Inbox(engine)]
+    gate = threading.Barrier(8)
+
+    def handle(n: int) -> None:
+        gate.wait(PATIENCE_SECONDS)
+        message, inbox = replace(MESSAGE, id=f"{MESSAGE.id[:-1]}{n}"), inboxes[n % 2]
+        if n < 4:
+            assert inbox.run("g", message, effect)
+        else:
+            assert inbox.run_batch("g", [message], lambda messages, session: effect(messages[0], session)) == 1
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(handle, range(8)))
+    assert len(items(engine)) == 8
+    engine.dispose()
+
+
+def test_coroutines_take_turns_at_sqlites_writer(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = create_async_engine(**impatient(f"sqlite+aiosqlite:///{tmp_path}/shop.db"))
+        use_explicit_begin(engine)
+        async with engine.begin() as connection:
+            await connection.run_sync(create_tables)
+            await connection.run_sync(Base.metadata.create_all)
+        inbox = Inbox(engine)
+
+        async def handle(message: ReceivedMessage, session: Any) -> None:
+            session.add(Order(item=message.text))
+
+        messages = [replace(MESSAGE, id=f"{MESSAGE.id[:-1]}{n}") for n in range(8)]
+        assert await asyncio.gather(*(inbox.run_async("g", m, handle) for m in messages)) == [True] * 8
+        await engine.dispose()
+
+    asyncio.run(run())
+
+
 def test_autocommit_is_refused(shop_engine: sa.Engine) -> None:
     """The claim would be committed before the handler runs."""
     with pytest.raises(InvalidRequest, match="AUTOCOMMIT"):

@@ -485,10 +485,15 @@ def test_a_client_goes_on_with_renewed_files(tmp_path: Path, unique: str, monkey
     def on_message(message: Any) -> None:
         handled.append(message.text)
 
+    def lag() -> int:
+        group = ask(server.url, "GET", f"/v1/admin/groups/{unique}", None, admin_token, tls=trusting)[1]
+        return sum(queue["lag"] for queue in group["queues"])
+
     try:
         with running(consumer), TransactionProducer(server.url, group=unique) as producer:
             producer.publish(Message(unique, "before"))
             eventually(lambda: handled == ["before"], "the first message")
+            eventually(lambda: lag() == 0, "its acknowledgement")  # otherwise it comes again after the kill
             renew(new)
             server.kill()  # and with it the connections
             server._tls = ssl.create_default_context(cafile=str(new.file))

@@ -111,6 +111,7 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
         ),
         (("bench", "bridge", "--dsn", "nonsense"), "no URL of a database"),
         (("bench", "bridge", "--dsn", f"sqlite:///{tmp_path}/x.db"), "sqlite has no binlog"),
+        (("bench", "delivery", "--client", "wires"), "--client must be one of wire, plain, threads, coroutines"),
         (("serve", "--tls-certificate", str(text), "--data-dir", str(tmp_path / "d")), f"the certificate {text}"),
     ):
         code, answer = cli(*words)

@@ -9,6 +9,7 @@ import time
 import structlog
 
 from tests.simulation.world import World
+from tests.support.verdict import judged
 from tests.support.virtual_loop import run
 
 
@@ -41,4 +42,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(judged(main))

@@ -42,6 +42,7 @@ class Transport(asyncio.Transport):
         self.is_paused = False
 
     def write(self, data: Any) -> None:
+        assert not self.wrote_eof, "a write behind the end, which a socket refuses"
         self.written += bytes(data)
 
     def can_write_eof(self) -> bool:

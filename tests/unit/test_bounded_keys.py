@@ -45,6 +45,7 @@ BOUNDS = {
         server/data/routes.py:self._find server/jobs/failures.py:kind_of
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
+        client/session.py:_polls
         cli/main.py:command server/webhooks.py:_tls tracing.py:_tracer wire.py:_to_the_second
         server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named
         kafka/cluster.py:_LOGGED binlog_bridge/announcing.py:_logged_at storage/sql/rows.py:_second
@@ -113,13 +114,13 @@ BOUNDS = {
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
         binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
-        client/kafka/window.py:_lines client/gathering.py:_waiting client/renewals.py:_timers
+        client/kafka/window.py:_lines client/gathering.py:_waiting client/hand.py:_lines
         client/running.py:_outcomes client/transactions.py:_deadlines sinks/kafka.py:_failed sinks/kafka.py:_bad
         sinks/order.py:topics sinks/order.py:_keys sinks/order.py:_refused sinks/queue_server.py:items
     """,
     "what the application's own code names: handlers, sources, instances": """
         client/consumer.py:_handlers client/django/configured.py:_producers client/django/lender.py:lender_of
-        client/sessions.py:_sessions client/thread_outgoing.py:_moving
+        client/inbox.py:_turns client/sessions.py:_sessions client/thread_outgoing.py:_moving
     """,
     "what is stored, and was checked when it was taken; an audit's names of it": """
         spark/catalog.py:names spark/left_out.py:_filters spark/left_out.py:_payloads spark/left_out.py:tags

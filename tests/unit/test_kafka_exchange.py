@@ -102,7 +102,7 @@ def test_only_what_operators_ask_for_is_logged(
     caplog: pytest.LogCaptureFixture, settings: dict[str, str], debug: str, shown: list[str]
 ) -> None:
     """A client that logged its requests would fill the log."""
-    caplog.set_level("DEBUG", "notify.kafka")
+    caplog.set_level("INFO", "notify.kafka")  # as commands do
     exchange = Exchange(settings)
     assert exchange.settings["debug"] == debug
     for level, kind, line in [

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import Inbox, create_tables, inbox, keeping, use_explicit_begin
+from notify.client.hand import Hand
 from notify.client.inbox import DAY
 from notify.client.keeping import Keeping
 from notify.client.session import Work
@@ -40,9 +41,6 @@ class Failing:
         return datetime(2026, 1, 1, tzinfo=UTC) if function is inbox.whole_from else None
 
 
-async def nothing(*_: Any) -> None: ...
-
-
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("INBOX_LOOK_SECONDS", "INBOX_WAIT_SECONDS", "INBOX_WAIT_MAX_SECONDS"):
@@ -63,7 +61,7 @@ def test_an_inbox_is_kept_after_a_failure() -> None:
     told of other processes' purges."""
 
     async def scenario() -> None:
-        work = Work("g", "i", {}, nothing, 30, 1, 1)
+        work = Work("g", "i", {}, Hand(lambda: None, lambda messages, error: None, 1, 1), 30, 1)
         ask = Failing(*FAILURES, RuntimeError("a fault of an engine's listener"))
         running = asyncio.ensure_future(Keeping(Inbox(sa.create_engine("sqlite://")), ask).run(work, {}))
         await eventually_async(lambda: running.done() or work.inbox_from is not None, "the inbox's age to be read")

@@ -29,6 +29,8 @@ OURS = {
     "visible_1": 1000.0, "recorded_1": 1000.0, "visible_128": 16_000.0, "recorded_128": 16_000.0, "delivered": 20_000.0,
     "awaited_1": 750.0, "awaited_128": 15_000.0,
     "paced": 2000.0, "end_to_end_p50": 2.0, "end_to_end_p99": 9.0, "drain": 200_000.0, "fan_out": 300_000.0,
+    "paced_handler": 1950.0, "handler_p50": 5.0, "handler_p99": 30.0, "drain_handler": 20_000.0,
+    "drain_batches": 50_000.0, "fan_out_handler": 30_000.0,
 }  # fmt: skip
 THEIRS = {
     "visible_1": 500.0, "recorded_1": 900.0, "visible_128": 5000.0, "settled_128": 8000.0, "recorded_128": 9000.0,
@@ -101,8 +103,13 @@ def test_a_ratio_is_ours_by_theirs_of_what_a_consumer_can_get() -> None:
         "best_recorded": 3.2,
         "end_to_end_p50": 0.04,
         "end_to_end_p99": 0.03,
+        "handler_p50": 0.1,  # the SDK's handlers beside the wire's client, by the same figure of the peer
+        "handler_p99": 0.1,
         "drain": 2.0,
+        "drain_handler": 0.2,
+        "drain_batches": 0.5,
         "fan_out": 0.5,
+        "fan_out_handler": 0.05,
     }
 
 
@@ -124,6 +131,8 @@ def test_latencies_below_the_pace_are_not_compared() -> None:
         "Rocketmq, round 1: it reached 700 of 2,000 transactions/s, so that its latencies are not compared"
     ]
     assert comparison.verdict().word == "PASS"
+    slow = compared((OURS | {"paced_handler": 700.0}, THEIRS))
+    assert ratios(slow)["handler_p50"] is None and ratios(slow)["end_to_end_p50"] == 0.04
 
 
 def test_what_a_round_lacks_has_no_ratio_and_is_never_passed() -> None:
@@ -152,7 +161,9 @@ def test_the_table_has_medians_and_ranges() -> None:
     lines = table(compared((OURS, THEIRS), (OURS, THEIRS | {"visible_1": 400.0})), {"rocketmq": "5.5.0"}).splitlines()
     assert lines[0] == "|  | Notify | Rocketmq 5.5.0 | ratio |"
     assert lines[2] == "| 1 caller, visible transactions/s | 1,000 | 450 | 2.25 (2.00 to 2.50) |"
-    assert lines[9] == "| 2,000 transactions/s, from commit to handler, p50 (ms) | 2.00 | 50.00 | 0.040 |"
+    paced = "| 2,000 transactions/s, from commit to handler, ours"
+    assert lines[9] == f"{paced} the wire's client, p50 (ms) | 2.00 | 50.00 | 0.040 |"
+    assert lines[11] == f"{paced} a Consumer's handler, p50 (ms) | 5.00 | 50.00 | 0.10 |"
     assert len(lines) == 2 + len(rows(WORK)) and len({line.count("|") for line in lines}) == 1
 
 
@@ -165,7 +176,7 @@ def test_the_chart_has_a_bar_for_each_ratio() -> None:
     drawn = ElementTree.fromstring(chart.chart(compared((OURS, THEIRS | {"paced": 1.0, "drain": 0.0}))))
     texts = [text.text for text in drawn.findall("{*}text")]
     bars = [bar for bar in drawn.findall("{*}rect") if bar.get("width") != "12"]
-    assert len(bars) == 8 and texts.count("not measured") == 3
+    assert len(bars) == 9 and texts.count("not measured") == 7
     assert {"3.2", "0.5", "100"} - {str(text) for text in texts} == {"100"}  # the axis ends with the next power of ten
     assert all(float(bar.get("width") or -1) >= 0 for bar in bars)
 

@@ -222,3 +222,30 @@ def test_admin_routes_hold_no_more_either(is_let_in: bool) -> None:
         assert taken_by_app == (len(body) if is_let_in else 0)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", [b"no size\r\n", b"2;" + b"x" * (70 << 10)], ids=["a bad chunk", "a long extension"])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_refused_request_with_a_bad_body_is_answered_once(end: bytes, steps: int) -> None:
+    """The bad body began a second answer, behind the end of the connection."""
+
+    async def run() -> None:
+        served = Served()
+        begun = []
+        answer = served.protocol.answer
+        served.protocol.answer = lambda cycle: begun.append(cycle) or answer(cycle)  # type: ignore[method-assign, func-returns-value]
+
+        def admit(authorization: bytes, certificate: str | None) -> None:
+            raise Unauthorized("no token")
+
+        served.access.admit = admit  # type: ignore[method-assign]
+        request = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        if steps:
+            served.send(request)
+            served.send(end)
+        else:
+            served.protocol.data_received(request + end)
+        await settled()
+        assert (served.statuses(), len(begun), served.transport.wrote_eof) == ([401], 1, True)
+
+    asyncio.run(run())

@@ -18,10 +18,11 @@ def test_a_loop_that_stood_still_is_logged_once_a_minute(caplog: pytest.LogCaptu
     renewed: list[str] = []
 
     async def scenario() -> None:
-        renewals = Renewals(LEASE, renewed.append)
+        renewals = Renewals[str](LEASE, renewed.append)
         for blocked, logged in ((LEASE / 2, 0), (1.1 * LEASE, 1), (LEASE, 1), (LEASE + TELL_SECONDS, 2)):
             renewals.begin("r")
             loop.now += blocked
+            renewals.look("r")
             renewals.end("r")
             assert len(caplog.messages) == logged, blocked
         renewals.begin("slow")
@@ -36,3 +37,26 @@ def test_a_loop_that_stood_still_is_logged_once_a_minute(caplog: pytest.LogCaptu
         loop.run_until_complete(scenario())
     loop.close()
     assert "stood still for more than 23.0 s" in caplog.messages[0] and "Consumer" in caplog.messages[0]
+
+
+def test_leases_that_are_due_soon_are_renewed_together() -> None:
+    loop = VirtualLoop()
+    renewed: list[tuple[str, float]] = []
+
+    async def scenario() -> None:
+        began = loop.time()
+        renewals = Renewals[str](LEASE, lambda held: renewed.append((held, loop.time() - began)))
+        renewals.begin("a")
+        await asyncio.sleep(4)  # on the virtual clock
+        renewals.begin("b")
+        renewals.begin("ended")
+        renewals.end("ended")
+        await asyncio.sleep(3)  # on the virtual clock
+        renewals.begin("c")
+        await asyncio.sleep(14)  # on the virtual clock
+        renewals.close()
+        await asyncio.sleep(LEASE)  # on the virtual clock
+
+    loop.run_until_complete(scenario())
+    loop.close()
+    assert [(held, round(at)) for held, at in renewed] == [("a", 10), ("b", 10), ("c", 17), ("a", 17), ("b", 17)]

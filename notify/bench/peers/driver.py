@@ -15,6 +15,7 @@ from pathlib import Path
 from notify.bench.peers.processes import end, last_words
 from notify.bench.peers.system import Run, Step, Work, usual_steps
 from notify.errors import Unavailable
+from notify.testing import usage
 
 SOURCES = Path(__file__).parent / "java"
 SCRATCH = Path(__file__).parents[3] / ".peers"
@@ -104,6 +105,10 @@ class Driver:
         answer: dict[str, float] = json.loads(line)
         return answer
 
+    def cpu_seconds(self) -> float:
+        """The CPU time of the process so far, in seconds."""
+        return usage.cpu_seconds(self._process.pid)
+
     def stop(self) -> None:
         """End the process."""
         for pipe in (self._process.stdin, self._process.stdout):
@@ -117,7 +122,7 @@ class DrivenPeer:
     """A peer whose server runs, measured by its driver. Each run has topics of its own."""
 
     def __init__(self, driver: Driver, work: Work) -> None:
-        self._driver = driver
+        self.driver = driver
         self._work = work
         self._runs = 0
 
@@ -134,7 +139,7 @@ class DrivenPeer:
         return usual_steps(self, self._work)
 
     def _transactions(self, command: str, **words: object) -> dict[str, float]:
-        return self._driver.ask(command, topic=self._topic(), warmup=OWN_WARM_SECONDS, **words)
+        return self.driver.ask(command, topic=self._topic(), warmup=OWN_WARM_SECONDS, **words)
 
     def transactions(self, callers: int) -> Run:
         got = self._transactions("transactions", callers=callers, seconds=self._work.seconds)
@@ -155,9 +160,17 @@ class DrivenPeer:
         return self._drain(self._work.fan_out, self._work.groups)
 
     def _drain(self, messages: int, groups: int) -> Run:
+        return self.drained(self.pile(messages), messages, groups)
+
+    def pile(self, messages: int) -> str:
+        """Store messages in a new topic, and return its name."""
         topic = self._topic()
-        self._driver.ask("pile", topic=topic, messages=messages)
-        got = self._driver.ask("drain", topic=topic, messages=messages, groups=groups)
+        self.driver.ask("pile", topic=topic, messages=messages)
+        return topic
+
+    def drained(self, topic: str, messages: int, groups: int) -> Run:
+        """Have so many groups handle a pile."""
+        got = self.driver.ask("drain", topic=topic, messages=messages, groups=groups)
         return _run({"drain" if groups == 1 else "fan_out": got["per_second"]}, got)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 from notify.bench import delivery, transactions
 from notify.bench.peers.system import BODY, Run, Step, Work, usual_steps
 
+BATCH = 500
+"""Messages in a call of the handler of batches."""
 WARM_CALLERS, WARM_SECONDS = 128, 3.0
 
 
@@ -48,7 +50,20 @@ class Notify:
         awaiting = [
             Step(f"{callers:,} waiting for outcomes", partial(self.awaited, callers)) for callers in self._work.callers
         ]
-        return [*usual_steps(self, self._work), *awaiting, delivered]
+        work = self._work
+        handled = [
+            Step(f"{work.pace:,} transactions/s, to a Consumer", self.paced_handler),
+            Step(f"a pile of {work.handled:,}, a Consumer", partial(self.handled, "drain_handler", "threads", 1)),
+            Step(
+                f"a pile of {work.handled:,}, a Consumer with batch={BATCH}",
+                partial(self.handled, "drain_batches", "threads", 1, BATCH),
+            ),
+            Step(
+                f"fan-out 1:{work.groups}, AsyncConsumers",
+                partial(self.handled, "fan_out_handler", "coroutines", work.groups),
+            ),
+        ]
+        return [*usual_steps(self, self._work), *awaiting, delivered, *handled]
 
     def _transactions(self, clients: int, **options: Any) -> dict[str, Any]:
         plan = transactions.Plan(clients=clients, seconds=self._work.seconds, topics=1, body=BODY, **options)
@@ -75,9 +90,18 @@ class Notify:
         return _run({"delivered": got["delivered_per_second"]}, got)
 
     def paced(self) -> Run:
-        got = self._transactions(self._work.paced_callers, rate=self._work.pace, consume=True, end_to_end=True)
-        latencies = {name: got[f"{name}_ms"] for name in ("end_to_end_p50", "end_to_end_p99")}
-        return _run({"paced": got["transactions_per_second"], **latencies}, got)
+        return self._paced("wire", "paced", "end_to_end")
+
+    def paced_handler(self) -> Run:
+        """Figures `paced_handler`, `handler_p50` and `handler_p99`: as `paced`, to the handler of a Consumer."""
+        return self._paced("threads", "paced_handler", "handler")
+
+    def _paced(self, client: str, rate: str, latency: str) -> Run:
+        got = self._transactions(
+            self._work.paced_callers, rate=self._work.pace, consume=True, end_to_end=True, client=client
+        )
+        latencies = {f"{latency}_{part}": got[f"end_to_end_{part}_ms"] for part in ("p50", "p99")}
+        return _run({rate: got["transactions_per_second"], **latencies}, got)
 
     def drain(self) -> Run:
         return self._delivery("drain", 1, self._work.pile)
@@ -85,8 +109,12 @@ class Notify:
     def fan_out(self) -> Run:
         return self._delivery("fan_out", self._work.groups, self._work.fan_out)
 
-    def _delivery(self, figure: str, groups: int, messages: int) -> Run:
-        got = delivery.run(delivery.Plan(groups=groups, messages=messages, body=BODY))
+    def handled(self, figure: str, client: str, groups: int, batch: int | None = None) -> Run:
+        """A rate of the SDK's consumers with an empty handler: messages a second of all groups together."""
+        return self._delivery(figure, groups, self._work.handled // groups, client=client, batch=batch)
+
+    def _delivery(self, figure: str, groups: int, messages: int, **options: Any) -> Run:
+        got = delivery.run(delivery.Plan(groups=groups, messages=messages, body=BODY, **options))
         return _run({figure: got["deliveries_per_second"]}, got)
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -21,6 +21,7 @@ from notify.bench.peers.system import Run, System, Work
 from notify.errors import NotifyError
 from notify.testing.reachable import NotAvailable
 
+T = TypeVar("T")
 FAILURES = (NotifyError, NotAvailable, OSError, subprocess.SubprocessError, psycopg.Error)
 """A system that cannot run raises one of these. Anything else is a fault of the bench."""
 
@@ -62,9 +63,9 @@ class Round:
         }
 
 
-def order(systems: Sequence[System], number: int) -> list[System]:
+def order(systems: Sequence[T], number: int) -> list[T]:
     """The systems in a round, counted from 1: each round begins with the next one."""
-    first = (number - 1) % len(systems)
+    first = (number - 1) % max(len(systems), 1)
     return [*systems[first:], *systems[:first]]
 
 

@@ -16,7 +16,8 @@ class Work:
     """The same for all systems. Bodies have 256 bytes, and every write is on the disk before it is acknowledged.
 
     `seconds` is the length of a run, `pace` the transactions a second at which latencies are measured, with
-    `paced_callers`. `pile` messages are drained by one group, `fan_out` messages by each of `groups`.
+    `paced_callers`. `pile` messages are drained by one group, `fan_out` messages by each of `groups`. Notify's handlers
+    are called for `handled` deliveries in all.
     """
 
     callers: tuple[int, ...] = (1, 32, 128, 1024)
@@ -26,6 +27,7 @@ class Work:
     pile: int = 300_000
     fan_out: int = 50_000
     groups: int = 15
+    handled: int = 75_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class DjangoInbox(Inbox):
         """
         guard = None
         try:
-            with self._transaction() as wrapper:
+            with self._turns.turn(), self._transaction() as wrapper:
                 with django_errors(wrapper):
                     is_new = self._claim(connection := self._lender.borrow(wrapper), group, message)
                 if is_new:
@@ -68,7 +68,7 @@ class DjangoInbox(Inbox):
         """
         guard, fresh = None, []
         try:
-            with self._transaction() as wrapper:
+            with self._turns.turn(), self._transaction() as wrapper:
                 with django_errors(wrapper):
                     fresh = self._claim_all(connection := self._lender.borrow(wrapper), group, messages)
                 if fresh:

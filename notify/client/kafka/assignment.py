@@ -78,7 +78,7 @@ class Assignment:
         """Continue partitions at other offsets, because of a reset or a recreated topic."""
         for place in begun:
             window = self._partitions.get(place)
-            # Offsets of a topic that was made anew say nothing about the old one.
+            # Offsets of a recreated topic say nothing about the old one.
             if self._noted is not None and window is not None and window.reset != reset:
                 self._noted.moving(NotedPlace(*place), window.progress(), reset)
         await self._note(begun, begins=True)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from notify.client.failure_log import FailureLog
-from notify.client.handlers import Handler, NotTried, handler_of, is_cancelled
+from notify.client.handlers import CANCEL_SECONDS, Handler, NotTried, handler_of, is_cancelled
 from notify.client.kafka import retries
 from notify.client.kafka.lot import Lot
 from notify.client.kafka.partitions import Partitions
@@ -28,8 +28,6 @@ log = logging.getLogger("notify.consumer")
 
 SKIPPED_AT_ONCE = 500
 """The most records without a handler that are skipped before the loop's other tasks get a turn."""
-CANCEL_SECONDS = 1.0
-"""How long cancelled coroutines may take to end."""
 NAMED_IN_LOG = 10
 LAST_MILLISECOND = 253_402_300_799_000
 """The last second of the year 9999."""

@@ -70,6 +70,7 @@ class DataCycle:
         "_chunks",
         "_connection",
         "_has_asked",
+        "_has_begun",
         "_size",
         "_task",
         "_timer",
@@ -95,6 +96,8 @@ class DataCycle:
         self._size = 0
         self._has_asked = False
         """It has asked for room for its body: it waits for it, or has it."""
+        self._has_begun = False
+        """Its answer has begun, and there is no second one."""
         self._turn = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -218,7 +221,10 @@ class DataCycle:
             self._connection.read_on(self)
 
     def refuse(self, error: NotifyError) -> None:
-        """Answer with an error. If the body is not complete, the connection ends after the answer."""
+        """Answer with an error, unless an answer has begun. If the body is not complete, the connection then ends."""
+        if self._has_begun:
+            self.keep_alive = False
+            return
         self.refusal = error
         if self._verification is not None:
             self._verification.cancel()
@@ -252,7 +258,8 @@ class DataCycle:
 
     def _begin(self) -> None:
         """Begin the work, if it is this request's turn and the sender is verified."""
-        if self._turn and self._verification is None:
+        if self._turn and self._verification is None and not self._has_begun:
+            self._has_begun = True
             if self.refusal is None and self.request.principal is not NOBODY:
                 self._task = self._connection.run(self._connection.answer(self))
             else:

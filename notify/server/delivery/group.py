@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from notify.errors import Conflict, NotifyError
+from notify.limits import OWNED
 from notify.server.delivery.asked import Asked
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.growth import Growth
 from notify.server.delivery.instances import Instances
 from notify.server.delivery.leases import Handed, Leases
 from notify.server.delivery.ordered import OrderedCursor
-from notify.server.delivery.owners import OWNED, Owner, Owners
+from notify.server.delivery.owners import Owner, Owners
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.receipts import lease_of
 from notify.server.delivery.recent import Recent

@@ -163,9 +163,9 @@ class Settling:
     def _fail(self, message: Attempt | Dead, now_us: int) -> None:
         lease, tally = message.lease, message.tally
         cursor, handed_us = lease.cursor, lease.deadline_us - lease.length_us
-        message_place = (self._group, cursor.topic, cursor.queue, lease.offsets[message.place])
-        how = (lease.instance.name, handed_us, now_us, message.reason[:REASON_CHARACTERS], tally.interruptions)
-        self._recent.failed(Failed(*message_place, tally.attempts, *how))
+        reason = message.reason[:REASON_CHARACTERS]
+        where = (self._group, cursor.topic, cursor.queue, lease.offsets[message.place], tally.attempts)
+        self._recent.failed(Failed(*where, lease.instance.name, handed_us, now_us, reason, tally.interruptions))
 
     def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[tuple[Instance, str]] | None) -> None:
         """End the lease of one message, as finished or, with `expired`, as expired."""

@@ -1,0 +1,483 @@
+"""Hand: what a consumer has in hand, from the reply to the settle: runs of messages, those that wait, and their fates.
+
+The handlers' threads and coroutines take messages from here and note here what became of them. A session of one queue
+server (client/session.py) puts runs in, and settles what was noted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from notify.client.claims import Partial
+from notify.client.handlers import Handler, NotTried, handler_of, reason_of
+from notify.client.typed import Decoded, Read, calling
+from notify.limits import digits
+from notify.message import ReceivedMessage
+from notify.visible import one_line
+from notify.wire import Delivered
+
+log = logging.getLogger("notify.consumer")
+
+IN_HAND = 1_000
+"""The most messages in hand of a consumer whose `batch` is not set."""
+IN_HAND_BYTES = 32 << 20
+"""No more is asked for while the bodies in hand have more bytes, unless a handler would be idle."""
+AHEAD_SECONDS = 1.0
+"""The messages in hand are about as many as the handlers finish in this time."""
+PACE_SECONDS = 0.1
+"""The pace of the handlers is measured over this time, or over as many messages as may be in hand."""
+SHORTEST_SECONDS = 0.001
+GATHER_SECONDS = 0.005
+"""How long what was noted waits for more while further messages wait for their handlers."""
+GATHERED = 4
+"""A part of one in so many of the most in hand does not wait for more."""
+CAUTIOUS = 32
+"""The messages in hand of a consumer that has just begun, and of one to which mostly repeated deliveries come. If the
+process dies, each message in hand has used up an attempt, and one of them may be what kills the process."""
+START_SECONDS = 1.0
+"""When a thread is started again that the system refused."""
+
+
+class Holder(Protocol):
+    """A session: it received runs of messages, and settles them."""
+
+    def noted(self, run: Run, place: int, error: BaseException) -> None:
+        """The handler of a message of a run has raised an error."""
+
+    def settle_noted(self, run: Run) -> None:
+        """Acknowledge the messages of a run whose handlers have returned."""
+
+
+class Run:
+    """Messages of one lease, and so of one queue, in their order. Changed only on the event loop."""
+
+    __slots__ = ("acknowledged", "deliveries", "first", "handler", "holder", "is_open", "lease", "unsettled")
+
+    def __init__(
+        self, holder: Holder, handler: Handler | None, lease: str, first: int, deliveries: list[Delivered | None]
+    ) -> None:
+        self.holder = holder
+        self.handler = handler
+        self.lease = lease
+        self.first = first
+        """The place in the lease of the first message."""
+        self.deliveries = deliveries
+        """The messages by place; None: settled."""
+        self.is_open = bytearray(b"\1") * len(deliveries)
+        """By place, whether the message still waits, or its handler is running."""
+        self.acknowledged: list[int] = []
+        """The places of messages whose acknowledgements are to be sent."""
+        self.unsettled = len(deliveries)
+
+    def delivery(self, place: int) -> Delivered:
+        """A message that is not settled yet."""
+        delivery = self.deliveries[place]
+        assert delivery is not None
+        return delivery
+
+    def receipt(self, places: range) -> str:
+        """The receipt of one message, or of several that lie side by side."""
+        if len(places) == 1:
+            return self.delivery(places[0]).receipt
+        return f"{self.lease}.{self.first + places[0]}-{self.first + places[-1]}"
+
+    def open_places(self) -> list[int]:
+        """The places of messages whose handlers have not returned."""
+        return [place for place, is_open in enumerate(self.is_open) if is_open]
+
+
+Waiting = tuple[Run, int]
+"""A message that waits for its handler: its run, and its place there."""
+
+
+def runs_of(holder: Holder, handlers: Mapping[str, Handler], deliveries: Sequence[Delivered]) -> list[Run]:
+    """The runs of a reply: neighbours whose receipts are `lease.place`, `lease.place + 1`, and so on."""
+    found: list[tuple[str, int, list[Delivered | None]]] = []
+    lease: str = ""
+    following: int | None = None
+    for delivery in deliveries:
+        name, _, text = delivery.receipt.rpartition(".")
+        place = digits(text)  # None: a receipt of another form names this message alone
+        if place is not None and (name, place) == (lease, following):
+            found[-1][2].append(delivery)
+        else:
+            found.append((name, place or 0, [delivery]))
+        lease, following = name, None if place is None else place + 1
+    topics = [run[0].topic for _, _, run in found if run[0] is not None]
+    return [Run(holder, handler_of(handlers, topic), *parts) for topic, parts in zip(topics, found, strict=True)]
+
+
+def ranges_of(places: Iterable[int]) -> list[range]:
+    """The ranges that cover these places."""
+    ranges: list[range] = []
+    for place in sorted(places):
+        if ranges and ranges[-1].stop == place:
+            ranges[-1] = range(ranges[-1].start, place + 1)
+        else:
+            ranges.append(range(place, place + 1))
+    return ranges
+
+
+def message_of(waiting: Waiting) -> ReceivedMessage:
+    """The message as its handler gets it."""
+    run, place = waiting
+    d = run.delivery(place)
+    headers = d.headers or {}
+    return ReceivedMessage(
+        d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, headers, d.attempt, d.committed_at, d.replay
+    )
+
+
+class Hand:
+    """The messages in hand of one consumer, from all its servers. Belongs to an event loop; `take`, `note`, `began` and
+    `left` may be called by any thread.
+
+    At most `at_once` callers of handlers take lots from the hand, until nothing waits. One of them is always about to
+    take what lies behind the calls that are running, so that no message waits for a call of another caller, and a lot
+    of quick calls is made by one caller.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], None],
+        counted: Callable[[int, BaseException | None], None],
+        at_once: int,
+        least: int,
+        most: int | None = None,
+    ) -> None:
+        """`start` starts another caller; it raises RuntimeError if the system allows no thread. `counted` gets the
+        number of messages whose handler has returned, with the error that it raised. `least`: the messages in hand of
+        slow handlers; `most`: the messages in hand of handlers however slow or quick; None: they follow the pace."""
+        self._start = start
+        self._counted = counted
+        self._at_once = at_once
+        self._least, self._most = (least, max(IN_HAND, least)) if most is None else (most, most)
+        self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
+        """The clock of the loop, for any thread."""
+        self._lines: dict[str, deque[Waiting]] = {}
+        """The messages that wait for a handler of batches, by its topic, and those for all other handlers, by "". They
+        take turns in the order of this dict."""
+        self._lock = threading.Lock()
+        self._callers = 0
+        self._is_starting = False
+        """Whether a caller is started that has not taken anything yet."""
+        self._is_over = self._is_closed = False
+        self._noted: deque[tuple[list[Waiting], BaseException | None]] = deque()
+        self._is_told = False
+        """Whether the loop will look at what was noted."""
+        self._gathering: asyncio.TimerHandle | None = None
+        self.count = 0
+        """The messages in hand: received, and not settled."""
+        self._bytes = 0
+        self._taken = self._returned = 0
+        """The messages that callers have taken, and those of them whose handlers have returned."""
+        self.moved = asyncio.Event()
+        """Set when there is room again; a session clears it before it waits."""
+        self._limit: int | None = 1
+        """The most messages in hand of a cautious consumer; None: it is not. Its first request brings one message; if
+        that comes again, the limit doubles each time as many are handled, so that what kills the process is soon alone.
+        """
+        self._survived = 0
+        """The number of messages handled since the limit was set."""
+        self._pace = 0.0
+        """Messages that the handlers finish in a second."""
+        self._busy_from = 0.0
+        self._busy_seconds, self._measured = 0.0, 0
+        """How long messages were in hand since the last measurement of the pace, and how many were handled."""
+
+    # --- how much ---------------------------------------------------------------------------------------------
+
+    @property
+    def most(self) -> int:
+        """The most messages to hold now."""
+        most = min(self._most, max(self._least, round(self._pace * AHEAD_SECONDS)))
+        return most if self._limit is None else min(most, self._limit)
+
+    def room(self) -> int:
+        """How many messages to ask for now; 0 until there is room for half of those that may be in hand."""
+        if self.count:
+            self._count_busy()
+        if self._busy_seconds >= PACE_SECONDS or self._measured >= self.most:
+            pace = min(self._measured / max(self._busy_seconds, SHORTEST_SECONDS), self._most / AHEAD_SECONDS)
+            self._pace = (self._pace + pace) / 2 if self._pace else pace
+            self._busy_seconds, self._measured = 0.0, 0
+        return self._room()
+
+    def _count_busy(self) -> None:
+        now = self._loop.time()
+        self._busy_seconds += now - self._busy_from
+        self._busy_from = now
+
+    def _room(self) -> int:
+        most = self.most
+        if self._bytes >= IN_HAND_BYTES:
+            most = min(most, self._at_once)
+        room = most - self.count
+        return room if room >= max(1, most // 2) else 0
+
+    def put(self, runs: Sequence[Run]) -> None:
+        """Take the runs of one reply in hand, and have their handlers called."""
+        if not self.count:
+            self._busy_from = self._loop.time()  # idle time is not slowness
+        deliveries = [delivery for run in runs for delivery in run.deliveries if delivery is not None]
+        self.count += len(deliveries)
+        self._bytes += sum([len(delivery.body) for delivery in deliveries])
+        if 2 * sum([delivery.attempt > 1 for delivery in deliveries]) > len(deliveries):
+            if self._limit is None:
+                self._limit, self._survived = CAUTIOUS, 0
+        elif deliveries:
+            self._limit = CAUTIOUS if self._limit is not None and self._limit < CAUTIOUS else None
+        with self._lock:
+            for run in runs:
+                handler = run.handler
+                topic = "" if handler is None or handler.batch is None else handler.topic
+                line = self._lines.setdefault(topic, deque())
+                line.extend([(run, place) for place in range(len(run.deliveries))])
+        self.wake()
+
+    def settled(self, run: Run, places: Iterable[int]) -> None:
+        """These messages are no longer in hand."""
+        for place in places:
+            self._bytes -= len(run.delivery(place).body)
+            run.deliveries[place] = None
+            run.unsettled -= 1
+            self.count -= 1
+        if not self.count:
+            self._count_busy()
+        if self._room():
+            self.moved.set()
+
+    # --- who handles ------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Start another caller, if messages wait, there may be more callers, and none is about to take them."""
+        if self._is_starting or self._callers >= self._at_once or not self._lines:
+            return
+        with self._lock:
+            if self._is_starting or self._callers >= self._at_once or not self._lines or self._is_over:
+                return
+            self._callers += 1
+            self._is_starting = True  # before its thread may have begun
+            try:
+                self._start()
+            except RuntimeError as error:
+                self._callers -= 1
+                self._is_starting = False
+                if not self._callers:
+                    log.warning("no thread for a handler, again in %g s: %s", START_SECONDS, error)
+                    self._loop.call_soon_threadsafe(self._loop.call_later, START_SECONDS, self.wake)
+
+    def began(self) -> None:
+        """A caller that was started goes on to take what waits."""
+        self._is_starting = False
+
+    def take(self) -> list[Waiting]:
+        """The messages for the next call of a handler, at most as many as it takes; empty if none waits.
+
+        A message in its second or later attempt is alone. If it failed before, it may fail the batch again; and if the
+        process dies with a batch, each message of the batch has used up an attempt.
+        """
+        with self._lock:
+            if not self._lines or self._is_over:
+                return []
+            topic = next(iter(self._lines))
+            line = self._lines.pop(topic)
+            lot = [line.popleft()]
+            run, place = lot[0]
+            if topic and run.handler is not None and run.delivery(place).attempt == 1:
+                most = run.handler.batch or 1
+                while line and len(lot) < most and line[0][0].delivery(line[0][1]).attempt == 1:
+                    lot.append(line.popleft())
+            if line:
+                self._lines[topic] = line  # behind the others
+            self._taken += len(lot)
+        if line or self._lines:
+            self.wake()
+        return lot
+
+    def left(self) -> None:
+        """A caller takes nothing more."""
+        with self._lock:
+            self._callers -= 1
+        if self._gathering is not None and not self._lines:
+            self._tell(self.collect)  # there is nothing more to wait for
+        self.wake()
+
+    def let_go(self, holder: Holder) -> list[Waiting]:
+        """Return what waits of a session; no handler will get it."""
+        gone: list[Waiting] = []
+        with self._lock:
+            for topic, line in list(self._lines.items()):
+                gone += [waiting for waiting in line if waiting[0].holder is holder]
+                kept = deque([waiting for waiting in line if waiting[0].holder is not holder])
+                if kept:
+                    self._lines[topic] = kept
+                else:
+                    del self._lines[topic]
+        return gone
+
+    def end(self) -> None:
+        """Have no further handler called."""
+        self._is_over = True
+
+    def close(self) -> None:
+        """End, and settle nothing more: a handler in a thread may go on."""
+        self._is_over = self._is_closed = True
+
+    @property
+    def under_way(self) -> int:
+        """The number of messages whose handlers are running."""
+        return self._taken - self._returned
+
+    # --- what became of it ------------------------------------------------------------------------------------
+
+    def note(self, lot: list[Waiting], error: BaseException | None = None) -> None:
+        """Note that the handler of these messages has returned, or that it raised an error."""
+        if error is not None and not isinstance(error, Exception | asyncio.CancelledError):
+            self.end()  # the handler ends the process: none is called after it
+        self._noted.append((lot, error))
+        if not self._is_told:
+            self._is_told = True
+            self._tell(self._gather)
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody settles any more
+            self._loop.call_soon_threadsafe(callback)
+
+    def _gather(self) -> None:
+        """Settle what was noted, or wait a little for more, while no caller is idle: each request costs the server as
+        much as many messages."""
+        if self._limit is None and self._lines and len(self._noted) * GATHERED < self.most:
+            self._gathering = self._loop.call_later(GATHER_SECONDS, self.collect)
+        else:
+            self.collect()
+
+    def collect(self) -> None:
+        """Settle what was noted."""
+        self._is_told = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._is_closed:
+            return
+        noted_runs: dict[Run, None] = {}
+        while self._noted:
+            lot, error = self._noted.popleft()
+            self._returned += len(lot)
+            self._measured += len(lot)
+            self._survived += len(lot)
+            self._counted(len(lot), error)
+            for run, place in lot:
+                run.is_open[place] = 0
+                if error is None:
+                    run.acknowledged.append(place)
+                else:
+                    run.holder.noted(run, place, error)
+                noted_runs[run] = None
+        if self._limit is not None and self._survived >= self._limit:
+            self._limit, self._survived = self._limit * 2, 0
+        for run in noted_runs:
+            run.holder.settle_noted(run)
+
+
+class Batch:
+    """Messages that are handled in one call, and in several if that fails: each has its own fate.
+
+    A call that fails is made for the two halves of its messages, in their order, and so on down to single messages.
+    """
+
+    def __init__(self, hand: Hand, lot: list[Waiting]) -> None:
+        handler = lot[0][0].handler
+        assert handler is not None
+        self._hand = hand
+        self._handler = handler
+        self._lot = lot
+        self._messages = [message_of(waiting) for waiting in lot]
+        self._decoded: list[Decoded] = []
+        """The messages with their bodies, if the handler takes decoded ones."""
+        self._part = range(0)
+        """The places in the lot of the messages of this call."""
+        if handler.read is not None:
+            self._decode(handler.read)
+        self._parts = [range(len(self._lot))]
+
+    def _decode(self, read: Read) -> None:
+        """Decode the bodies. A body that does not fit is a dead letter, whatever the others are."""
+        lot, self._lot = self._lot, []
+        for number, (waiting, message) in enumerate(zip(lot, self._messages, strict=True)):
+            try:
+                self._decoded.append(Decoded(message, read(message)))
+            except Exception as error:
+                self._hand.note([waiting], error)
+            except BaseException as error:
+                self._hand.note([waiting], error)
+                self._hand.note(self._lot + lot[number + 1 :], NotTried(error))
+                self._lot = []
+                break
+            else:
+                self._lot.append(waiting)
+        self._messages = [decoded.message for decoded in self._decoded]
+
+    def next(self) -> bool:
+        """Go on to the messages of the next call; False if there are none."""
+        self._part = self._parts.pop() if self._parts else range(0)
+        return len(self._part) > 0
+
+    @property
+    def messages(self) -> list[ReceivedMessage]:
+        """The messages of this call."""
+        return self._messages[_slice(self._part)]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The handler as a function of messages, which decodes their bodies if it takes decoded ones."""
+        handler = self._handler
+        if handler.read is None:
+            return handler.call
+        return calling(handler.call, handler.read, self._decoded[_slice(self._part)])
+
+    def succeeded(self) -> None:
+        """This call has returned."""
+        self._hand.note(self._lot[_slice(self._part)])
+
+    def failed(self, error: BaseException) -> None:
+        """This call has raised an error."""
+        part = self._part
+        if len(part) == 1 or isinstance(error, Partial):  # the halves of a Partial would count as handled
+            self._hand.note(self._lot[_slice(part)], error)
+        elif not isinstance(error, Exception | asyncio.CancelledError):
+            self._hand.end()  # SystemExit or KeyboardInterrupt ends the process, whichever message caused it
+            self.cut(NotTried(error))
+        else:
+            log.info(
+                "the handler of %s failed on %d messages, and gets them in two halves: %s",
+                self._handler.topic, len(part), one_line(reason_of(error)),
+            )  # fmt: skip
+            middle = len(part) // 2
+            self._parts += [part[middle:], part[:middle]]
+
+    def cut(self, error: BaseException) -> None:
+        """Call the handler no more: note the error for all messages that are not done."""
+        for part in (self._part, *reversed(self._parts)):
+            if part:
+                self._hand.note(self._lot[_slice(part)], error)
+        self._parts.clear()
+
+
+def _slice(places: range) -> slice:
+    return slice(places.start, places.stop)
+
+
+def by_run(waiting: Iterable[Waiting]) -> Iterator[tuple[Run, list[int]]]:
+    """The places of waiting messages, by run."""
+    places_by_run: dict[Run, list[int]] = {}
+    for run, place in waiting:
+        places_by_run.setdefault(run, []).append(place)
+    yield from places_by_run.items()

@@ -1,0 +1,72 @@
+"""The last line of a campaign is its verdict, whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+
+from notify.ending import SIGNALS, exiting_when_told
+
+END_SECONDS = 300.0
+"""How long a campaign whose time is over may take to end its processes."""
+INCONCLUSIVE = 2
+_TOLD = {128 + number: f"it was ended by {number.name}" for number in (*SIGNALS, signal.SIGHUP)}
+
+
+def judged(campaign: Callable[[], int], most_seconds: float = float("inf"), end_seconds: float = END_SECONDS) -> int:
+    """Run a campaign, which prints a verdict and returns its exit code.
+
+    If an exception or a signal ends it first, or it takes longer than `most_seconds`, the verdict is INCONCLUSIVE with
+    the reason, and the exit code 2. Use it in the main thread.
+    """
+    overdue = _Overdue(most_seconds, end_seconds)
+    try:
+        with exiting_when_told(), overdue:
+            return campaign()
+    except SystemExit as ended:
+        if overdue.reason or ended.code in _TOLD:
+            return _inconclusive(overdue.reason or _TOLD[int(ended.code or 0)])
+        raise  # of wrong arguments
+    except KeyboardInterrupt:
+        return _inconclusive("it was interrupted")
+    except BaseException as failure:
+        traceback.print_exc()
+        text = " ".join(str(failure).split())[:500]
+        return _inconclusive(f"the campaign itself failed: {type(failure).__name__}: {text}")
+    finally:
+        overdue.end()  # also if its own signal came before it was entered
+
+
+def _inconclusive(reason: str) -> int:
+    print(f"VERDICT: INCONCLUSIVE {reason}", flush=True)
+    return INCONCLUSIVE
+
+
+class _Overdue:
+    """Ends this process once its time is over: by SIGTERM, and if that does not suffice, with the verdict alone."""
+
+    def __init__(self, most_seconds: float, end_seconds: float) -> None:
+        self._most_seconds, self._end_seconds = most_seconds, end_seconds
+        self._over = threading.Event()
+        self.reason = ""
+
+    def __enter__(self) -> None:
+        if self._most_seconds < float("inf"):
+            threading.Thread(target=self._run, name="overdue", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        if self._over.wait(self._most_seconds):
+            return
+        self.reason = f"it has not ended within {self._most_seconds / 60:.0f} minutes"
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not self._over.wait(self._end_seconds):
+            os._exit(_inconclusive(f"{self.reason}, and does not end its processes"))

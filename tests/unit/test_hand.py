@@ -1,0 +1,501 @@
+"""The messages in hand: runs of a reply, who takes what waits, the fate of each message, and how much is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from notify.client import AsyncConsumer, Consumer, ReceivedMessage
+from notify.client import hand as hands
+from notify.client.hand import CAUTIOUS, IN_HAND, IN_HAND_BYTES, PACE_SECONDS, Batch, Hand, Run, ranges_of, runs_of
+from notify.client.handler_threads import HandlerThreads
+from notify.client.handlers import Handler, in_own_context
+from notify.errors import DeadLetter
+from notify.wire import Delivered
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.virtual_loop import VirtualLoop
+
+
+def delivered(texts: Iterable[str], lease: str = "1f", *, attempt: int = 1, topic: str = "t") -> list[Delivered]:
+    return [
+        Delivered(
+            receipt=f"{lease}.{n}", id=f"{lease}-{n}", topic=topic, queue=0, offset=n, attempt=attempt, committed_at="",
+            body=text.encode(),
+        )
+        for n, text in enumerate(texts)
+    ]  # fmt: skip
+
+
+class Session:
+    """Settles at once, and notes what."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.hand: Hand
+
+    def noted(self, run: Run, place: int, error: BaseException) -> None:
+        self.failed[run.delivery(place).body.decode()] = str(error) or type(error).__name__
+        self.hand.settled(run, [place])
+
+    def settle_noted(self, run: Run) -> None:
+        places, run.acknowledged = run.acknowledged, []
+        for together in ranges_of(places):
+            self.acknowledged.append(run.receipt(together))
+            self.hand.settled(run, together)
+
+    async def until_empty(self) -> None:
+        await eventually_async(lambda: self.hand.count == 0, "everything to be settled")
+
+
+def handling(
+    function: Callable[..., Any], deliveries: list[Delivered], *, concurrency: int = 4, **options: Any
+) -> tuple[Session, Consumer | AsyncConsumer]:
+    """Have a consumer's handler called with these messages, without a server."""
+    is_async = asyncio.iscoroutinefunction(function)
+    consumer = (AsyncConsumer if is_async else Consumer)("http://127.0.0.1:1", group="g", concurrency=concurrency)
+    consumer.subscribe("t", **options)(function)
+    session = Session()
+
+    async def run() -> None:
+        if isinstance(consumer, Consumer):
+            consumer._pool = HandlerThreads(concurrency, "test")
+        else:
+            consumer._lots = {}
+        hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, concurrency, 32)
+        hand.put(runs_of(session, consumer._handlers, deliveries))
+        try:
+            await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
+        finally:
+            hand.end()
+            if isinstance(consumer, Consumer):
+                consumer._pool.shutdown()
+
+    asyncio.run(run())
+    return session, consumer
+
+
+# --- runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_what_lies_side_by_side_in_one_lease() -> None:
+    messages = [*delivered("abc", "1"), *delivered("de", "2"), *delivered("fghi", "3")[2:]]
+    messages[1].receipt = "1.7"  # not beside the one before
+    messages[4].receipt = "a receipt of another form"
+    runs = runs_of(Session(), {}, messages)
+    texts = [b"".join([d.body for d in run.deliveries if d is not None]).decode() for run in runs]
+    assert texts == ["a", "b", "c", "d", "e", "hi"]
+    assert runs[-1].receipt(range(2)) == "3.2-3" and runs[-1].receipt(range(1, 2)) == "3.3"
+    assert runs[-2].receipt(range(1)) == "a receipt of another form"
+
+
+@pytest.mark.parametrize(
+    ("places", "ranges"), [([], []), ([3], [(3, 4)]), ([5, 1, 2, 0, 9, 4], [(0, 3), (4, 6), (9, 10)])]
+)
+def test_ranges_cover_exactly_their_places(places: list[int], ranges: list[tuple[int, int]]) -> None:
+    assert [(r.start, r.stop) for r in ranges_of(places)] == ranges
+
+
+# --- who handles ----------------------------------------------------------------------------------------------
+
+
+def test_a_slow_call_holds_up_nothing_behind_it() -> None:
+    """The messages behind it are taken over by another thread."""
+    others = threading.Event()
+    done: list[str] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.text == "0":
+            assert others.wait(PATIENCE_SECONDS)
+        done.append(message.text)
+        if len(done) == 99:
+            others.set()
+
+    handling(handle, delivered(map(str, range(100))), concurrency=2)
+    assert done == [*map(str, range(1, 100)), "0"]
+
+
+def test_a_slow_coroutine_holds_up_nothing_behind_it() -> None:
+    others = asyncio.Event()
+    done: list[str] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        if message.text == "0":
+            await others.wait()
+        done.append(message.text)
+        if len(done) == 99:
+            others.set()
+
+    handling(handle, delivered(map(str, range(100))), concurrency=2)
+    assert done == [*map(str, range(1, 100)), "0"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_slow_handlers_run_all_at_once_and_no_more(is_async: bool) -> None:
+    at_once = most = 0
+    lock, barrier, async_barrier = threading.Lock(), threading.Barrier(4), asyncio.Barrier(4)
+
+    def count(step: int) -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += step
+            most = max(most, at_once)
+
+    def handle(message: ReceivedMessage) -> None:
+        count(1)
+        barrier.wait(PATIENCE_SECONDS)
+        count(-1)
+
+    async def handle_async(message: ReceivedMessage) -> None:
+        count(1)
+        await async_barrier.wait()
+        count(-1)
+
+    session, consumer = handling(handle_async if is_async else handle, delivered("abcdefghijkl"))
+    assert (most, consumer.handled, session.failed) == (4, 12, {})
+
+
+def test_a_coroutine_gives_the_loop_its_turns() -> None:
+    """Quick handlers of many messages do not hold up the application's other tasks."""
+    turns = 0
+
+    async def run() -> None:
+        nonlocal turns
+        consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
+        consumer._lots = {}
+        until = asyncio.get_running_loop().time() + 0.05
+
+        @consumer.subscribe("t")
+        async def handle(message: ReceivedMessage) -> None: ...
+
+        session = Session()
+        hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
+        while asyncio.get_running_loop().time() < until:
+            if hand.count < 1000:
+                hand.put(runs_of(session, consumer._handlers, delivered(["x"] * 1000)))
+            await asyncio.sleep(0)  # a turn of the loop
+            turns += 1
+        await session.until_empty()
+
+    asyncio.run(run())
+    assert turns > 5
+
+
+def test_a_handler_changes_no_context_variable_of_the_next() -> None:
+    import contextvars
+
+    seen: list[str] = []
+    variable = contextvars.ContextVar("variable", default="as it was")
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(variable.get())
+        variable.set(message.text)
+        await asyncio.sleep(0)  # a turn of the loop
+        assert variable.get() == message.text
+
+    session, _ = handling(handle, delivered("abc"), concurrency=1)
+    assert seen == ["as it was"] * 3 and session.failed == {}
+
+
+def test_a_coroutine_in_its_own_context_is_cancelled_like_any_other() -> None:
+    async def run() -> str:
+        cleaned: list[str] = []
+
+        async def handle() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaned.append("up")
+
+        async def call() -> None:
+            await in_own_context(handle())
+
+        task = asyncio.ensure_future(call())
+        await asyncio.sleep(0)  # a turn of the loop
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return f"{task.cancelled()} {cleaned}"
+
+    assert asyncio.run(run()) == "True ['up']"
+
+
+# --- fates ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("batch", [None, 8])
+def test_each_message_of_a_run_has_its_own_fate(is_async: bool, batch: int | None) -> None:
+    def judge(given: Any) -> None:
+        texts = [m.text for m in given] if batch else [given.text]
+        for text in texts:
+            if text == "d":
+                raise DeadLetter("never")
+            if text in "fg":
+                raise ValueError(f"not {text}")
+
+    async def judge_async(given: Any) -> None:
+        judge(given)
+
+    session, consumer = handling(
+        judge_async if is_async else judge, delivered("abcdefghij"), concurrency=1, batch=batch
+    )
+    assert session.failed == {"d": "never", "f": "not f", "g": "not g"}
+    assert (consumer.handled, consumer.failed) == (7, 3)
+    settled = [places for receipt in session.acknowledged for places in _places(receipt)]
+    assert sorted(settled) == [0, 1, 2, 4, 7, 8, 9]
+
+
+def _places(receipt: str) -> range:
+    first, _, last = receipt.partition(".")[2].partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def test_what_comes_again_is_alone_in_its_batch() -> None:
+    calls: list[list[str]] = []
+    messages = [*delivered("a"), *delivered(["again"], "2", attempt=2), *delivered("bc", "3")]
+    handling(lambda given: calls.append([m.text for m in given]), messages, concurrency=1, batch=8)
+    assert calls == [["a"], ["again"], ["b", "c"]]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_no_handler_is_called_after_one_that_exits(error: type[BaseException]) -> None:
+    """The others are left for its session to give back."""
+    called: list[str] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        called.append(message.text)
+        raise error(3)
+
+    async def run() -> list[str]:
+        consumer = Consumer("http://127.0.0.1:1", group="g", concurrency=1)
+        consumer._pool = HandlerThreads(1, "test")
+        consumer.subscribe("t")(handle)
+        session = Session()
+        hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
+        hand.put(runs_of(session, consumer._handlers, delivered("abc")))
+        await eventually_async(lambda: hand.count == 2, "the first to be settled")
+        assert isinstance(consumer._left, error)
+        left = [run.delivery(place).body.decode() for run, place in hand.let_go(session)]
+        consumer._pool.shutdown()
+        return left
+
+    assert (asyncio.run(run()), called) == (["b", "c"], ["a"])
+
+
+def test_a_batch_whose_handler_exits_is_given_back_whole() -> None:
+    hand = _Noted()
+    handler = Handler("t", print, "shared", (), None, 16, "", 1.0, 300.0, batch=4)
+    (run,) = runs_of(Session(), {"t": handler}, delivered("abcd"))
+    batch = Batch(hand, [(run, place) for place in range(4)])  # type: ignore[arg-type]
+    assert batch.next()
+    batch.failed(ValueError("halved"))
+    assert batch.next() and [m.text for m in batch.messages] == ["a", "b"]
+    batch.failed(SystemExit(3))
+    assert not batch.next() and hand.is_over
+    assert hand.fates == dict.fromkeys(range(4), "SystemExit ended the call of its batch")
+
+
+class _Noted:
+    def __init__(self) -> None:
+        self.fates: dict[int, str] = {}
+        self.is_over = False
+
+    def note(self, lot: list[tuple[Run, int]], error: BaseException | None = None) -> None:
+        self.fates |= {place: str(error) for _, place in lot}
+
+    def end(self) -> None:
+        self.is_over = True
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hands, "START_SECONDS", 0.001)
+    refusals = [RuntimeError("can't start new thread")] * 2
+
+    async def run() -> None:
+        session = Session()
+
+        def start() -> None:
+            if refusals:
+                raise refusals.pop()
+            asyncio.get_running_loop().call_soon(handle)
+
+        def handle() -> None:
+            hand.began()
+            while lot := hand.take():
+                hand.note(lot)
+            hand.left()
+
+        hand = session.hand = Hand(start, lambda count, error: None, 2, 32)
+        hand.put(runs_of(session, {}, delivered("abc")))
+        await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
+
+    asyncio.run(run())
+    assert not refusals
+
+
+def test_a_caller_may_begin_before_its_start_returns() -> None:
+    """No other caller was ever started then: messages stayed in hand."""
+
+    async def run() -> None:
+        session = Session()
+        threads = HandlerThreads(1, "test")
+
+        def handle() -> None:
+            hand.began()
+            begun.set()
+            while lot := hand.take():
+                hand.note(lot)
+            hand.left()
+
+        def start() -> None:
+            begun.clear()
+            threads.submit(handle)
+            assert begun.wait(PATIENCE_SECONDS)
+
+        begun = threading.Event()
+        hand = session.hand = Hand(start, lambda count, error: None, 1, 32)
+        for lease in "12":
+            hand.put(runs_of(session, {}, delivered("abc", lease)))
+            await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
+        threads.shutdown()
+
+    asyncio.run(run())
+
+
+# --- how much -------------------------------------------------------------------------------------------------
+
+
+class Asking:
+    """A hand on a virtual clock, whose messages are handled when the test says so."""
+
+    def __init__(self, loop: VirtualLoop, **options: Any) -> None:
+        self.loop = loop
+        self.session = Session()
+        self.hand = self.session.hand = Hand(lambda: None, lambda count, error: None, 16, 32, **options)
+        self._leases = 0
+
+    def receive(self, count: int, *, attempt: int = 1, size: int = 1) -> None:
+        self._leases += 1
+        self.hand.put(runs_of(self.session, {}, delivered(["x" * size] * count, f"{self._leases:x}", attempt=attempt)))
+
+    def handle(self, seconds: float) -> None:
+        """Handle everything in hand, in so much time."""
+        self.loop.now += seconds
+        while lot := self.hand.take():
+            self.hand.note(lot)
+        self.hand.collect()
+
+
+def asking(scenario: Callable[[Asking], None], **options: Any) -> None:
+    loop = VirtualLoop()
+
+    async def run() -> None:
+        scenario(Asking(loop, **options))
+
+    loop.run_until_complete(run())
+    loop.close()
+
+
+def test_as_many_are_in_hand_as_handlers_finish_in_a_second() -> None:
+    def scenario(a: Asking) -> None:
+        assert a.hand.room() == 1
+        a.receive(1)
+        a.handle(0)
+        assert a.hand.room() == CAUTIOUS
+        for _ in range(20):
+            a.receive(a.hand.room())
+            a.handle(PACE_SECONDS)  # whatever is in hand: the handlers are quick
+        assert a.hand.room() == IN_HAND
+        for _ in range(8):
+            a.receive(100)
+            a.handle(1)
+            a.hand.room()
+        assert 100 <= a.hand.room() <= 110
+        for _ in range(8):
+            a.receive(1)
+            a.handle(1)
+            a.hand.room()
+        assert a.hand.room() == 32, "what concurrency needs"
+
+    asking(scenario)
+
+
+def test_idle_time_is_not_slowness() -> None:
+    def scenario(a: Asking) -> None:
+        for _ in range(20):
+            a.receive(a.hand.room())
+            a.handle(PACE_SECONDS)
+        for _ in range(20):
+            a.loop.now += 60
+            a.receive(1)
+            a.handle(0)
+        assert a.hand.room() == IN_HAND
+
+    asking(scenario)
+
+
+def test_few_are_in_hand_while_they_come_again() -> None:
+    """Each of them would use up another attempt if one of them kills the process."""
+
+    def scenario(a: Asking) -> None:
+        for _ in range(20):
+            a.receive(a.hand.room())
+            a.handle(PACE_SECONDS)
+        a.receive(100, attempt=2)
+        assert a.hand.most == CAUTIOUS
+        a.handle(PACE_SECONDS)
+        assert a.hand.room() == 2 * CAUTIOUS
+        a.receive(2 * CAUTIOUS)
+        a.handle(PACE_SECONDS)
+        assert a.hand.room() > 2 * CAUTIOUS
+
+    asking(scenario)
+
+
+def test_what_kills_a_process_is_soon_alone() -> None:
+    """A process that begins again with repeated messages takes one, then two, and so on."""
+
+    def scenario(a: Asking) -> None:
+        rooms = []
+        for _ in range(6):
+            rooms.append(a.hand.room())
+            a.receive(a.hand.room(), attempt=3)
+            a.handle(1)
+        assert rooms == [1, 2, 4, 8, 16, 32]
+
+    asking(scenario)
+
+
+def test_more_is_asked_for_when_half_is_settled() -> None:
+    def scenario(a: Asking) -> None:
+        a.receive(1)
+        a.receive(9)
+        a.handle(0)
+        assert a.hand.room() == 100
+        a.receive(51)
+        assert a.hand.room() == 0
+
+    asking(scenario, most=100)
+
+
+def test_large_bodies_are_bounded_by_their_bytes() -> None:
+    def scenario(a: Asking) -> None:
+        mebibyte = 1 << 20
+        a.receive(1)
+        a.receive(1)
+        a.handle(0)
+        asked = 0
+        while a.hand.room():
+            a.receive(8, size=mebibyte)
+            asked += 8
+        assert asked * mebibyte == IN_HAND_BYTES
+        a.handle(1)
+        assert a.hand.room() == IN_HAND, "what is settled does not count"
+        a.receive(2, size=IN_HAND_BYTES // 2)
+        assert a.hand.room() == 14, "no handler is idle for want of room"
+
+    asking(scenario, most=IN_HAND)

@@ -1,0 +1,134 @@
+"""A consumer's session settles and renews neighbours together, and each by itself where the server refuses that."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from notify.client.hand import Hand
+from notify.client.handlers import Handler
+from notify.client.session import Session, Work
+from notify.errors import DeadLetter
+from notify.wire import Delivered, Settle, SettledItem, SettledItems, encode_msgpack
+from tests.support.clock import eventually_async
+
+LEASE = 30.0
+
+
+class Server:
+    """Stands in for the client of a server: takes what is settled, and refuses the leases that are over."""
+
+    url = "http://server"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, str | None]] = []
+        self.over: set[int] = set()
+        """The places of the lease that are over."""
+
+    async def call(self, method: str, path: str, body: bytes, *_: Any) -> bytes:
+        assert path == "/v1/groups/g/settle"
+        items = msgspec.msgpack.decode(body, type=Settle).items
+        self.asked += [(item.action, item.receipt, item.reason) for item in items]
+        return encode_msgpack(SettledItems([SettledItem(item.receipt, self._status(item.receipt)) for item in items]))
+
+    def _status(self, receipt: str) -> int:
+        first, _, last = receipt.partition(".")[2].partition("-")
+        return 410 if self.over & set(range(int(first), int(last or first) + 1)) else 200
+
+
+class Consuming:
+    """A session with a few messages in hand, whose handlers end when the test says so."""
+
+    def __init__(self, count: int) -> None:
+        self.server = Server()
+        self.hand = Hand(lambda: None, lambda messages, error: None, 16, 32)
+        handler = Handler("t", print, "shared", (), None, 16, "", 1.0, 300.0)
+        work = Work("g", "i", {"t": handler}, self.hand, LEASE, 1.0)
+        self.session = Session(work, self.server)  # type: ignore[arg-type]
+        self.session._begin(
+            [Delivered(receipt=f"7.{n}", id=f"m{n}", topic="t", queue=0, offset=n, committed_at="", body=b"x")
+             for n in range(count)]
+        )  # fmt: skip
+        self.taken = [self.hand.take() for _ in range(count)]
+
+    def note(self, *places: int, error: BaseException | None = None) -> None:
+        for place in places:
+            self.hand.note(self.taken[place], error)
+
+    async def settled(self, left: int = 0) -> list[tuple[str, str, str | None]]:
+        await eventually_async(lambda: self.hand.count == left, "the rest to be settled")
+        asked, self.server.asked = self.server.asked, []
+        return asked
+
+
+def test_neighbours_are_acknowledged_together_and_failures_alone() -> None:
+    async def run() -> None:
+        consuming = Consuming(9)
+        consuming.note(0, 1, 2, 4, 5, 8)
+        consuming.note(3, error=DeadLetter("never"))
+        consuming.note(6, error=ValueError("again"))
+        asked = await consuming.settled(left=1)
+        assert sorted(asked, key=lambda item: item[1]) == [
+            ("ack", "7.0-2", None),
+            ("dead_letter", "7.3", "never"),
+            ("ack", "7.4-5", None),
+            ("retry", "7.6", "ValueError: again"),
+            ("ack", "7.8", None),
+        ]
+        consuming.note(7)
+        assert await consuming.settled() == [("ack", "7.7", None)]
+        assert not consuming.session._runs
+
+    asyncio.run(run())
+
+
+def test_a_lease_that_is_over_costs_no_neighbour_its_acknowledgement(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        consuming = Consuming(4)
+        consuming.server.over = {2}
+        consuming.note(*range(4))
+        assert [receipt for _, receipt, _ in await consuming.settled()] == ["7.0-3", "7.0", "7.1", "7.2", "7.3"]
+
+    asyncio.run(run())
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["m2"], "only this one is not settled"
+
+
+def test_what_is_open_is_renewed_together_and_alone_where_that_is_refused() -> None:
+    async def run() -> None:
+        consuming = Consuming(5)
+        (run,) = consuming.session._runs
+        consuming.note(1)
+        await consuming.settled(left=4)
+        consuming.server.over = {3}
+        consuming.session._renew(run)
+        await eventually_async(lambda: len(consuming.server.asked) == 5, "the renewals")
+        assert [item[:2] for item in consuming.server.asked] == [
+            ("renew", "7.0"), ("renew", "7.2-4"), ("renew", "7.2"), ("renew", "7.3"), ("renew", "7.4"),
+        ]  # fmt: skip
+
+    asyncio.run(run())
+
+
+def test_what_has_not_begun_is_given_back_once_nothing_more_is_received() -> None:
+    async def run() -> None:
+        consuming = Consuming(0)
+        session, hand = consuming.session, consuming.hand
+        session._begin(
+            [Delivered(receipt=f"8.{n}", id=f"m{n}", topic="t", queue=0, offset=n, committed_at="", body=b"x")
+             for n in range(5)]
+        )  # fmt: skip
+        first = hand.take()
+        session.end()
+        session.give_back_waiting()
+        for _ in range(10):
+            await asyncio.sleep(0)  # a turn of the loop
+        assert consuming.server.asked == [], "a long poll is open, which would get them again"
+        session._has_received.set()
+        assert await consuming.settled(left=1) == [("give_back", "8.1-4", None)]
+        hand.note(first)
+        assert await consuming.settled() == [("ack", "8.0", None)]
+
+    asyncio.run(run())
