@@ -105,6 +105,8 @@ def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
         b.store.attempted("b", "t", 0, [(7, 1, 0), (8, 1, 0)])
         await b.store.settle("a", "t", 0, [(0, 5), (6, 3)], SettleKind.ACK, T0)
         b.store.attempted("b", "t", 0, [(7, 2, 0)])
+        b.store.attempted("b", "t", 0, [(9, 1, 0, 1)])
+        b.store.attempted("b", "t", 0, [(9, 1, 0, 1, 1)])
         b.store.dead_letter_soon("c", [(b.store.read("t", 0, 7, 1, 100)[0], b"dead")], T0)
         await b.store.sync()
         # Enough messages for the small segments to roll: the index of the first ones is on the disk.
@@ -127,6 +129,9 @@ def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
             [("b", None, 1), ("a", SettleKind.ACK, 0)],
             True,
         )
+        settlements, whole = await b.store.settlements("t", 0, 9)
+        told = [(s.attempts, s.deaths, s.interruptions) for s in settlements]
+        assert (told, whole) == ([(1, 1, 0), (1, 1, 1)], True)
 
     run(scenario)
 
