@@ -373,7 +373,7 @@ class Planter:
             first = await self._committed(store, [name])
             (message,) = store.read("order.1", 0, first, 1, 1 << 20)
             assert isinstance(message, StoredMessage)
-            payload = dead_payload(CONSUMERS, message, 16, 0, f"reason {i % 3}", 0)
+            payload = dead_payload(CONSUMERS, message, 16, f"reason {i % 3}", 0)
             store.dead_letter_soon(CONSUMERS, [(message, payload)], self._at())
             rows[name] = "order.1"
             if i < self._each:

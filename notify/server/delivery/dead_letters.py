@@ -7,7 +7,7 @@ from notify.storage.records import StoredMessage
 from notify.wire import Payload, decode_payload, encode_msgpack
 
 
-def dead_payload(group: str, message: StoredMessage, attempts: int, deaths: int, reason: str, replay: int) -> bytes:
+def dead_payload(group: str, message: StoredMessage, attempts: int, reason: str, replay: int, deaths: int = 0) -> bytes:
     """The payload of a group's dead letter. `attempts`: all attempts at it, of which `deaths` ended with a lease that
     ran out. `replay`: which run of the topic's messages it is for an inbox, or 0."""
     payload = decode_payload(message.payload)

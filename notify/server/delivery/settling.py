@@ -143,8 +143,8 @@ class Settling:
             offset = d.lease.offsets[d.place]
             stored = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
             if stored and stored[0].offset == offset and not stored[0].corrupt:
-                counts = d.tally.attempts, d.tally.deaths
-                letter = dead_payload(self._group, stored[0], *counts, d.reason, cursor.subscription.replay)
+                replay, tally = cursor.subscription.replay, d.tally
+                letter = dead_payload(self._group, stored[0], tally.attempts, d.reason, replay, tally.deaths)
                 letters.append((stored[0], letter))
             else:
                 is_corrupt = bool(stored) and stored[0].offset == offset
