@@ -175,11 +175,11 @@ class Verdicts:
             rows: dict[tuple[str, str], dict[Fault, list[Seen]]] = {}
             for _, cell, said in filter(lambda each: each[0] == who, self._seen):
                 rows.setdefault((cell.request.name, cell.where), {}).setdefault(cell.fault, []).append(said)
-            lines += ["", f"{who:50}" + "".join(f"{fault.value:>12}" for fault in faults)]
+            lines += ["", f"{who:54}" + "".join(f"{fault.value:>12}" for fault in faults)]
             for (request, where), by_fault in rows.items():
                 figures = [by_fault.get(fault, []) for fault in faults]
                 right = [f"{sum(not s.wrong for s in some)}/{len(some)}" if some else "" for some in figures]
-                lines.append(f"{request:24}{where:26}" + "".join(f"{figure:>12}" for figure in right))
+                lines.append(f"{request:22}{where:32}" + "".join(f"{figure:>12}" for figure in right))
         bad = [(who, cell, said) for who, cell, said in self._seen if said.wrong or not said.has_hit]
         lines += ["", *(f"{who}: {cell}: {said}" for who, cell, said in bad)]
         kinds = Counter(wrong.kind for _, _, said in self._seen for wrong in said.wrong)
