@@ -42,12 +42,16 @@ from tests.support.shop import make_engine
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from notify.kafka.cluster import Cluster
-from notify.kafka.groups import dead_letter_topic, transactional_id
+from notify.kafka.groups import dead_letter_topic, retry_topic, transactional_id
+from notify.kafka.records import ID
 from notify.kafka.undelivered import UndeliveredList
+from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.letters import read as dead_letters
+from notify.server.groups.kafka.redriven import Redriven
 from notify.sinks.delays.background import in_background
 from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.releaser import Releaser, wall_us
@@ -231,6 +235,29 @@ def beside_each_other(cells: Sequence[Cell], run: Callable[[Cell, Seen], None]) 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         list(threads.map(one, cells))
     return seen
+
+
+def test_a_cell_that_is_stuck_or_fails_stands_alone() -> None:
+    """It lost whether its request had come, and one that failed ended the others."""
+    late, held, cut = (Cell(Api.END_TXN, fault) for fault in (Fault.LATE, Fault.HELD, Fault.CUT_AFTER))
+
+    def run(cell: Cell, seen: Seen) -> None:
+        seen.has_hit = seen.has_met_its_point = True
+        if cell is late:
+            seen.compare(["a", "b", "c"], ["d"], ["a", "a", "b", "d"])
+            raise AssertionError("waited in vain")
+        if cell is held:
+            raise Unavailable("no broker")
+
+    verdicts = Verdicts()
+    with pytest.raises(AssertionError, match="waited in vain"):
+        verdicts.take("one", beside_each_other([late, held, cut], run))
+    assert "never came in 0" in str(verdicts)
+    assert "VERDICT FAIL: 3 cells: lost 1, doubled 1, phantom 1, stuck 1, failed 1;" in str(verdicts)
+    quiet = Verdicts()
+    with pytest.raises(AssertionError, match="the request never came"):
+        quiet.take("one", {cut: Seen()})
+    assert "VERDICT INCONCLUSIVE" in str(quiet)
 
 
 def over(planned: Planned) -> None:
@@ -509,7 +536,42 @@ class Releasing:
         eventually(lambda: len(committed(self._node.url, self.name)) >= count, f"{count} messages to be released")
 
 
-def moved_on(node: KafkaNode, cell: Cell, seen: Seen, mover: Refusing | Releasing) -> None:
+class Redriving:
+    """A server that sends all dead letters of a group again, each time that it is asked to."""
+
+    def __init__(self, node: KafkaNode, url: str, mode: str, name: str) -> None:
+        self._node, self.name, self.where = node, name, retry_topic(name)
+        self.about = f"notify-redrive-{name}".encode()
+        self._brokers = Brokers(Cluster.of(url))
+        self._redriven = Redriven(self._brokers)
+        for topic in (self.where, dead_letter_topic(name)):
+            make_topic(node.url, topic)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        yield
+
+    def send(self, texts: list[str]) -> None:
+        for text in texts:
+            produce(self._node.url, dead_letter_topic(self.name), [text], partition=0, headers=[(ID, text.encode())])
+        self._redrive()
+
+    def wait(self, count: int) -> None:
+        eventually(lambda: self._redrive() and len(committed(self._node.url, self.where)) >= count, "the redrive")
+
+    def _redrive(self) -> bool:
+        """Whether the request succeeded; whoever made it repeats it otherwise."""
+        try:
+            self._redriven.send(self.name, list(dead_letters(self._brokers, self.name, 1, 0)))
+        except (KafkaException, Unavailable):
+            return False
+        return True
+
+
+Mover = Refusing | Releasing | Redriving
+
+
+def moved_on(node: KafkaNode, cell: Cell, seen: Seen, mover: Mover) -> None:
     """A fault in the transactions of what moves records from topic to topic, and what is there in the end."""
     make_topic(node.url, mover.name)
     sent = 0
@@ -548,7 +610,7 @@ def moved_on(node: KafkaNode, cell: Cell, seen: Seen, mover: Refusing | Releasin
     forget(node, mover.name)
 
 
-def moved(node: KafkaNode, cells: Sequence[Cell], kind: type[Refusing | Releasing], mode: str = "") -> dict[Cell, Seen]:
+def moved(node: KafkaNode, cells: Sequence[Cell], kind: type[Mover], mode: str = "") -> dict[Cell, Seen]:
     """Cells of movers of a kind, each with topics and a group of its own."""
 
     def one(cell: Cell, seen: Seen) -> None:
@@ -557,13 +619,13 @@ def moved(node: KafkaNode, cells: Sequence[Cell], kind: type[Refusing | Releasin
     return beside_each_other(cells, one)
 
 
-def cells_with_offsets(fault: Fault) -> list[Cell]:
-    points = (BETWEEN, *POINTS_WITH_OFFSETS) if fault in ARRIVES_LATER else (BETWEEN,)
-    places = itertools.product(OF_A_CONSUMER, points)
+def cells_of_movers(fault: Fault, requests: Sequence[Api] = OF_A_CONSUMER) -> list[Cell]:
+    later = (BETWEEN, *(point for point in POINTS_WITH_OFFSETS if point[0] in requests))
+    places = itertools.product(requests, later if fault in ARRIVES_LATER else (BETWEEN,))
     return [Cell(request, fault, point) for request, point in places if can_be(request, fault, point)]
 
 
-SOME_WITH_OFFSETS = [
+SOME = [
     Cell(Api.END_TXN, Fault.LATE, (Api.PRODUCE, 1)),
     Cell(Api.TXN_OFFSET_COMMIT, Fault.LATE, (Api.END_TXN, 1)),
 ]
@@ -571,24 +633,34 @@ SOME_WITH_OFFSETS = [
 
 @pytest.mark.parametrize("mode", ["shared", pytest.param("failover", marks=pytest.mark.long)])
 def test_what_a_consumer_settles_beside_what_is_late(node: KafkaNode, verdicts: Verdicts, mode: str) -> None:
-    verdicts.take(f"a {mode} consumer", moved(node, SOME_WITH_OFFSETS, Refusing, mode))
+    verdicts.take(f"a {mode} consumer", moved(node, SOME, Refusing, mode))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", "failover"])
 @pytest.mark.parametrize("fault", Fault)
 def test_what_a_consumer_settles(node: KafkaNode, verdicts: Verdicts, fault: Fault, mode: str) -> None:
-    verdicts.take(f"a {mode} consumer", moved(node, cells_with_offsets(fault), Refusing, mode))
+    verdicts.take(f"a {mode} consumer", moved(node, cells_of_movers(fault), Refusing, mode))
 
 
 def test_what_a_releaser_releases_beside_what_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
-    verdicts.take("a releaser", moved(node, SOME_WITH_OFFSETS, Releasing))
+    verdicts.take("a releaser", moved(node, SOME, Releasing))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
 def test_what_a_releaser_releases(node: KafkaNode, verdicts: Verdicts, fault: Fault) -> None:
-    verdicts.take("a releaser", moved(node, cells_with_offsets(fault), Releasing))
+    verdicts.take("a releaser", moved(node, cells_of_movers(fault), Releasing))
+
+
+def test_what_a_server_sends_again_beside_what_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
+    verdicts.take("a redrive", moved(node, SOME[:1], Redriving))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", Fault)
+def test_what_a_server_sends_again(node: KafkaNode, verdicts: Verdicts, fault: Fault) -> None:
+    verdicts.take("a redrive", moved(node, cells_of_movers(fault, OF_A_SINK), Redriving))
 
 
 @pytest.mark.parametrize(
