@@ -118,7 +118,7 @@ class Cell:
 
 
 class Wrong(NamedTuple):
-    """What is wrong with a cell: `lost`, `doubled`, `phantom`, or how it did not come to its end."""
+    """A fault that a cell shows: `lost`, `doubled`, `phantom`, or how it did not come to its end."""
 
     kind: str
     what: str
