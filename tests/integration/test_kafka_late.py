@@ -192,7 +192,7 @@ class Verdicts:
         never = sum(not said.has_hit for _, _, said in self._seen)
         verdict = "FAIL" if kinds else "INCONCLUSIVE" if never else "PASS"
         lines.append(
-            f"VERDICT {verdict}: {len(self._seen)} cells: {counts}; the request never came in {never}, and in {late} "
+            f"VERDICT: {verdict}, {len(self._seen)} cells: {counts}; the request never came in {never}, and in {late} "
             "the point never came, so that it was even later"
         )
         return "\n".join(lines)
@@ -253,11 +253,11 @@ def test_a_cell_that_is_stuck_or_fails_stands_alone() -> None:
     with pytest.raises(AssertionError, match="waited in vain"):
         verdicts.take("one", beside_each_other([late, held, cut], run))
     assert "never came in 0" in str(verdicts)
-    assert "VERDICT FAIL: 3 cells: lost 1, doubled 1, phantom 1, stuck 1, failed 1;" in str(verdicts)
+    assert "VERDICT: FAIL, 3 cells: lost 1, doubled 1, phantom 1, stuck 1, failed 1;" in str(verdicts)
     quiet = Verdicts()
     with pytest.raises(AssertionError, match="the request never came"):
         quiet.take("one", {cut: Seen()})
-    assert "VERDICT INCONCLUSIVE" in str(quiet)
+    assert "VERDICT: INCONCLUSIVE" in str(quiet)
 
 
 def over(planned: Planned) -> None:
@@ -386,6 +386,7 @@ async def through_a_sink(node: KafkaNode, cell: Cell, seen: Seen) -> None:
         await asyncio.to_thread(over, planned)
         await source.publish(sink, 4)
     finally:
+        seen.has_hit = planned.has_hit
         planned.release()
         await sink.close()
     sink = KafkaSink(node.url, PATIENCE_SECONDS)
@@ -602,6 +603,7 @@ def moved_on(node: KafkaNode, cell: Cell, seen: Seen, mover: Mover) -> None:
             over(planned)
             send("d")
         finally:
+            seen.has_hit = planned.has_hit
             planned.release()
     with mover.running():
         send("e")
@@ -742,6 +744,7 @@ def through_a_relay(node: KafkaNode, cell: Cell, seen: Seen, database: str) -> N
                     await asyncio.to_thread(over, planned)
         finally:
             if planned is not None:
+                seen.has_hit = planned.has_hit
                 planned.release()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
