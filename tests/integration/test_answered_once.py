@@ -44,7 +44,7 @@ SCENES: dict[str, tuple[list[str], Sequence[set[int]]]] = {
     "let in, behind another": ([whole(KNOWN) + begun(KNOWN) + BAD_CHUNK + whole(KNOWN)], [{200}, {400}]),
     "let in, no request behind another": ([whole(KNOWN) * 2 + "no request\r\n\r\n"], [{200}, {200}, {400}]),
 }
-"""What is written, part by part, and the statuses of all answers before the server ends the connection. It
+"""The bytes, part by part, and the statuses of all answers before the server ends the connection. It
 ends behind a refusal of the sender."""
 
 
