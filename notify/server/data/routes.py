@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -48,6 +49,7 @@ from notify.wire import (
     encode_json,
 )
 
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 REMEMBERED_CHARACTERS = 500
 """The routes of paths up to this length are cached: no path with valid names is longer."""
 
@@ -266,8 +268,9 @@ class DataRoutes:
         body: Receive = request.decode(_RECEIVE)
         may = may_consume(request, group, body.topics or ())
         with polling(request, self.core.clock):
-            subscribes = b"subscribe=no" not in request.query.split(b"&")
-            handed = await self.core.delivery.receive(group, body, may, subscribes=subscribes)
+            query = request.query.split(b"&")
+            options: Any = {"subscribes": b"subscribe=no" not in query, "request_id": _request_id(query)}
+            handed = await self.core.delivery.receive(group, body, may, **options)
         if self.core.settings.tracing:
             trace(group, handed, self.core.clock())
         if request.packed:
@@ -339,6 +342,17 @@ def _encode_items(request: Request, items: list[Item], outcomes: list[Item] | No
 def _nouns(parts: list[str]) -> tuple[object, ...]:
     """The shape that the paths of one route share: the number of parts, the first three, and every second one after."""
     return len(parts), *parts[:3], *parts[4::2]
+
+
+def _request_id(query: list[bytes]) -> str:
+    """The name of a request to receive, in its query; "": it has none. Raises InvalidRequest."""
+    named = next((field for field in query if field.startswith(b"request=")), b"request=")[8:]
+    if named and not _REQUEST_ID(named):
+        raise InvalidRequest(
+            "request= is 1 to 64 of A-Z a-z 0-9 . _ -: a new name for each request, the same one if it comes again",
+            "invalid_name",
+        )
+    return named.decode("latin-1")
 
 
 def _pull_query(query: bytes) -> tuple[int, int]:
