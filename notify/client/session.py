@@ -277,13 +277,14 @@ class Session:
             if handler.max_deaths != DEATHS:
                 subscription["max_deaths"] = handler.max_deaths
             reason = {"reason": "subscribed by a consumer"}
+            by = f"?instance={quote(self._work.instance, safe='')}"
             try:
-                answer = await self._put(quote(handler.topic), subscription, subscription | reason)
+                answer = await self._put(f"{quote(handler.topic)}{by}", subscription, subscription | reason)
             except InvalidRequest:
                 if subscription["start"] != again_from:
                     raise
                 subscription["start"] = "latest"  # this machine's clock is ahead of the server's
-                answer = await self._put(quote(handler.topic), subscription, subscription | reason)
+                answer = await self._put(f"{quote(handler.topic)}{by}", subscription, subscription | reason)
             answers[handler.topic] = answer
         await self.tell_inbox()
         self.is_subscribed = True

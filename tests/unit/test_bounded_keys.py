@@ -69,6 +69,7 @@ BOUNDS = {
         server/access/principal.py:_answers server/access/oidc.py:_keys server/core/bridges.py:_reports
         server/core/check_log.py:_entries server/core/checks.py:_polled_us server/core/refusals.py:_received
         server/core/subscriptions.py:_fresh server/delivery/instances.py:bounds
+        server/core/subscriptions.py:_changes
         server/delivery/instances.py:answers
         server/groups/kafka/letter_failures.py:_counts server/jobs/failures.py:by_fingerprint
         server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences

@@ -8,6 +8,7 @@ import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any, ClassVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -25,6 +26,7 @@ from notify.server.data.request import Request
 from notify.server.topics import described
 from notify.storage import crash_point
 from notify.storage.names import DEAD_LETTER_PREFIX
+from notify.visible import one_line
 from notify.wire import (
     JSON,
     MSGPACK,
@@ -294,7 +296,7 @@ class DataRoutes:
         wanted = subscriptions.checked(group, topic, body)
         if "*" not in topic and not topic.startswith(DEAD_LETTER_PREFIX):
             self.core.topics.check_use(topic)
-        return request.encode(await subscriptions.put(wanted, body.start))
+        return request.encode(await subscriptions.put(wanted, body.start, _instance(request)))
 
     async def tell_inbox(self, request: Request, group: str, topic: str) -> bytes:
         body: WholeInbox = request.decode(_WHOLE_INBOX)
@@ -342,6 +344,15 @@ def _encode_items(request: Request, items: list[Item], outcomes: list[Item] | No
 def _nouns(parts: list[str]) -> tuple[object, ...]:
     """The shape that the paths of one route share: the number of parts, the first three, and every second one after."""
     return len(parts), *parts[:3], *parts[4::2]
+
+
+def _instance(request: Request) -> str:
+    """Who makes a request, for people: the principal, and the instance that it names in its query."""
+    named = next((f[9:] for f in request.query.split(b"&") if f.startswith(b"instance=")), b"")
+    instance = one_line(unquote_to_bytes(named).decode(errors="replace")[:255])
+    return " ".join(
+        part for part in ("" if request.principal is EVERYONE else request.principal.name, instance) if part
+    )
 
 
 def _request_id(query: list[bytes]) -> str:
