@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka crash-proxy simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka crash-proxy matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -113,6 +113,11 @@ crash-movers: install
 # The same with three nodes of Kafka behind them, one of which is killed every 20 s; 50,000 messages in 600 s.
 crash-kafka: install
 	$(PY) -m tests.history.run --over-kafka --seconds $(or $(SECONDS),600) $(if $(DATABASE),--database $(DATABASE),)
+
+# Each request of a transaction at Kafka held, cut, repeated and late, at each point of the next transaction: 1,060 cells, a table
+# of them, and a verdict. 30 minutes.
+matrix-kafka: install
+	$(PY) -m pytest tests/integration/test_kafka_late.py -m "" -n 0 -s -q
 
 # The disk of a server that ships its log is lost under load ROUNDS=20 times, while the store is away now and then: it is
 # restored, and an audit names and repairs exactly what is missing. 20 minutes.

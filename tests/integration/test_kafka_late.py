@@ -15,7 +15,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,22 +36,29 @@ from tests.history.kafka_log import open_transactions
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
 from tests.support.groups import running
-from tests.support.kafka import KafkaNode, committed
+from tests.support.kafka import KafkaNode, committed, patient_sink
 from tests.support.kafka_proxy import Api, Fault, Planned, Which
 from tests.support.shop import make_engine
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from notify.kafka.cluster import Cluster
-from notify.kafka.groups import dead_letter_topic, transactional_id
-from notify.kafka.positions import positions_topic
+from notify.kafka.groups import dead_letter_topic, retry_topic, transactional_id
+from notify.kafka.records import ID
 from notify.kafka.undelivered import UndeliveredList
-from notify.sinks.delays.background import releasing
+from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.letters import read as dead_letters
+from notify.server.groups.kafka.redriven import Redriven
+from notify.sinks.delays.background import in_background
+from notify.sinks.delays.delayed import delayed_headers
+from notify.sinks.delays.releaser import Releaser, wall_us
+from notify.sinks.delays.topics import make_wheels
+from notify.sinks.delays.wheels import SECOND_US, wheels_of
 from notify.sinks.kafka import KafkaSink
-from tests.support.delayed import refuse, send_delayed, texts_of
+from tests.support.delayed import refuse, texts_of
 from tests.support.kafka_consumers import admin_of, make_topic, produce, progress
 
 CALL_SECONDS = 3.0
@@ -59,8 +67,8 @@ ASKED_AGAIN_MILLISECONDS = 1500
 """How long Kafka's client waits for an answer before it asks again over another connection; by default a minute."""
 MOST_SECONDS = 3 * PATIENCE_SECONDS
 """A cell that takes longer hangs."""
-AT_ONCE = 6
-"""So many cells run at the same time, each with a source of its own."""
+AT_ONCE = 12
+"""So many cells run at the same time: most of a cell is waiting."""
 PART_SECONDS = 2.0
 """How long a part of a large transaction is waited for, of which nothing comes once its transaction has ended."""
 PARTITIONS, LETTERS = 4, "abcdef"
@@ -84,9 +92,12 @@ class Cell:
     first: str = BATCH
     then: str = BATCH
 
+    @property
+    def where(self) -> str:
+        return "between" if self.point == BETWEEN else f"before {self.point[0].name} {self.point[1]}"
+
     def __str__(self) -> str:
-        where = "between" if self.point == BETWEEN else f"before {self.point[0].name} {self.point[1]}"
-        return f"{self.first}, then {self.then}: {self.request.name} {self.fault.value}, {where}"
+        return f"{self.first}, then {self.then}: {self.request.name} {self.fault.value}, {self.where}"
 
     def plan(self, node: KafkaNode, about: bytes) -> Planned:
         """Wait for the request with these bytes in it."""
@@ -106,11 +117,24 @@ class Cell:
         return f"{node.url}?socket.timeout.ms={ASKED_AGAIN_MILLISECONDS}" if self.fault is Fault.HELD else node.url
 
 
+class Wrong(NamedTuple):
+    """A fault that a cell shows: `lost`, `doubled`, `phantom`, or how it did not come to its end."""
+
+    kind: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}"
+
+
+LOST, DOUBLED, PHANTOM, STUCK, FAILED = "lost", "doubled", "phantom", "stuck", "failed"
+
+
 @dataclass(slots=True)
 class Seen:
     """The result of a cell."""
 
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
     has_hit: bool = False
     has_met_its_point: bool = False
 
@@ -118,22 +142,122 @@ class Seen:
         """Note what is lost, doubled, or there although it was rolled back."""
         counts = Counter(texts)
         kinds = {
-            "lost": [text for text in wanted if not counts[text]],
-            "doubled": [text for text, count in counts.items() if count > 1],
-            "phantom": [text for text in never if counts[text]],
+            LOST: [text for text in wanted if not counts[text]],
+            DOUBLED: [text for text, count in counts.items() if count > 1],
+            PHANTOM: [text for text in never if counts[text]],
         }
-        self.wrong += [f"{kind} {' '.join(sorted(some))}" for kind, some in kinds.items() if some]
+        self.wrong += [Wrong(kind, " ".join(sorted(some))) for kind, some in kinds.items() if some]
 
     def note(self, planned: Planned) -> None:
-        self.has_hit, self.has_met_its_point = planned.has_hit, planned.has_met_its_point
+        """Note that the next transaction has ended: what was late has met its point, or did not wait for one."""
+        self.has_hit, self.has_met_its_point = planned.has_hit, planned.has_met_its_point or planned.is_over
 
     def __str__(self) -> str:
         how = "" if self.has_met_its_point or not self.has_hit else " (its point never came: later)"
-        return ("; ".join(self.wrong) or "right") + (how if self.has_hit else " (the request never came)")
+        return ("; ".join(map(str, self.wrong)) or "right") + (how if self.has_hit else " (the request never came)")
 
 
-def broken(seen: Mapping[Cell, Seen]) -> list[str]:
-    return [f"{cell}: {said}" for cell, said in seen.items() if said.wrong]
+class Verdicts:
+    """The cells that were run, by who met them, and the verdict about all of them."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[str, Cell, Seen]] = []
+
+    def take(self, who: str, seen: Mapping[Cell, Seen]) -> None:
+        """Add cells. Fails if one of them is wrong, or shows nothing because its request never came."""
+        self._seen += [(who, cell, said) for cell, said in seen.items()]
+        assert [f"{cell}: {said}" for cell, said in seen.items() if said.wrong or not said.has_hit] == []
+
+    def __bool__(self) -> bool:
+        return bool(self._seen)
+
+    def __str__(self) -> str:
+        """A table for each who: a line for each request and point, with how many of the cells of a fault are right."""
+        faults = list(Fault)
+        lines: list[str] = []
+        for who in dict.fromkeys(who for who, _, _ in self._seen):
+            rows: dict[tuple[str, str], dict[Fault, list[Seen]]] = {}
+            for _, cell, said in filter(lambda each: each[0] == who, self._seen):
+                rows.setdefault((cell.request.name, cell.where), {}).setdefault(cell.fault, []).append(said)
+            lines += ["", f"{who:54}" + "".join(f"{fault.value:>12}" for fault in faults)]
+            for (request, where), by_fault in rows.items():
+                figures = [by_fault.get(fault, []) for fault in faults]
+                right = [f"{sum(not s.wrong for s in some)}/{len(some)}" if some else "" for some in figures]
+                lines.append(f"{request:22}{where:32}" + "".join(f"{figure:>12}" for figure in right))
+        bad = [(who, cell, said) for who, cell, said in self._seen if said.wrong or not said.has_hit]
+        lines += ["", *(f"{who}: {cell}: {said}" for who, cell, said in bad)]
+        kinds = Counter(wrong.kind for _, _, said in self._seen for wrong in said.wrong)
+        counts = ", ".join(f"{kind} {kinds[kind]}" for kind in (LOST, DOUBLED, PHANTOM, STUCK, FAILED))
+        late = sum(said.has_hit and not said.has_met_its_point for _, _, said in self._seen)
+        never = sum(not said.has_hit for _, _, said in self._seen)
+        verdict = "FAIL" if kinds else "INCONCLUSIVE" if never else "PASS"
+        lines.append(
+            f"VERDICT: {verdict}, {len(self._seen)} cells: {counts}; the request never came in {never}, and in {late} "
+            "the point never came, so that it was even later"
+        )
+        return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def node(kafka_node: KafkaNode) -> KafkaNode:
+    """A node with all topics of its own, which take seconds to make: the bounds of cells are short."""
+
+    async def claim() -> None:
+        sink = patient_sink(kafka_node.url)
+        await sink.claim("first")
+        await sink.close()
+
+    asyncio.run(claim())
+    return kafka_node
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> Iterator[Verdicts]:
+    """All cells of this module, whose verdict `make matrix-kafka` shows at the end."""
+    verdicts = Verdicts()
+    yield verdicts
+    if verdicts:
+        print(verdicts, flush=True)
+
+
+def beside_each_other(cells: Sequence[Cell], run: Callable[[Cell, Seen], None]) -> dict[Cell, Seen]:
+    """Run cells beside each other, each in a thread, with topics and clients of its own."""
+    seen = {cell: Seen() for cell in cells}
+
+    def one(cell: Cell) -> None:
+        try:
+            run(cell, seen[cell])
+        except (AssertionError, TimeoutError) as stuck:
+            seen[cell].wrong.append(Wrong(STUCK, str(stuck) or f"it has not ended after {MOST_SECONDS:g} s"))
+        except Exception as error:
+            seen[cell].wrong.append(Wrong(FAILED, repr(error)))
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(one, cells))
+    return seen
+
+
+def test_a_cell_that_is_stuck_or_fails_stands_alone() -> None:
+    """It lost whether its request had come, and one that failed ended the others."""
+    late, held, cut = (Cell(Api.END_TXN, fault) for fault in (Fault.LATE, Fault.HELD, Fault.CUT_AFTER))
+
+    def run(cell: Cell, seen: Seen) -> None:
+        seen.has_hit = seen.has_met_its_point = True
+        if cell is late:
+            seen.compare(["a", "b", "c"], ["d"], ["a", "a", "b", "d"])
+            raise AssertionError("waited in vain")
+        if cell is held:
+            raise Unavailable("no broker")
+
+    verdicts = Verdicts()
+    with pytest.raises(AssertionError, match="waited in vain"):
+        verdicts.take("one", beside_each_other([late, held, cut], run))
+    assert "never came in 0" in str(verdicts)
+    assert "VERDICT: FAIL, 3 cells: lost 1, doubled 1, phantom 1, stuck 1, failed 1;" in str(verdicts)
+    quiet = Verdicts()
+    with pytest.raises(AssertionError, match="the request never came"):
+        quiet.take("one", {cut: Seen()})
+    assert "VERDICT: INCONCLUSIVE" in str(quiet)
 
 
 def over(planned: Planned) -> None:
@@ -147,6 +271,12 @@ def read(node: KafkaNode, topic: str) -> list[str]:
     """The values that readers of committed records see once no transaction is open any more."""
     eventually(lambda: not open_transactions(node.cluster.brokers, [topic]), "the end of the last transaction")
     return texts_of(node.url, topic)
+
+
+def forget(node: KafkaNode, name: str) -> None:
+    """Delete the topics of a cell: a node of all cells would have thousands of partitions."""
+    admin = admin_of(node.url)
+    admin.delete_topics([topic for topic in admin.list_topics(timeout=PATIENCE_SECONDS).topics if name in topic])
 
 
 # --- bridges --------------------------------------------------------------------------------------------------
@@ -181,7 +311,7 @@ class Source:
         self._url = url
         self.steps = [Step.of(name, number, kind) for number, kind in enumerate(kinds)]
         self.ended: list[str] = []
-        """The errors that would have ended a bridge."""
+        """Errors that would have ended a bridge."""
         self._epoch: int | None = None
         self._at = 0
 
@@ -200,7 +330,7 @@ class Source:
             except Unavailable:
                 self._epoch = None
             except Conflict as conflict:
-                self.ended.append(f"ended: {conflict}")
+                self.ended.append(f"the bridge would end: {conflict}")
                 self._epoch = None
             told()
 
@@ -236,10 +366,10 @@ class Source:
         assert not answer.refused, answer
 
 
-async def through_a_sink(node: KafkaNode, cell: Cell) -> Seen:
+async def through_a_sink(node: KafkaNode, cell: Cell, seen: Seen) -> None:
     name = f"s{uuid.uuid4().hex}"
     await asyncio.to_thread(make_topic, node.url, name, PARTITIONS)
-    source, seen = Source(node.url, name, [BATCH, cell.first, cell.then, BATCH]), Seen()
+    source = Source(node.url, name, [BATCH, cell.first, cell.then, BATCH])
     sink = KafkaSink(cell.url(node), CALL_SECONDS)
     about = f"notify-bridge-{name}".encode()
     if cell.request in (Api.FIND_COORDINATOR, Api.INIT_PRODUCER_ID):  # a producer's first requests
@@ -256,6 +386,7 @@ async def through_a_sink(node: KafkaNode, cell: Cell) -> Seen:
         await asyncio.to_thread(over, planned)
         await source.publish(sink, 4)
     finally:
+        seen.has_hit = planned.has_hit
         planned.release()
         await sink.close()
     sink = KafkaSink(node.url, PATIENCE_SECONDS)
@@ -263,33 +394,21 @@ async def through_a_sink(node: KafkaNode, cell: Cell) -> Seen:
         await source.again(sink)
     finally:
         await sink.close()
-    seen.wrong += source.ended
+    seen.wrong += [Wrong(FAILED, error) for error in source.ended]
     wanted = [text for step in source.steps if step.kind != TAKEN_BACK for text in step.texts]
     never = [text for step in source.steps if step.kind == TAKEN_BACK for text in step.texts]
     seen.compare(wanted, never, await asyncio.to_thread(read, node, name))
-    admin_of(node.url).delete_topics([name, positions_topic(name)])  # a node of all cells would have thousands
-    return seen
+    forget(node, name)
 
 
 def through_sinks(node: KafkaNode, cells: Sequence[Cell]) -> dict[Cell, Seen]:
-    """Several cells beside each other."""
+    """Cells of sinks, each with a source of its own."""
 
-    async def run() -> dict[Cell, Seen]:
-        turns = asyncio.Semaphore(AT_ONCE)
+    async def bounded(cell: Cell, seen: Seen) -> None:
+        async with asyncio.timeout(MOST_SECONDS):
+            await through_a_sink(node, cell, seen)
 
-        async def one(cell: Cell) -> Seen:
-            async with turns:
-                try:
-                    async with asyncio.timeout(MOST_SECONDS):
-                        return await through_a_sink(node, cell)
-                except AssertionError as stuck:
-                    return Seen([f"stuck: {stuck}"])
-                except TimeoutError:
-                    return Seen([f"hangs: it has not ended after {MOST_SECONDS:g} s"])
-
-        return dict(zip(cells, await asyncio.gather(*map(one, cells)), strict=True))
-
-    return asyncio.run(run())
+    return beside_each_other(cells, lambda cell, seen: asyncio.run(bounded(cell, seen)))
 
 
 ARRIVES_LATER = (Fault.HELD, Fault.REPEATED, Fault.LATE)
@@ -318,24 +437,20 @@ def cells_of(fault: Fault, first: str, then: str) -> list[Cell]:
     return [Cell(request, fault, point, first, then) for request, point in places if can_be(request, fault, point)]
 
 
-def test_a_late_commit_or_abort_ends_no_other_transaction(kafka_node: KafkaNode) -> None:
+def test_a_late_commit_or_abort_ends_no_other_transaction(node: KafkaNode, verdicts: Verdicts) -> None:
     """An ordinary batch's records were lost behind its position; of a large transaction parts were lost, doubled, or
     seen although it was rolled back."""
     late = [(BATCH, then, (Api.PRODUCE, n)) for then, n in ((BATCH, 2), (BATCH, 5), (PARTS, 3), (TAKEN_BACK, 3))]
     late += [(TAKEN_BACK, PARTS, (Api.ADD_PARTITIONS_TO_TXN, n)) for n in (3, 4)]
     cells = [Cell(Api.END_TXN, Fault.LATE, point, first, then) for first, then, point in late]
-    seen = through_sinks(kafka_node, cells)
-    assert broken(seen) == []
-    assert all(said.has_hit for said in seen.values())
+    verdicts.take("a bridge's sink", through_sinks(node, cells))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "then"), PAIRS)
 @pytest.mark.parametrize("fault", Fault)
-def test_what_a_bridge_publishes(kafka_node: KafkaNode, fault: Fault, first: str, then: str) -> None:
-    seen = through_sinks(kafka_node, cells_of(fault, first, then))
-    assert broken(seen) == []
-    assert all(said.has_hit for said in seen.values())
+def test_what_a_bridge_publishes(node: KafkaNode, verdicts: Verdicts, fault: Fault, first: str, then: str) -> None:
+    verdicts.take("a bridge's sink", through_sinks(node, cells_of(fault, first, then)))
 
 
 # --- consumers ------------------------------------------------------------------------------------------------
@@ -347,6 +462,10 @@ POINTS_WITH_OFFSETS: tuple[Point, ...] = (
 )  # fmt: skip
 
 
+DELAY_US = SECOND_US // 10
+"""How long a message waits for its releaser."""
+AGAIN_SECONDS = 0.2
+"""The pause of a releaser after a failure."""
 _ASKING = threading.Lock()
 """One process answers all questions about groups, one by one."""
 
@@ -391,26 +510,72 @@ class Refusing:
 
 
 class Releasing:
-    """A releaser of delayed messages."""
+    """A releaser of delayed messages, with small wheels and a group of its own."""
 
-    def __init__(self, node: KafkaNode, url: str, name: str) -> None:
-        self._node, self._url, self.name = node, url, name
-        self.about, self.where = b"notify-delays-", name
+    def __init__(self, node: KafkaNode, url: str, mode: str, name: str) -> None:
+        self._node, self._url, self.name, self.where = node, url, name, name
+        self._wheels = wheels_of((("seconds", SECOND_US, 4),), f"delayed-{name}", SECOND_US)
+        make_wheels(Cluster.of(node.url), self._wheels)
+        self._next = self._made()
+        self.about = self._next.transactional_id.encode()
+
+    def _made(self) -> Releaser:
+        return Releaser(Cluster.of(self._url), self._wheels, group=f"delays-{self.name}")
 
     def running(self) -> AbstractContextManager[None]:
-        return releasing(self._url)
+        releaser, self._next = self._next, self._made()
+        return in_background(releaser, AGAIN_SECONDS)
 
     def send(self, texts: list[str]) -> None:
-        send_delayed(self._node.url, self.name, texts, delay=0.1)
+        due_us = wall_us() + DELAY_US
+        slot = self._wheels.place(due_us, wall_us())
+        assert slot is not None
+        headers = delayed_headers([], due_us, self.name)
+        produce(self._node.url, slot.topic, texts, partition=slot.partition, headers=headers)
 
     def wait(self, count: int) -> None:
         eventually(lambda: len(committed(self._node.url, self.name)) >= count, f"{count} messages to be released")
 
 
-def moved_on(node: KafkaNode, cell: Cell, mover: Refusing | Releasing) -> Seen:
+class Redriving:
+    """A server that sends all dead letters of a group again, each time that it is asked to."""
+
+    def __init__(self, node: KafkaNode, url: str, mode: str, name: str) -> None:
+        self._node, self.name, self.where = node, name, retry_topic(name)
+        self.about = f"notify-redrive-{name}".encode()
+        self._brokers = Brokers(Cluster.of(url))
+        self._redriven = Redriven(self._brokers)
+        for topic in (self.where, dead_letter_topic(name)):
+            make_topic(node.url, topic)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        yield
+
+    def send(self, texts: list[str]) -> None:
+        for text in texts:
+            produce(self._node.url, dead_letter_topic(self.name), [text], partition=0, headers=[(ID, text.encode())])
+        self._redrive()
+
+    def wait(self, count: int) -> None:
+        eventually(lambda: self._redrive() and len(committed(self._node.url, self.where)) >= count, "the redrive")
+
+    def _redrive(self) -> bool:
+        """Whether the request succeeded; whoever made it repeats it otherwise."""
+        try:
+            self._redriven.send(self.name, list(dead_letters(self._brokers, self.name, 1, 0)))
+        except (KafkaException, Unavailable):
+            return False
+        return True
+
+
+Mover = Refusing | Releasing | Redriving
+
+
+def moved_on(node: KafkaNode, cell: Cell, seen: Seen, mover: Mover) -> None:
     """A fault in the transactions of what moves records from topic to topic, and what is there in the end."""
     make_topic(node.url, mover.name)
-    seen, sent = Seen(), 0
+    sent = 0
 
     def send(letter: str, *, waits: bool = True) -> None:
         nonlocal sent
@@ -438,92 +603,90 @@ def moved_on(node: KafkaNode, cell: Cell, mover: Refusing | Releasing) -> Seen:
             over(planned)
             send("d")
         finally:
+            seen.has_hit = planned.has_hit
             planned.release()
     with mover.running():
         send("e")
     letters = "bcde" if is_first else "abcde"
     seen.compare([f"{letter}{n}" for letter in letters for n in range(3)], [], read(node, mover.where))
-    return seen
+    forget(node, mover.name)
 
 
-def moved_by_consumer(node: KafkaNode, cell: Cell, mode: str) -> Seen:
-    try:
-        return moved_on(node, cell, Refusing(node, cell.url(node), mode, f"g{uuid.uuid4().hex}"))
-    except AssertionError as stuck:
-        return Seen([f"stuck: {stuck}"])
+def moved(node: KafkaNode, cells: Sequence[Cell], kind: type[Mover], mode: str = "") -> dict[Cell, Seen]:
+    """Cells of movers of a kind, each with topics and a group of its own."""
+
+    def one(cell: Cell, seen: Seen) -> None:
+        moved_on(node, cell, seen, kind(node, cell.url(node), mode, f"m{uuid.uuid4().hex}"))
+
+    return beside_each_other(cells, one)
 
 
-def moved_by_releaser(node: KafkaNode, cell: Cell) -> Seen:
-    try:
-        return moved_on(node, cell, Releasing(node, cell.url(node), f"d{uuid.uuid4().hex}"))
-    except AssertionError as stuck:
-        return Seen([f"stuck: {stuck}"])
-
-
-def cells_with_offsets(fault: Fault) -> list[Cell]:
-    points = (BETWEEN, *POINTS_WITH_OFFSETS) if fault in ARRIVES_LATER else (BETWEEN,)
-    places = itertools.product(OF_A_CONSUMER, points)
+def cells_of_movers(fault: Fault, requests: Sequence[Api] = OF_A_CONSUMER) -> list[Cell]:
+    later = (BETWEEN, *(point for point in POINTS_WITH_OFFSETS if point[0] in requests))
+    places = itertools.product(requests, later if fault in ARRIVES_LATER else (BETWEEN,))
     return [Cell(request, fault, point) for request, point in places if can_be(request, fault, point)]
 
 
-async def beside_each_other(cells: Sequence[Cell], move: Callable[[Cell], Seen]) -> dict[Cell, Seen]:
-    turns = asyncio.Semaphore(AT_ONCE)
-
-    async def one(cell: Cell) -> Seen:
-        async with turns:
-            return await asyncio.to_thread(move, cell)
-
-    return dict(zip(cells, await asyncio.gather(*map(one, cells)), strict=True))
-
-
-SOME_WITH_OFFSETS = [
+SOME = [
     Cell(Api.END_TXN, Fault.LATE, (Api.PRODUCE, 1)),
     Cell(Api.TXN_OFFSET_COMMIT, Fault.LATE, (Api.END_TXN, 1)),
 ]
 
 
 @pytest.mark.parametrize("mode", ["shared", pytest.param("failover", marks=pytest.mark.long)])
-def test_what_a_consumer_settles_beside_what_is_late(kafka_node: KafkaNode, mode: str) -> None:
-    seen = asyncio.run(beside_each_other(SOME_WITH_OFFSETS, lambda cell: moved_by_consumer(kafka_node, cell, mode)))
-    assert broken(seen) == []
+def test_what_a_consumer_settles_beside_what_is_late(node: KafkaNode, verdicts: Verdicts, mode: str) -> None:
+    verdicts.take(f"a {mode} consumer", moved(node, SOME, Refusing, mode))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", "failover"])
 @pytest.mark.parametrize("fault", Fault)
-def test_what_a_consumer_settles(kafka_node: KafkaNode, fault: Fault, mode: str) -> None:
-    cells = cells_with_offsets(fault)
-    seen = asyncio.run(beside_each_other(cells, lambda cell: moved_by_consumer(kafka_node, cell, mode)))
-    assert broken(seen) == []
+def test_what_a_consumer_settles(node: KafkaNode, verdicts: Verdicts, fault: Fault, mode: str) -> None:
+    verdicts.take(f"a {mode} consumer", moved(node, cells_of_movers(fault), Refusing, mode))
+
+
+def test_what_a_releaser_releases_beside_what_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
+    verdicts.take("a releaser", moved(node, SOME, Releasing))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
-def test_what_a_releaser_releases(kafka_node: KafkaNode, fault: Fault) -> None:
-    """One after the other, since all releasers of a cluster are one group."""
-    assert broken({cell: moved_by_releaser(kafka_node, cell) for cell in cells_with_offsets(fault)}) == []
+def test_what_a_releaser_releases(node: KafkaNode, verdicts: Verdicts, fault: Fault) -> None:
+    verdicts.take("a releaser", moved(node, cells_of_movers(fault), Releasing))
+
+
+def test_what_a_server_sends_again_beside_what_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
+    verdicts.take("a redrive", moved(node, SOME[:1], Redriving))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", Fault)
+def test_what_a_server_sends_again(node: KafkaNode, verdicts: Verdicts, fault: Fault) -> None:
+    verdicts.take("a redrive", moved(node, cells_of_movers(fault, OF_A_SINK), Redriving))
 
 
 @pytest.mark.parametrize(
     "point",
     [(Api.PRODUCE, 2), *(pytest.param(p, marks=pytest.mark.long) for p in ((Api.PRODUCE, 1), (Api.END_TXN, 1)))],
 )
-def test_what_is_sent_of_the_list_of_refused(kafka_node: KafkaNode, unique: str, point: Point) -> None:
+def test_what_is_sent_of_the_list_of_refused(node: KafkaNode, verdicts: Verdicts, unique: str, point: Point) -> None:
     """Each message is sent in a transaction of its own, with the note that it was sent."""
-    make_topic(kafka_node.url, unique)
+    make_topic(node.url, unique)
     names = [f"{unique}-{n}" for n in range(4)]
-    refuse(kafka_node.url, *[(name, unique) for name in names])
-    waiting = UndeliveredList(Cluster.of(kafka_node.url))
-    planned = Cell(Api.END_TXN, Fault.LATE, point).plan(kafka_node, b"notify-undelivered")
+    refuse(node.url, *[(name, unique) for name in names])
+    waiting = UndeliveredList(Cluster.of(node.url))
+    cell, seen = Cell(Api.END_TXN, Fault.LATE, point), Seen()
+    planned = cell.plan(node, b"notify-undelivered")
     try:
         with contextlib.suppress(Unavailable):  # nothing says that none was sent
             waiting.retry(names, "the topic takes them now")
     finally:
+        seen.note(planned)
         over(planned)
     waiting.retry(names, "again")
-    seen = Seen()
-    seen.compare(names, [], read(kafka_node, unique))
-    assert planned.has_met_its_point and not seen.wrong, seen
+    seen.compare(names, [], read(node, unique))
+    verdicts.take("the list of refused messages", {cell: seen})
+    assert seen.has_met_its_point
 
 
 # --- relays ---------------------------------------------------------------------------------------------------
@@ -555,8 +718,8 @@ class Outbox:
             return int(connection.scalar(sa.select(sa.func.count()).where(half_message.c.relayed == 0)) or 0)
 
 
-def through_a_relay(node: KafkaNode, cell: Cell, database: str) -> Seen:
-    name, seen = f"r{uuid.uuid4().hex}", Seen()
+def through_a_relay(node: KafkaNode, cell: Cell, seen: Seen, database: str) -> None:
+    name = f"r{uuid.uuid4().hex}"
     make_topic(node.url, name, PARTITIONS)
     engine, again, own = (make_engine(database) for _ in range(3))
     create_tables(own)
@@ -581,6 +744,7 @@ def through_a_relay(node: KafkaNode, cell: Cell, database: str) -> Seen:
                     await asyncio.to_thread(over, planned)
         finally:
             if planned is not None:
+                seen.has_hit = planned.has_hit
                 planned.release()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -589,13 +753,11 @@ def through_a_relay(node: KafkaNode, cell: Cell, database: str) -> Seen:
 
     try:
         asyncio.run(run())
-    except AssertionError as stuck:
-        seen.wrong.append(f"stuck: {stuck}")
     finally:
         for each in (engine, again, own):
             each.dispose()
     seen.compare([f"{n}{letter}" for n in range(4) for letter in LETTERS] + ["4a"], [], read(node, name))
-    return seen
+    forget(node, name)
 
 
 RELAYED = [
@@ -615,8 +777,8 @@ RELAYED = [
 
 @pytest.mark.parametrize("cell", RELAYED, ids=str)
 def test_what_a_relay_moves(
-    kafka_node: KafkaNode, database_urls: Mapping[str, str], tmp_path: Path, cell: Cell
+    node: KafkaNode, verdicts: Verdicts, database_urls: Mapping[str, str], tmp_path: Path, cell: Cell
 ) -> None:
     with empty_database("postgresql", database_urls, tmp_path) as url:
-        seen = through_a_relay(kafka_node, cell, url)
-    assert not seen.wrong, seen
+        seen = beside_each_other([cell], lambda cell, seen: through_a_relay(node, cell, seen, url))
+    verdicts.take("a relay", seen)

@@ -21,17 +21,23 @@ MOST_HUNG = 20
 @contextmanager
 def releasing(url: str) -> Iterator[None]:
     """Release due messages at a Kafka cluster in the background; after a failure it tries again."""
-    releaser = Releaser(Cluster.of(url))
+    with in_background(Releaser(Cluster.of(url))):
+        yield
+
+
+@contextmanager
+def in_background(releaser: Releaser, again_seconds: float = AGAIN_SECONDS) -> Iterator[None]:
+    """Run a releaser in a thread. `again_seconds`: the pause after a failure."""
 
     def run() -> None:
         while not releaser.wait(0) and releaser.hung < MOST_HUNG:
             try:
                 releaser.run()
             except NotifyError as error:
-                log.warning("releasing delayed messages failed, again in %g s: %s", AGAIN_SECONDS, error)
+                log.warning("releasing delayed messages failed, again in %g s: %s", again_seconds, error)
             except Exception:
-                log.exception("releasing delayed messages failed, again in %g s", AGAIN_SECONDS)
-            releaser.wait(AGAIN_SECONDS)
+                log.exception("releasing delayed messages failed, again in %g s", again_seconds)
+            releaser.wait(again_seconds)
         if releaser.hung >= MOST_HUNG:
             log.error("Kafka's client hung %d times: delayed messages are not released here; restart", releaser.hung)
 

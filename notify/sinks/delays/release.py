@@ -80,8 +80,19 @@ class _Move:
 class Release:
     """A consumer, a producer, and the batch between them; for use in one thread."""
 
-    def __init__(self, cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], total: Released, name: str) -> None:
-        """`name`: unique for this releaser. Raises KafkaException."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        wheels: Wheels,
+        now_us: Callable[[], int],
+        total: Released,
+        transactional_id: str,
+        group: str,
+    ) -> None:
+        """`transactional_id`: that of this releaser alone. `group`: that of all releasers of these wheels.
+
+        Raises KafkaException.
+        """
         self._wheels = wheels
         self._now_us = now_us
         self._total = total
@@ -96,11 +107,12 @@ class Release:
         self._most = BATCH_RECORDS
         """The size of the next batch, in records. Halved if a topic refuses some of them without saying which."""
         self._cluster = cluster
-        self._name = name
+        self._transactional_id = transactional_id
+        self._group = group
         self._producer = self._made_producer()
         self._consumer = cluster.consumer(
             {
-                "group.id": GROUP,
+                "group.id": group,
                 "auto.offset.reset": "earliest",
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": SESSION_SECONDS * 1000,
@@ -139,7 +151,7 @@ class Release:
         """Leave the group, and close the clients; False if one of them hangs, which is then abandoned."""
         clients = [self._producer, self._cleaning, self._made_anew]
         del self._producer, self._cleaning, self._made_anew
-        return leave(GROUP, partial(_end, self._consumer, clients))
+        return leave(self._group, partial(_end, self._consumer, clients))
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -200,7 +212,7 @@ class Release:
         """A producer, which fences earlier producers of this releaser. Raises KafkaException."""
         producer = self._cluster.transactional_producer(
             {
-                "transactional.id": f"notify-delays-{self._name}",
+                "transactional.id": self._transactional_id,
                 "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
                 "compression.type": "lz4",
                 # How long a new topic may be unknown; by default 30 s, which is longer than a transaction.

@@ -17,7 +17,7 @@ from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_bridge
 from notify.sinks.delays.earlier import move_earlier
-from notify.sinks.delays.release import Release, Released
+from notify.sinks.delays.release import GROUP, Release, Released
 from notify.sinks.delays.topics import make_wheels
 from notify.sinks.delays.wheels import WHEELS, Wheels
 
@@ -30,11 +30,15 @@ def wall_us() -> int:
 class Releaser:
     """Releases messages in the calling thread until it is stopped."""
 
-    def __init__(self, cluster: Cluster, wheels: Wheels = WHEELS, now_us: Callable[[], int] = wall_us) -> None:
+    def __init__(
+        self, cluster: Cluster, wheels: Wheels = WHEELS, now_us: Callable[[], int] = wall_us, group: str = GROUP
+    ) -> None:
+        """`group`: the consumer group of all releasers of these wheels."""
         self._cluster = cluster
         self._wheels = wheels
         self._now_us = now_us
-        self._name = os.urandom(6).hex()
+        self._group = group
+        self.transactional_id = f"notify-delays-{os.urandom(6).hex()}"
         self._stopping = threading.Event()
         self.total = Released()
         self.hung = 0
@@ -46,7 +50,7 @@ class Releaser:
         try:
             make_wheels(self._cluster, self._wheels)
             self.total.moved += move_earlier(self._cluster, self._wheels, self._now_us)
-            release = Release(self._cluster, self._wheels, self._now_us, self.total, self._name)
+            release = Release(self._cluster, self._wheels, self._now_us, self.total, self.transactional_id, self._group)
             try:
                 while not self._stopping.is_set():
                     release.step()
